@@ -1,0 +1,132 @@
+// Times the engine from C++ against the targets of the project's first specification, and writes them as JSON.
+//
+//     bench_engine [path]        JSON goes to `path`, a table to the terminal
+//
+// Each sample of a latency is one call, timed by the processor's clock where a call is long enough for it (draws), and
+// a hundred calls at once where it is not (adds). The clock's own cost is measured and taken off.
+#include <sharpwave/replay_buffer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Observation = std::array<float, 17>;
+using Action = std::array<float, 6>;
+using Buffer = sharpwave::ReplayBuffer<Observation, Action>;
+
+double clock_cost_ns() {
+    double best = 1e9;
+    for (int i = 0; i < 10000; ++i) {
+        const auto start = Clock::now();
+        const auto end = Clock::now();
+        best = std::min(best, std::chrono::duration<double, std::nano>(end - start).count());
+    }
+    return best;
+}
+
+struct Figures {
+    double min_ns, p50_ns, p99_ns;
+};
+
+Figures measure(int samples, int calls_each, const std::function<void()>& call) {
+    const double clock_ns = clock_cost_ns();
+    std::vector<double> ns(samples);
+    for (int i = 0; i < 200; ++i) call();
+    for (double& value : ns) {
+        const auto start = Clock::now();
+        for (int c = 0; c < calls_each; ++c) call();
+        value = (std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_ns) / calls_each;
+    }
+    std::sort(ns.begin(), ns.end());
+    return {ns.front(), ns[ns.size() / 2], ns[ns.size() * 99 / 100]};
+}
+
+// W1: the row of the Python benchmarks, one flat array a field as a Python batch has them.
+struct Columns {
+    explicit Columns(std::size_t rows) : obs(rows), next_obs(rows), action(rows), reward(rows), done(rows) {}
+    std::vector<Observation> obs, next_obs;
+    std::vector<Action> action;
+    std::vector<float> reward;
+    std::vector<std::uint8_t> done;
+
+    std::vector<sharpwave::FieldMove> moves(const sharpwave::RowLayout& layout) {
+        void* places[] = {obs.data(), action.data(), reward.data(), next_obs.data(), done.data()};
+        std::vector<sharpwave::FieldMove> fields;
+        for (std::size_t i = 0; i < 5; ++i) {
+            const sharpwave::Field& field = layout.fields()[i];
+            fields.push_back({field.offset, field.bytes, static_cast<std::byte*>(places[i])});
+        }
+        return fields;
+    }
+};
+
+sharpwave::TableConfig w1(std::uint64_t capacity) {
+    sharpwave::TableConfig config;
+    config.capacity = capacity;
+    config.fields = {{"obs", "<f4", 4, {17}}, {"action", "<f4", 4, {6}}, {"reward", "<f4", 4, {}},
+                     {"next_obs", "<f4", 4, {17}}, {"done", "|b1", 1, {}}};
+    return config;
+}
+
+struct Line {
+    std::string name, target;
+    Figures figures;
+    double rows_a_call;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    constexpr std::size_t kCapacity = 1'000'000;
+    std::vector<Line> lines;
+
+    Buffer buffer({.capacity = kCapacity, .seed = 1});
+    Buffer::TransitionType row{};
+    for (std::size_t i = 0; i < kCapacity; ++i) buffer.add(row);
+    const Figures add = measure(20000, 100, [&] { buffer.add(row); });
+    lines.push_back({"add one transition", "< 100 ns", add, 1});
+    lines.push_back({"transitions a second, one writer", "> 1,000,000", add, 1});
+    std::vector<Buffer::TransitionType> batch(32);
+    lines.push_back({"sample(32), uniform, structs", "< 1000 ns",
+                     measure(200000, 1, [&] { buffer.sample_into(batch); }), 32});
+
+    auto table = sharpwave::Table::create(w1(kCapacity));
+    auto writer = table->writer();
+    Columns columns(4096);
+    const auto fields = columns.moves(table->layout());
+    for (std::size_t i = 0; i < kCapacity / 4096 + 1; ++i) writer->append({fields.data(), 4096, nullptr});
+    std::vector<std::uint64_t> serials(4096);
+    for (const auto& [count, samples] : {std::pair{32, 200000}, {256, 40000}, {4096, 4000}}) {
+        const std::size_t n = static_cast<std::size_t>(count);
+        lines.push_back({"sample(" + std::to_string(n) + "), uniform, one array a field", n == 32 ? "< 1000 ns" : "",
+                         measure(samples, 1, [&] { sharpwave::sample_uniform(*table, n, fields.data(), serials.data()); }),
+                         static_cast<double>(n)});
+    }
+
+    std::string json = "[\n";
+    for (const Line& line : lines) {
+        char text[512];
+        std::snprintf(text, sizeof text,
+                      "  {\"name\": \"%s\", \"target\": \"%s\", \"min_ns\": %.1f, \"p50_ns\": %.1f, \"p99_ns\": %.1f, "
+                      "\"per_second\": %.0f}%s\n",
+                      line.name.c_str(), line.target.c_str(), line.figures.min_ns, line.figures.p50_ns,
+                      line.figures.p99_ns, line.rows_a_call * 1e9 / line.figures.p50_ns,
+                      &line == &lines.back() ? "" : ",");
+        json += text;
+        std::printf("%-45s %-14s min %9.1f  p50 %9.1f  p99 %9.1f ns\n", line.name.c_str(), line.target.c_str(),
+                    line.figures.min_ns, line.figures.p50_ns, line.figures.p99_ns);
+    }
+    json += "]\n";
+    if (argc > 1) {
+        if (std::FILE* file = std::fopen(argv[1], "w")) {
+            std::fputs(json.c_str(), file);
+            std::fclose(file);
+        }
+    }
+}

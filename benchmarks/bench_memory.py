@@ -1,0 +1,62 @@
+"""Resident memory of a full buffer beyond the raw bytes of its rows.
+
+    python benchmarks/bench_memory.py
+
+A fresh process for every point: memory that a process has freed once is not returned in full, so a second
+measurement in the same process reads too low. Writes `results/memory.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from harness import machine, results
+from harness.contest import ContenderError, LeftOut, Player
+from harness.workloads import ATARI, W1, Workload
+
+CONTENDERS = ("sharpwave", "numpy_ring", "cpprb", "sb3")
+ROWS = {W1.name: (10_000, 30_000, 100_000, 300_000, 1_000_000), ATARI.name: (1_000, 3_000, 10_000)}
+QUICK_ROWS = {W1.name: (10_000, 100_000), ATARI.name: (1_000,)}
+
+
+def measure(contender: str, workload: Workload, rows: int) -> dict[str, int | float]:
+    with Player(contender) as player:
+        resident = player.ask("measure_memory", workload=workload.name, rows=rows)
+    raw = rows * workload.row_bytes
+    return {"rows": rows, "raw_bytes": raw, "resident_bytes": resident, "beyond_raw": resident / raw - 1}
+
+
+def measure_curve(
+    contender: str, workload: Workload, sizes: tuple[int, ...], left_out: LeftOut
+) -> list[dict[str, int | float]]:
+    """One point for each size; cut short where the contender fails."""
+    points = []
+    try:
+        for rows in sizes:
+            points.append(measure(contender, workload, rows))
+            beyond = 100 * points[-1]["beyond_raw"]
+            print(f"{workload.name:6}{contender:12}{rows:>10,} rows  {beyond:+.1f}%", flush=True)
+    except ContenderError as reason:
+        left_out.say(f"{contender} {workload.name}", reason)
+    return points
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few and small sizes: a look, not a result")
+    options = parser.parse_args()
+    left_out = LeftOut()
+    where, measured = machine.describe(), {}
+    for workload in (W1, ATARI):
+        sizes = (QUICK_ROWS if options.quick else ROWS)[workload.name]
+        curves = {name: measure_curve(name, workload, sizes, left_out) for name in CONTENDERS}
+        measured[workload.name] = {name: points for name, points in curves.items() if points}
+    settings = {"quick": options.quick}
+    document = {"machine": where, "settings": settings, "workloads": measured, "left_out": left_out.lines}
+    results.save("memory", document)
+
+
+if __name__ == "__main__":
+    main()

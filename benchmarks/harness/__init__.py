@@ -1,0 +1,1 @@
+"""How a contest is run: `contest` drives, `worker` obeys in its own process, `workloads` is the data."""

@@ -1,0 +1,186 @@
+"""The driver's side of a contest: starts the contenders, and times them in turn within one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.workloads import Workload
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+PEERS_VARIABLE = "SHARPWAVE_PEERS"
+REPLY_LIMIT_S = 300
+LOG_BYTES = 1 << 20
+
+# Which environment a contender lives in; None is the interpreter that runs the benchmark. The peers' own
+# requirements contradict each other, so no single environment can hold them all.
+ENVIRONMENTS: dict[str, str | None] = {
+    "sharpwave": None,
+    "numpy_ring": None,
+    "c_limit": None,
+    "empty_loop": None,
+    "sb3": "torch",
+    "cpprb": "torch",
+    "torchrl": "torch",
+    "skrl": "torch",
+    "tianshou": "tianshou",
+    "flashbax": "jax",
+    "reverb": "reverb",
+}
+
+
+class ContenderError(RuntimeError):
+    """A contender could not start, failed, or did not answer in time."""
+
+
+def interpreter(contender: str) -> Path:
+    environment = ENVIRONMENTS[contender]
+    if environment is None:
+        return Path(sys.executable)
+    peers = Path(os.environ.get(PEERS_VARIABLE) or BENCHMARKS / ".venvs")
+    python = peers / environment / "bin" / "python"
+    if not python.exists():
+        raise ContenderError(f"no environment '{environment}': run benchmarks/setup_peers.py {environment}")
+    return python
+
+
+class Player:
+    """A running contender. One request at a time; a contender that does not answer in time is killed."""
+
+    def __init__(self, contender: str) -> None:
+        self.contender = contender
+        self._log = os.memfd_create(f"log of {contender}")
+        self._process = subprocess.Popen(
+            [interpreter(contender), "-m", "harness.worker", contender],
+            cwd=BENCHMARKS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        assert self._process.stdin and self._process.stdout  # for the type checker: both are pipes
+        self._requests, self._replies = self._process.stdin, self._process.stdout
+
+    def ask(self, do: str, **arguments: object):
+        try:
+            self._requests.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._requests.flush()
+        except BrokenPipeError:
+            raise ContenderError(f"{do}: process ended; {self._last_words()}") from None
+        if not select.select([self._replies], [], [], REPLY_LIMIT_S)[0]:
+            self._process.kill()
+            raise ContenderError(f"{do}: no answer within {REPLY_LIMIT_S} s")
+        line = self._replies.readline()
+        if not line:
+            raise ContenderError(f"{do}: process ended; {self._last_words()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ContenderError(f"{do}: {answer['error']}")
+        return answer["ok"]
+
+    def close(self) -> None:
+        self._requests.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._replies.close()
+        os.close(self._log)
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _last_words(self) -> str:
+        lines = os.pread(self._log, LOG_BYTES, 0).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it left no message"
+
+
+@dataclass
+class Entry:
+    """One timed operation of one contender, under the label that it has in the results."""
+
+    label: str
+    player: Player
+    variant: str
+    calls: int
+    burst_ns: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, float]:
+        return {
+            "min_ns": min(self.burst_ns),
+            "median_ns": statistics.median(self.burst_ns),
+            "bursts": len(self.burst_ns),
+            "calls_per_burst": self.calls,
+        }
+
+
+class LeftOut:
+    """What could not be measured, said when it happens and kept for the results."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, str]] = []
+
+    def say(self, who: str, reason: object) -> None:
+        text = str(reason).splitlines()[0][:300]
+        print(f"left out: {who}: {text}", flush=True)
+        self.lines.append({"who": who, "reason": text})
+
+
+def start(
+    label: str, contender: str, workload: Workload, capacity: int, left_out: LeftOut
+) -> tuple[Player, dict] | None:
+    """A filled contender and what it says about itself, or None when it cannot run here."""
+    player = None
+    try:
+        player = Player(contender)
+        return player, player.ask("fill", workload=workload.name, capacity=capacity)
+    except ContenderError as reason:
+        left_out.say(label, reason)
+        if player:
+            player.close()
+        return None
+
+
+def run_case(
+    case: str, players: dict[str, Player], rounds: int, burst_s: float, left_out: LeftOut
+) -> dict[str, dict[str, float]]:
+    """Time one case for all players in turn; answers with a summary for each label.
+
+    Noise on a machine comes in phases of seconds. Whoever is measured alone meets one phase; here each
+    round gives everyone one short burst, so all meet the same ones. The order is drawn anew each round,
+    so that nobody always follows the same rival.
+    """
+    entries: list[Entry] = []
+    for name, player in players.items():
+        try:
+            prepared = player.ask("prepare", case=case, burst_s=burst_s)
+        except ContenderError as reason:
+            left_out.say(f"{name} {case}", reason)
+            continue
+        for variant, calls in prepared.items():
+            label = f"{name}/{variant}" if variant else name
+            if isinstance(calls, str):
+                left_out.say(f"{label} {case}", calls)
+            else:
+                entries.append(Entry(label, player, variant, calls))
+    order = random.Random(0)
+    for _ in range(rounds):
+        for entry in order.sample(entries, len(entries)):
+            try:
+                entry.burst_ns.append(entry.player.ask("time", variant=entry.variant, calls=entry.calls))
+            except ContenderError as reason:
+                left_out.say(f"{entry.label} {case}", reason)
+                entries = [other for other in entries if other.player is not entry.player]
+                break
+    return {entry.label: entry.summary() for entry in entries if entry.burst_ns}

@@ -1,0 +1,146 @@
+"""Markdown tables from results. One function a table; none of them measures anything."""
+
+from __future__ import annotations
+
+from goals import Verdict, fastest, fastest_library, fastest_ring, growth, minimum
+from harness.results import duration, figure, ratio, size
+from names import KINDS, YARDSTICKS, case_name, contender_of, is_rival, name
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Markdown with the first column left and the others right."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def title(label: str) -> str:
+    if contender_of(label) == "sharpwave":
+        return f"**{name(label)}**"
+    return f"*{name(label)}*" if label in YARDSTICKS else name(label)
+
+
+def small(text: str) -> str:
+    return f"<sub>{text}</sub>"
+
+
+def machine_line(document: dict) -> str:
+    facts, settings = document["machine"], document["settings"]
+    text = (
+        f"{facts['cpu']}, {facts['cores']} cores, {figure(facts['memory_gib'])} GiB, "
+        f"Linux {facts['kernel']}, huge pages: {facts['huge_pages']}, "
+        f"Python {facts['python']}, {facts['date']}."
+    )
+    if "rounds" in settings:
+        text += f" Minimum of {settings['rounds']} interleaved bursts of {settings['burst_ms']:g} ms"
+        text += "; the median, where given, in brackets."
+    return small(text + (" A quick run: a look, not a result." if settings["quick"] else ""))
+
+
+def headline(replay: dict) -> str:
+    rows = []
+    for kind, workload in replay["workloads"].items():
+        for case in workload["cases"]:
+            if row := headline_row(workload["cases"], case):
+                rows.append([f"{case_name(case)}, {KINDS[kind]}", *row])
+    head = ["operation", "Sharpwave", "fastest peer library", "ratio", "NumPy ring", "ratio"]
+    sizes = "; ".join(f"{KINDS[kind]}: {stored(workload)}" for kind, workload in replay["workloads"].items())
+    return "\n\n".join([table(head, rows), small(f"Full buffers. {sizes}."), machine_line(replay)])
+
+
+def headline_row(cases: dict, case: str) -> list[str] | None:
+    ours = minimum(cases, case, "sharpwave")
+    if ours is None:
+        return None
+    peer, ring = fastest_library(cases, case), fastest_ring(cases, case)
+    row = [duration(ours)]
+    row += [f"{duration(peer[1])} ({name(peer[0])})", ratio(peer[1] / ours)] if peer else ["not measured", ""]
+    row += [duration(ring[1]), ratio(ring[1] / ours)] if ring else ["not measured", ""]
+    return row
+
+
+def stored(workload: dict) -> str:
+    return f"{workload['capacity']:,} x ({workload['title']}), {size(workload['row_bytes'])} a row"
+
+
+def contest(workload: dict, replay: dict) -> str:
+    """Every contender and every case of one kind of row; bold is the fastest that a user could choose."""
+    cases, contenders = workload["cases"], workload["contenders"]
+    seen = dict.fromkeys(label for times in cases.values() for label in times)
+    labels = [label for contender in contenders for label in seen if contender_of(label) == contender]
+    best = {case: fastest(cases, case, lambda who: who not in YARDSTICKS) for case in cases}
+    rows = []
+    for label in labels:
+        cells = [cell(times.get(label), label == (best[case] or [""])[0]) for case, times in cases.items()]
+        rows.append([title(label), *cells])
+    notes = [f"- {title(who)}: {about['note']}" for who, about in contenders.items() if about["note"]]
+    # A set: the peers' environments hold different versions of what they share, such as NumPy.
+    versions = {f"{k} {v}" for about in contenders.values() for k, v in about["versions"].items()}
+    parts = [
+        f"Full buffers of {stored(workload)}.",
+        table(["", *map(case_name, cases)], rows),
+        "\n".join(notes),
+        small(", ".join(sorted(versions))),
+        machine_line(replay),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def cell(times: dict[str, float] | None, is_best: bool = False) -> str:
+    if times is None:
+        return ""
+    least = duration(times["min_ns"])
+    return f"{f'**{least}**' if is_best else least} ({duration(times['median_ns'])})"
+
+
+def memory(document: dict) -> str:
+    rows = []
+    for kind, curves in document["workloads"].items():
+        for contender, points in curves.items():
+            for point in points:
+                sizes = (size(point["raw_bytes"]), size(point["resident_bytes"]))
+                beyond = f"{100 * point['beyond_raw']:+.1f}%"
+                rows.append([title(contender), KINDS[kind], f"{point['rows']:,}", *sizes, beyond])
+    head = ["", "kind", "rows", "raw", "resident", "beyond raw"]
+    return table(head, rows) + "\n\n" + machine_line(document)
+
+
+def scaling(document: dict) -> str:
+    sizes = sorted({int(rows) for curve in document["curves"].values() for rows in curve})
+    rows = []
+    for label, curve in document["curves"].items():
+        grown = growth(curve)
+        cells = [cell(curve.get(str(count))) for count in sizes]
+        rows.append([title(label), *cells, ratio(grown) if grown else ""])
+    head = ["sample(256) among", *(f"{count:,} rows" for count in sizes), "10^7 over 10^5"]
+    return table(head, rows) + "\n\n" + machine_line(document)
+
+
+def seed_targets(engine: list[dict]) -> str:
+    rows = []
+    for entry in engine:
+        times = [duration(entry[key]) for key in ("p50_ns", "p99_ns", "min_ns")]
+        rows.append([entry["name"], str(entry["target"]), *times, figure(entry["per_second"])])
+    return table(["C++ API", "target", "p50", "p99", "min", "a second"], rows)
+
+
+def goals(verdicts: list[Verdict]) -> str:
+    words = {True: "held", False: "**not held**", None: "-"}
+    return table(["goal", "measured", ""], [[v.goal, v.measured, words[v.held]] for v in verdicts])
+
+
+def wins(replay: dict, verdicts: list[Verdict]) -> str:
+    """Where a rival is faster and which goals are missed: what one would rather not write by hand."""
+    lines = []
+    for kind, workload in replay["workloads"].items():
+        for case in workload["cases"]:
+            ours = minimum(workload["cases"], case, "sharpwave")
+            rival = fastest(workload["cases"], case, is_rival)
+            if ours and rival and rival[1] < ours:
+                lines.append(
+                    f"- {case_name(case)}, {KINDS[kind]}: {name(rival[0])} is faster, {duration(rival[1])} "
+                    f"against {duration(ours)} ({ratio(ours / rival[1])})."
+                )
+    lines += [f"- Goal not held: {v.goal}; measured {v.measured}." for v in verdicts if v.held is False]
+    lines += [f"- Not measured: {v.goal}." for v in verdicts if v.held is None]
+    lines += [f"- Left out of this run: {line['who']} ({line['reason']})." for line in replay["left_out"]]
+    return "\n".join(lines) or "- In this run nobody was faster in any case, and every goal held."

@@ -1,0 +1,20 @@
+// Every failure the engine reports carries a kind; the bindings give each kind its Python class.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace sharpwave {
+
+enum class ErrorKind { schema, not_ready, storage, stale_handle, closed, buffer_full };
+
+class Error : public std::runtime_error {
+public:
+    Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+    ErrorKind kind() const noexcept { return kind_; }
+
+private:
+    ErrorKind kind_;
+};
+
+}  // namespace sharpwave

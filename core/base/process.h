@@ -1,0 +1,19 @@
+// What the engine must know of the process it runs in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sharpwave {
+
+// Counts forks on this process's line of descent. A table remembers the value it was opened under; in a forked
+// child the values differ, at the price of one load a call and no system call.
+std::uint64_t process_generation() noexcept;
+
+// Identifies the running kernel. Unequal to the one in a file's header: the machine went down since.
+std::string boot_id();
+
+std::uint64_t pid_namespace();
+std::uint64_t now_ns();
+
+}  // namespace sharpwave

@@ -1,0 +1,99 @@
+#include "base/workers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/process.h"
+
+namespace sharpwave {
+namespace {
+
+class Workers {
+public:
+    explicit Workers(unsigned helpers) : generation_(process_generation()) {
+        for (unsigned i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+    }
+
+    std::uint64_t generation() const { return generation_; }
+
+    void run(std::size_t count, const std::function<void(std::size_t, std::size_t)>& part) {
+        std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+        if (!turn.owns_lock() || threads_.empty()) return part(0, count);
+        {
+            std::lock_guard<std::mutex> guard(mutex_);
+            part_ = &part;
+            count_ = count;
+            // Four pieces a thread: a helper that wakes late takes fewer of them.
+            piece_ = std::max<std::size_t>(1, count / (4 * (threads_.size() + 1)));
+            next_.store(0, std::memory_order_relaxed);
+            ++job_;
+        }
+        wake_.notify_all();
+        take_pieces(part, count, piece_);
+        std::unique_lock<std::mutex> guard(mutex_);
+        part_ = nullptr;  // a helper that wakes from now on finds nothing to do
+        idle_.wait(guard, [this] { return busy_ == 0; });
+    }
+
+private:
+    void take_pieces(const std::function<void(std::size_t, std::size_t)>& part, std::size_t count,
+                     std::size_t piece) {
+        for (;;) {
+            const std::size_t begin = next_.fetch_add(piece, std::memory_order_relaxed);
+            if (begin >= count) return;
+            part(begin, std::min(begin + piece, count));
+        }
+    }
+
+    void help() {
+        std::uint64_t seen = 0;
+        std::unique_lock<std::mutex> guard(mutex_);
+        for (;;) {
+            wake_.wait(guard, [&] { return job_ != seen; });
+            seen = job_;
+            if (!part_) continue;
+            ++busy_;  // from here on run() waits for this thread, so its part stays alive
+            const auto& part = *part_;
+            const std::size_t count = count_, piece = piece_;
+            guard.unlock();
+            take_pieces(part, count, piece);
+            guard.lock();
+            if (--busy_ == 0) idle_.notify_one();
+        }
+    }
+
+    std::mutex turn_;
+    std::mutex mutex_;
+    std::condition_variable wake_, idle_;
+    const std::function<void(std::size_t, std::size_t)>* part_ = nullptr;
+    std::size_t count_ = 0, piece_ = 1;
+    std::atomic<std::size_t> next_{0};
+    std::uint64_t job_ = 0;
+    unsigned busy_ = 0;
+    std::uint64_t generation_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+void in_parallel(std::size_t count, const std::function<void(std::size_t, std::size_t)>& part) {
+    // Never destroyed: joining threads while the process exits is how programs hang at their end.
+    static std::mutex mutex;
+    static Workers* workers = nullptr;
+    Workers* mine;
+    {
+        std::lock_guard<std::mutex> guard(mutex);
+        if (!workers || workers->generation() != process_generation()) {
+            const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+            workers = new Workers(std::min(cores, 4u) - 1);
+        }
+        mine = workers;
+    }
+    mine->run(count, part);
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,56 @@
+#include "schema/schema.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/wide.h"
+
+namespace sharpwave {
+namespace {
+
+// A row of this size is a mistake in a shape; the bound also keeps products of sizes inside 64 bits.
+constexpr std::uint64_t kMaxRowBytes = std::uint64_t{1} << 40;
+
+std::uint64_t checked_bytes(const Field& field) {
+    Wide total = field.item_bytes;
+    for (std::int64_t extent : field.shape) {
+        if (extent <= 0) throw Error(ErrorKind::schema, "field '" + field.name + "': shape holds no items");
+        total *= static_cast<std::uint64_t>(extent);
+        if (total > kMaxRowBytes) throw Error(ErrorKind::schema, "field '" + field.name + "': more than 1 TiB a row");
+    }
+    return static_cast<std::uint64_t>(total);
+}
+
+std::uint64_t alignment(const Field& field) {
+    const std::uint64_t lowest_bit = field.item_bytes & (~field.item_bytes + 1);
+    return std::min<std::uint64_t>(lowest_bit, 8);
+}
+
+}  // namespace
+
+RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
+    if (fields_.empty()) throw Error(ErrorKind::schema, "a row needs at least one field");
+    std::uint64_t total = 0;
+    for (Field& field : fields_) {
+        if (field.item_bytes == 0) throw Error(ErrorKind::schema, "field '" + field.name + "': item size is 0");
+        field.bytes = checked_bytes(field);
+        total += field.bytes;
+        if (total > kMaxRowBytes) throw Error(ErrorKind::schema, "more than 1 TiB a row");
+    }
+    embedded_ = total < kEmbeddedBelow;
+
+    std::vector<std::size_t> order(fields_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return alignment(fields_[a]) > alignment(fields_[b]); });
+    std::uint64_t offset = payload_offset();
+    for (std::size_t i : order) {
+        fields_[i].offset = offset;
+        offset += fields_[i].bytes;
+    }
+    payload_bytes_ = offset - payload_offset();
+    stride_ = (offset + 7) / 8 * 8;
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,34 @@
+// The 64-bit word of a row: version, episode boundary and handle at once. A part of storage/format.h, apart from it
+// because the copy kernels may include no standard header with inline functions.
+#pragma once
+
+#include <cstdint>
+
+namespace sharpwave::format {
+
+// ---- the word of a row ------------------------------------------------------------------------------------------
+// bits 0-1 state, bits 2-9 flags, bits 10-63 serial (1.8e16 rows).
+enum State : std::uint64_t { kEmpty = 0, kWriting = 1, kCommitted = 2, kVoid = 3 };
+inline constexpr std::uint64_t kStateMask = 3;
+inline constexpr unsigned kSerialShift = 10;
+enum Flag : std::uint64_t {
+    kEpisodeStart = 1 << 2,
+    kTerminated = 1 << 3,
+    kTruncated = 1 << 4,
+    kClosedByEngine = 1 << 5,       // the episode's end was not told: a reset, a closed or a dead writer
+    kHasFinalObservation = 1 << 6,  // reserved: derived observations
+    kProvisional = 1 << 7,          // reserved: derived observations
+    kRetired = 1 << 8,              // reserved: kept for its neighbours, not drawable
+    kSpareFlag = 1 << 9,
+};
+inline constexpr std::uint64_t kFlagMask = 0x3fc;
+inline constexpr std::uint64_t kEndMask = kTerminated | kTruncated;
+inline constexpr std::uint64_t kMaxSerial = (std::uint64_t{1} << (64 - kSerialShift)) - 1;
+
+constexpr std::uint64_t serial_of(std::uint64_t word) { return word >> kSerialShift; }
+constexpr std::uint64_t state_of(std::uint64_t word) { return word & kStateMask; }
+constexpr std::uint64_t make_word(std::uint64_t serial, std::uint64_t flags, State state) {
+    return serial << kSerialShift | flags | state;
+}
+
+}  // namespace sharpwave::format

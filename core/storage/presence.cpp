@@ -1,0 +1,122 @@
+#include "storage/presence.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/process.h"
+
+namespace sharpwave {
+namespace {
+
+// Byte 0 is the door, bytes 1.. stand for processes.
+constexpr off_t kDoor = 0;
+constexpr off_t kSeats = 1024;
+
+struct flock region(short type, off_t start, off_t length) {
+    struct flock lock{};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = length;
+    return lock;
+}
+
+}  // namespace
+
+// One descriptor a process and table, kept until the last user in the process is gone: closing any descriptor of a
+// file drops all of a process's POSIX locks on it.
+struct Presence::LockFile {
+    explicit LockFile(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+        if (fd < 0) throw Error(ErrorKind::storage, "cannot open '" + path + "': " + std::strerror(errno));
+    }
+    ~LockFile() { close(fd); }
+
+    int fd;
+    int users = 0;
+    std::mutex door;  // POSIX locks do not keep threads of one process apart
+    std::uint64_t generation = process_generation();
+
+    void lock_door() {
+        door.lock();
+        struct flock lock = region(F_WRLCK, kDoor, 1);
+        while (fcntl(fd, F_SETLKW, &lock) != 0) {
+            if (errno == EINTR) continue;
+            const int code = errno;
+            door.unlock();
+            throw Error(ErrorKind::storage, std::string("cannot lock the table's lock file: ") + std::strerror(code));
+        }
+    }
+
+    void unlock_door() {
+        struct flock lock = region(F_UNLCK, kDoor, 1);
+        fcntl(fd, F_SETLK, &lock);
+        door.unlock();
+    }
+
+    bool others_inside() const {
+        struct flock lock = region(F_WRLCK, 1, kSeats);
+        return fcntl(fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    }
+
+    void take_seat() {
+        for (off_t seat = 1; seat <= kSeats; ++seat) {
+            struct flock lock = region(F_WRLCK, seat, 1);
+            if (fcntl(fd, F_SETLK, &lock) == 0) return;
+        }
+        throw Error(ErrorKind::storage, "more than 1024 processes have the table open");
+    }
+
+    static std::shared_ptr<LockFile> of(const std::string& path) {
+        static std::mutex mutex;
+        static std::map<std::string, std::weak_ptr<LockFile>> files;
+        std::lock_guard<std::mutex> guard(mutex);
+        auto known = files[path].lock();
+        if (known && known->generation == process_generation()) return known;
+        auto opened = std::make_shared<LockFile>(path);
+        files[path] = opened;
+        return opened;
+    }
+};
+
+std::string lock_path(const std::string& table_path) { return table_path + ".lock"; }
+
+Presence::Presence(const std::string& table_path) : file_(LockFile::of(lock_path(table_path))) {
+    file_->lock_door();
+    at_door_ = true;
+    try {
+        first_ = file_->users == 0 && !file_->others_inside();
+        if (file_->users == 0) file_->take_seat();
+    } catch (...) {
+        file_->unlock_door();
+        throw;
+    }
+    ++file_->users;
+}
+
+void Presence::settle() {
+    if (at_door_) file_->unlock_door();
+    at_door_ = false;
+}
+
+bool Presence::begin_leave() {
+    if (!at_door_) file_->lock_door();
+    at_door_ = true;
+    return file_->users == 1 && !file_->others_inside();
+}
+
+Presence::~Presence() {
+    if (file_->generation != process_generation()) return;  // a forked child holds no lock to give back
+    if (--file_->users == 0) {
+        struct flock lock = region(F_UNLCK, 1, kSeats);
+        fcntl(file_->fd, F_SETLK, &lock);
+    }
+    if (at_door_) file_->unlock_door();
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,35 @@
+// Which processes have a table's file open, as the kernel knows it: a process holds a byte lock on a lock file
+// beside the table, and the lock ends with the process, however it ends.
+#pragma once
+
+#include <memory>
+#include <string>
+
+namespace sharpwave {
+
+class Presence {
+public:
+    // Joins those who have `table_path` open. Until settle() is called everybody else's enter() waits, so the first
+    // one in may repair the table undisturbed.
+    explicit Presence(const std::string& table_path);
+    ~Presence();
+    Presence(const Presence&) = delete;
+    Presence& operator=(const Presence&) = delete;
+
+    // True when no other process, and nobody else in this one, has the table open.
+    bool is_first() const { return first_; }
+    void settle();
+
+    // Takes the door again for the way out; true when nobody else is inside.
+    bool begin_leave();
+
+private:
+    struct LockFile;
+    std::shared_ptr<LockFile> file_;
+    bool first_ = false;
+    bool at_door_ = false;
+};
+
+std::string lock_path(const std::string& table_path);
+
+}  // namespace sharpwave

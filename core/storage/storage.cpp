@@ -1,0 +1,224 @@
+#include "storage/storage.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/error.h"
+#include "base/process.h"
+#include "storage/format.h"
+
+namespace sharpwave {
+namespace {
+
+using format::kHugePageBytes;
+using format::kPageBytes;
+
+[[noreturn]] void fail(const std::string& what, int code) {
+    throw Error(ErrorKind::storage, what + ": " + std::strerror(code));
+}
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+std::string in_gib(std::uint64_t bytes) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.3g GiB", static_cast<double>(bytes) / (1 << 30));
+    return text;
+}
+
+// Addresses aligned to huge pages: both a file mapping and anonymous memory need it to get them.
+std::byte* reserve(std::uint64_t bytes) {
+    const std::uint64_t asked = bytes + kHugePageBytes;
+    if (asked < bytes) fail("cannot reserve " + in_gib(bytes), ENOMEM);
+    void* start = mmap(nullptr, asked, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) fail("cannot reserve " + in_gib(bytes) + " of addresses; give a smaller capacity", errno);
+    const auto from = reinterpret_cast<std::uintptr_t>(start);
+    const auto aligned = round_up(from, kHugePageBytes);
+    if (aligned > from) munmap(start, aligned - from);
+    munmap(reinterpret_cast<void*>(aligned + bytes), from + asked - aligned - bytes);
+    return reinterpret_cast<std::byte*>(aligned);
+}
+
+class Descriptor {
+public:
+    explicit Descriptor(int fd) : fd_(fd) {}
+    ~Descriptor() {
+        if (fd_ >= 0) close(fd_);
+    }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+    operator int() const { return fd_; }
+
+private:
+    int fd_;
+};
+
+std::byte* map_file(int fd, std::uint64_t bytes, const std::string& path, bool read_only = false) {
+    std::byte* place = reserve(bytes);
+    const int protection = read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+    if (mmap(place, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        const int code = errno;
+        munmap(place, bytes);
+        fail("cannot map '" + path + "'", code);
+    }
+    return place;
+}
+
+int allocate_blocks(int fd, std::uint64_t bytes) {
+#if defined(__APPLE__)
+    return ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+#else
+    return posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+#endif
+}
+
+}  // namespace
+
+std::string shared_memory_folder() {
+#if defined(__APPLE__)
+    return "/tmp";
+#else
+    return "/dev/shm";
+#endif
+}
+
+Storage Storage::anonymous(std::uint64_t bytes) {
+    Storage storage;
+    storage.bytes_ = round_up(bytes, kPageBytes);
+    if (storage.bytes_ < bytes) fail("cannot reserve 2^64 bytes", ENOMEM);
+    storage.data_ = reserve(storage.bytes_);
+    if (mprotect(storage.data_, storage.bytes_, PROT_READ | PROT_WRITE) != 0) {
+        fail("cannot use " + in_gib(bytes) + " of memory; give a smaller capacity", errno);
+    }
+    return storage;
+}
+
+Storage Storage::create(const std::string& path, std::uint64_t bytes) {
+    Storage storage;
+    storage.path_ = path;
+    storage.bytes_ = round_up(bytes, kPageBytes);
+    std::string name = path + ".XXXXXX";
+    const Descriptor fd(mkstemp(name.data()));  // 0600, and never an existing file
+    if (fd < 0) fail("cannot create '" + path + "'", errno);
+    storage.temporary_ = name;
+    if (const int code = allocate_blocks(fd, storage.bytes_)) {
+        fail("cannot allocate " + in_gib(storage.bytes_) + " for '" + path +
+                 "'; give a smaller capacity or another storage=",
+             code);
+    }
+    storage.data_ = map_file(fd, storage.bytes_, path);
+    return storage;
+}
+
+Storage Storage::attach(const std::string& path, bool read_only) {
+    const Descriptor fd(open(path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC));
+    if (fd < 0) fail("cannot open '" + path + "'", errno);
+    struct stat info{};
+    if (fstat(fd, &info) != 0) fail("cannot open '" + path + "'", errno);
+    if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::storage, "'" + path + "' is not a file");
+    if (static_cast<std::uint64_t>(info.st_size) < kPageBytes) {
+        throw Error(ErrorKind::storage, "'" + path + "' is not a Sharpwave table: it holds " +
+                                            std::to_string(info.st_size) + " bytes, a header alone has 4096");
+    }
+    Storage storage;
+    storage.path_ = path;
+    storage.bytes_ = static_cast<std::uint64_t>(info.st_size);
+    storage.data_ = map_file(fd, storage.bytes_, path, read_only);
+    return storage;
+}
+
+Storage::Storage(Storage&& other) noexcept { *this = std::move(other); }
+
+Storage& Storage::operator=(Storage&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    path_ = std::exchange(other.path_, {});
+    temporary_ = std::exchange(other.temporary_, {});
+    return *this;
+}
+
+Storage::~Storage() { release(); }
+
+void Storage::release() noexcept {
+    if (data_) munmap(data_, bytes_);
+    if (!temporary_.empty()) unlink(temporary_.c_str());  // never published
+    data_ = nullptr;
+    temporary_.clear();
+}
+
+void Storage::publish(bool replace) {
+    // link() refuses an existing name in one step, rename() replaces it in one step.
+    const int result = replace ? rename(temporary_.c_str(), path_.c_str()) : link(temporary_.c_str(), path_.c_str());
+    if (result != 0) {
+        if (errno == EEXIST) {
+            throw Error(ErrorKind::storage, "'" + path_ + "' exists; open it with sharpwave.open(), or give " +
+                                                "exist=\"replace\" or exist=\"attach\"");
+        }
+        fail("cannot name '" + path_ + "'", errno);
+    }
+    if (!replace) unlink(temporary_.c_str());
+    temporary_.clear();
+    // The name itself is durable only when its folder is.
+    const std::string folder = path_.substr(0, path_.find_last_of('/') + 1);
+    const Descriptor directory(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC));
+    if (directory >= 0) fsync(directory);
+}
+
+void Storage::advise_huge_pages(std::uint64_t offset, std::uint64_t bytes) {
+#if defined(__linux__)
+    const std::uint64_t begin = round_up(offset, kHugePageBytes);
+    const std::uint64_t end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
+    if (begin >= end) return;
+    madvise(data_ + begin, end - begin, MADV_HUGEPAGE);
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1; older headers lack the name
+#endif
+    // Shared memory gets huge pages only by collapsing, where the system's setting says never. 64 MB a call, up to
+    // half a second in all: a fragmented machine must not make creation hang.
+    if (!is_file() || path_.rfind(shared_memory_folder(), 0) != 0) return;
+    const std::uint64_t deadline = now_ns() + 500'000'000;
+    for (std::uint64_t at = begin; at < end && now_ns() < deadline; at += 32 * kHugePageBytes) {
+        const std::uint64_t piece = std::min<std::uint64_t>(32 * kHugePageBytes, end - at);
+        if (madvise(data_ + at, piece, MADV_COLLAPSE) != 0) break;
+    }
+#else
+    (void)offset;
+    (void)bytes;
+#endif
+}
+
+std::uint64_t Storage::huge_page_bytes() const {
+    std::ifstream maps("/proc/self/smaps");
+    std::string line;
+    bool inside = false;
+    std::uint64_t kib = 0;
+    const auto from = reinterpret_cast<std::uintptr_t>(data_);
+    while (std::getline(maps, line)) {
+        std::uint64_t begin = 0, end = 0, count = 0;
+        if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &begin, &end) == 2) {
+            inside = begin >= from && end <= from + bytes_;
+        } else if (inside && (std::sscanf(line.c_str(), "AnonHugePages: %" SCNu64, &count) == 1 ||
+                              std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNu64, &count) == 1)) {
+            kib += count;
+        }
+    }
+    return kib * 1024;
+}
+
+void Storage::flush() const {
+    if (!is_file()) return;
+    if (msync(data_, bytes_, MS_SYNC) != 0) fail("cannot write '" + path_ + "' to the disk", errno);
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,53 @@
+// A run of bytes: anonymous memory, or a mapped file (on disk, or in the system's shared-memory folder).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace sharpwave {
+
+class Storage {
+public:
+    // Reserves addresses and commits on touch: asking for more than the machine has is allowed, filling it is not.
+    static Storage anonymous(std::uint64_t bytes);
+
+    // Makes a file of `bytes`, readable by its owner only, under a temporary name beside `path`; publish() gives it
+    // its own name. The space is allocated now: lack of it is an error here, never a bus error later.
+    static Storage create(const std::string& path, std::uint64_t bytes);
+
+    // Maps an existing file as it is. The caller checks what is in it.
+    static Storage attach(const std::string& path, bool read_only = false);
+
+    Storage() = default;
+    Storage(Storage&& other) noexcept;
+    Storage& operator=(Storage&& other) noexcept;
+    ~Storage();
+
+    // Makes a created file visible, whole or not at all. An existing one is an error unless `replace`.
+    void publish(bool replace);
+
+    // Asks for huge pages on whole 2 MB pages of this range. Best effort; huge_page_bytes() tells what was got.
+    void advise_huge_pages(std::uint64_t offset, std::uint64_t bytes);
+    std::uint64_t huge_page_bytes() const;
+
+    // Returns when what was written is on the disk (nothing to do for anonymous memory).
+    void flush() const;
+
+    std::byte* data() const { return data_; }
+    std::uint64_t bytes() const { return bytes_; }
+    bool is_file() const { return !path_.empty(); }
+    const std::string& path() const { return path_; }
+
+private:
+    void release() noexcept;
+
+    std::byte* data_ = nullptr;
+    std::uint64_t bytes_ = 0;
+    std::string path_, temporary_;
+};
+
+// The folder where a file is shared memory.
+std::string shared_memory_folder();
+
+}  // namespace sharpwave

@@ -1,0 +1,55 @@
+// The only code that touches row bytes while others may be writing or reading them.
+//
+// A reader copies a row, then reads its word again and throws the copy away if the word has changed (a seqlock). The
+// copies are plain vector moves between fences, which the C++ memory model does not bless and every compiler and
+// processor we build for honours (docs/decisions/0002-racy-copies.md). Builds under ThreadSanitizer copy bytes as
+// atomics instead, so that it can follow.
+//
+// The same source is compiled once for each instruction set; kernels() picks one when the library is loaded.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sharpwave {
+
+// A field of the rows beside a flat array that holds that field alone.
+struct FieldMove {
+    std::uint64_t offset;  // in the row
+    std::uint64_t bytes;
+    std::byte* flat;  // `bytes` a row; the source of a scatter is only read
+};
+
+// Where rows and their words stand. Embedded words have the rows' own base and stride.
+struct RowView {
+    std::byte* rows;
+    std::uint64_t stride;
+    std::byte* words;
+    std::uint64_t word_stride;
+};
+
+struct Gather {
+    RowView view;
+    std::uint64_t least_word;    // rows with a smaller serial were cleared
+    const std::uint64_t* slots;  // one a position
+    const FieldMove* fields;
+    std::size_t field_count;
+    std::uint64_t* words;  // one a position: the word each row was read under
+    bool streaming;        // the outputs are larger than the caches: write past them
+};
+
+struct CopyKernels {
+    const char* name;
+
+    // Copies the rows at slots[begin..end) to positions begin..end of the flat arrays. Positions whose row was not
+    // committed, or changed meanwhile, go to `missed`; returns their number.
+    std::size_t (*gather)(const Gather& gather, std::size_t begin, std::size_t end, std::uint32_t* missed);
+
+    // Copies `count` consecutive rows from the flat arrays into the rows from `slot` on. Words are the caller's.
+    void (*scatter)(const RowView& view, std::uint64_t slot, std::size_t count, const FieldMove* fields,
+                    std::size_t field_count);
+};
+
+const CopyKernels& kernels();
+
+}  // namespace sharpwave

@@ -1,0 +1,201 @@
+#include "table/geometry.h"
+
+#include <cstring>
+#include <new>
+#include <random>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/wide.h"
+#include "base/process.h"
+#include "table/table.h"
+
+namespace sharpwave {
+
+using namespace format;
+
+namespace {
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// The largest power of two times the width that still leaves four blocks a writer; the width itself where the ring
+// is too small for that (a block of one step is never held between adds, so it holds nobody up).
+std::uint64_t choose_block_rows(const TableConfig& config) {
+    std::uint64_t rows = config.width;
+    while (config.capacity / (rows * 2) >= 4 * config.max_writers) rows *= 2;
+    return rows;
+}
+
+void check_config(const TableConfig& config) {
+    const auto refuse = [](const std::string& message) { throw Error(ErrorKind::schema, message); };
+    if (config.capacity == 0) refuse("capacity: expected at least 1 row, got 0");
+    if (config.width == 0) refuse("num_envs: expected at least 1, got 0");
+    if (config.max_writers == 0 || config.max_writers > 4096) {
+        refuse("writers: expected 1 to 4096, got " + std::to_string(config.max_writers));
+    }
+    if (config.capacity % config.width != 0) {
+        const std::uint64_t below = config.capacity / config.width * config.width;
+        refuse("capacity: expected a multiple of num_envs=" + std::to_string(config.width) + ", got " +
+               std::to_string(config.capacity) + "; give " + (below ? std::to_string(below) + " or " : "") +
+               std::to_string(below + config.width));
+    }
+    for (const Field& field : config.fields) {
+        if (field.name.size() >= sizeof(FieldRecord::name)) refuse("field '" + field.name + "': name over 95 bytes");
+        if (field.dtype.size() >= sizeof(FieldRecord::dtype)) refuse("field '" + field.name + "': dtype over 15 bytes");
+        if (field.shape.size() > 8) refuse("field '" + field.name + "': more than 8 dimensions");
+    }
+}
+
+}  // namespace
+
+Header plan(const TableConfig& config, const RowLayout& layout) {
+    check_config(config);
+    const Wide row_total = static_cast<Wide>(config.capacity) * layout.stride();
+    if (row_total >> 62) {
+        throw Error(ErrorKind::storage, "capacity: " + std::to_string(config.capacity) + " rows of " +
+                                            std::to_string(layout.stride()) +
+                                            " bytes are more than an address can name; give a smaller capacity");
+    }
+    Header header{};
+    std::memcpy(header.magic, kMagic, sizeof kMagic);
+    header.version = kVersion;
+    header.endian_mark = kEndianMark;
+    header.kind = kLive;
+    header.capacity = header.slots = header.saved_slots = config.capacity;
+    header.block_rows = config.block_rows ? config.block_rows : choose_block_rows(config);
+    header.blocks = (header.slots + header.block_rows - 1) / header.block_rows;
+    header.width = config.width;
+    header.max_writers = config.max_writers;
+    header.field_count = layout.fields().size();
+    header.row_bytes = layout.stride();
+    header.payload_offset = layout.payload_offset();
+    header.seed = config.seed;
+    header.created_ns = now_ns();
+    header.word_is_embedded = layout.word_is_embedded();
+    header.has_checksums = config.checksums;
+    std::random_device device;
+    for (std::uint8_t& byte : header.uuid) byte = static_cast<std::uint8_t>(device());
+
+    std::uint64_t at = kPageBytes;
+    const auto place = [&](RegionId id, std::uint64_t bytes, std::uint64_t alignment = kPageBytes) {
+        if (bytes == 0) return;
+        at = round_up(at, alignment);
+        header.regions[id] = {at, bytes};
+        at += bytes;
+    };
+    place(kRuntime, kRuntimeBytes);
+    place(kCounters, sizeof(Counters));
+    place(kWriters, header.max_writers * sizeof(WriterRecord), 128);
+    place(kBlocks, header.blocks * sizeof(BlockRecord), 64);
+    place(kFields, header.field_count * sizeof(FieldRecord), 64);
+    place(kDescription, config.description.size(), 64);
+    place(kChecksums, config.checksums ? header.slots * 4 : 0, 64);
+    place(kWords, layout.word_is_embedded() ? 0 : header.slots * 8, 64);
+    // Small tables stay small; only rows worth a huge page start on one.
+    const std::uint64_t row_bytes = header.slots * header.row_bytes;
+    place(kRows, row_bytes, row_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+    header.total_bytes = round_up(at, kPageBytes);
+    return header;
+}
+
+void write_plan(std::byte* base, const Header& header, const TableConfig& config, const RowLayout& layout) {
+    auto* counters = new (base + header.regions[kCounters].offset) Counters{};
+    counters->incarnation.value = 1;
+    auto* writers = reinterpret_cast<WriterRecord*>(base + header.regions[kWriters].offset);
+    for (std::uint64_t i = 0; i < header.max_writers; ++i) {
+        (new (writers + i) WriterRecord{})->ticket = kNone;
+    }
+    auto* blocks = reinterpret_cast<BlockRecord*>(base + header.regions[kBlocks].offset);
+    for (std::uint64_t i = 0; i < header.blocks; ++i) {
+        auto* block = new (blocks + i) BlockRecord{};
+        block->ticket = block->previous_ticket = block->next_ticket = kNone;
+    }
+    auto* fields = reinterpret_cast<FieldRecord*>(base + header.regions[kFields].offset);
+    for (const Field& field : layout.fields()) {
+        FieldRecord& record = *new (fields++) FieldRecord{};
+        std::memcpy(record.name, field.name.data(), field.name.size());
+        std::memcpy(record.dtype, field.dtype.data(), field.dtype.size());
+        std::copy(field.shape.begin(), field.shape.end(), record.shape);
+        record.dimensions = static_cast<std::uint32_t>(field.shape.size());
+        record.item_bytes = field.item_bytes;
+        record.offset = field.offset;
+        record.bytes = field.bytes;
+        record.stack = 1;
+    }
+    std::memcpy(base + header.regions[kDescription].offset, config.description.data(), config.description.size());
+    auto* placed = new (base) Header(header);
+    placed->header_crc = header_checksum(header);
+}
+
+std::uint32_t header_checksum(const Header& header) {
+    Header copy = header;
+    copy.header_crc = 0;
+    return crc32c(0, &copy, sizeof copy);
+}
+
+Header check_header(const std::byte* base, std::uint64_t bytes, const std::string& path) {
+    const auto refuse = [&](const std::string& why) {
+        throw Error(ErrorKind::storage, "'" + path + "' " + why);
+    };
+    Header header;
+    if (bytes < kPageBytes) refuse("is not a Sharpwave table: it is shorter than a header");
+    std::memcpy(&header, base, sizeof header);
+    if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) refuse("is not a Sharpwave table");
+    if (header.endian_mark != kEndianMark) refuse("was written on a machine of the other byte order");
+    if (header.version != kVersion) {
+        refuse("has format version " + std::to_string(header.version) + ", this Sharpwave reads version " +
+               std::to_string(kVersion));
+    }
+    if (header.header_crc != header_checksum(header)) refuse("is damaged: its header has a wrong checksum");
+    if (header.total_bytes != bytes) {
+        refuse("is truncated or has grown: its header says " + std::to_string(header.total_bytes) +
+               " bytes, the file has " + std::to_string(bytes));
+    }
+    // The checksum holds, so what follows guards against files made to mislead, not against accidents.
+    const auto need = [&](RegionId id, Wide size) {
+        const Region& region = header.regions[id];
+        const bool inside = region.offset >= kPageBytes && region.offset % 8 == 0 && region.offset <= bytes &&
+                            region.bytes <= bytes - region.offset;
+        if (size != region.bytes || (size != 0 && !inside)) refuse("is damaged: a region does not fit its header");
+    };
+    const auto wide = [](std::uint64_t a, std::uint64_t b) { return static_cast<Wide>(a) * b; };
+    if ((header.kind != kLive && header.kind != kSnapshot) || header.width == 0 || header.block_rows == 0 || header.block_rows % header.width || header.blocks == 0 ||
+        header.max_writers == 0 || header.max_writers > 4096 || header.field_count == 0 ||
+        header.capacity != header.slots || header.saved_slots > header.slots || header.row_bytes % 8 != 0 ||
+        header.blocks != (header.slots + header.block_rows - 1) / header.block_rows) {
+        refuse("is damaged: its header contradicts itself");
+    }
+    need(kRuntime, header.kind == kSnapshot ? 0 : kRuntimeBytes);
+    need(kCounters, sizeof(Counters));
+    need(kWriters, wide(header.max_writers, sizeof(WriterRecord)));
+    need(kBlocks, wide(header.blocks, sizeof(BlockRecord)));
+    need(kFields, wide(header.field_count, sizeof(FieldRecord)));
+    need(kDescription, header.regions[kDescription].bytes);
+    need(kRows, wide(header.saved_slots, header.row_bytes));
+    need(kWords, header.word_is_embedded ? 0 : wide(header.saved_slots, 8));
+    need(kChecksums, header.has_checksums ? wide(header.saved_slots, 4) : 0);
+    return header;
+}
+
+RowLayout read_layout(const std::byte* base, const Header& header, const std::string& path) {
+    const auto* records = reinterpret_cast<const FieldRecord*>(base + header.regions[kFields].offset);
+    std::vector<Field> fields;
+    for (std::uint64_t i = 0; i < header.field_count; ++i) {
+        const FieldRecord& record = records[i];
+        if (record.dimensions > 8 || record.name[sizeof record.name - 1] || record.dtype[sizeof record.dtype - 1]) {
+            throw Error(ErrorKind::storage, "'" + path + "' is damaged: a field record is wrong");
+        }
+        fields.push_back({record.name, record.dtype, record.item_bytes,
+                          std::vector<std::int64_t>(record.shape, record.shape + record.dimensions)});
+    }
+    RowLayout layout(std::move(fields));
+    bool same = layout.stride() == header.row_bytes && layout.payload_offset() == header.payload_offset &&
+                layout.word_is_embedded() == (header.word_is_embedded != 0);
+    for (std::uint64_t i = 0; i < header.field_count; ++i) {
+        same = same && layout.fields()[i].offset == records[i].offset && layout.fields()[i].bytes == records[i].bytes;
+    }
+    if (!same) throw Error(ErrorKind::storage, "'" + path + "' is damaged: its fields do not fill its rows");
+    return layout;
+}
+
+}  // namespace sharpwave

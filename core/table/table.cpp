@@ -1,0 +1,338 @@
+#include "table/table.h"
+
+#include <cstring>
+#include <mutex>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/process.h"
+#include "base/workers.h"
+#include "table/geometry.h"
+#include "table/writer.h"
+
+namespace sharpwave {
+
+using namespace format;
+
+namespace {
+
+// From here on a copy is worth waking other threads for, and its outputs are worth keeping out of the caches.
+constexpr std::uint64_t kParallelBytes = 1 << 20;
+constexpr std::uint64_t kStreamingBytes = 4 << 20;
+
+void remember_system(Counters& counters) {
+    std::strncpy(counters.boot_id, boot_id().c_str(), sizeof counters.boot_id - 1);
+    counters.pid_namespace = pid_namespace();
+#if defined(__GLIBC__)
+    std::strncpy(counters.libc, "glibc", sizeof counters.libc);
+#endif
+}
+
+}  // namespace
+
+Table::Table(Storage storage, RowLayout layout)
+    : storage_(std::move(storage)),
+      layout_(std::make_unique<RowLayout>(std::move(layout))),
+      generation_(process_generation()) {
+    std::byte* base = storage_.data();
+    header_ = reinterpret_cast<Header*>(base);
+    const auto at = [&](RegionId id) { return base + header_->regions[id].offset; };
+    counters_ = reinterpret_cast<Counters*>(at(kCounters));
+    writers_ = reinterpret_cast<WriterRecord*>(at(kWriters));
+    blocks_ = reinterpret_cast<BlockRecord*>(at(kBlocks));
+    rows_ = at(kRows);
+    words_ = header_->word_is_embedded ? rows_ : at(kWords);
+    word_stride_ = header_->word_is_embedded ? header_->row_bytes : 8;
+    checksums_ = header_->has_checksums ? reinterpret_cast<std::uint32_t*>(at(kChecksums)) : nullptr;
+}
+
+std::shared_ptr<Table> Table::create(const TableConfig& config, const std::string& path, bool replace) {
+    RowLayout layout(config.fields);
+    Header header = plan(config, layout);
+    Storage storage = path.empty() ? Storage::anonymous(header.total_bytes) : Storage::create(path, header.total_bytes);
+    write_plan(storage.data(), header, config, layout);
+    storage.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
+    std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
+    remember_system(table->counters());
+    if (path.empty()) return table;
+    table->presence_ = std::make_unique<Presence>(path);
+    table->storage_.publish(replace);
+    table->presence_->settle();
+    return table;
+}
+
+std::shared_ptr<Table> Table::attach(const std::string& path) {
+    Storage storage = Storage::attach(path);
+    const Header header = check_header(storage.data(), storage.bytes(), path);
+    if (header.kind != kLive) {
+        throw Error(ErrorKind::storage, "'" + path + "' is a snapshot; open it without file:// to load a copy");
+    }
+    auto presence = std::make_unique<Presence>(path);
+    RowLayout layout = read_layout(storage.data(), header, path);
+    std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
+    table->presence_ = std::move(presence);
+    table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
+    if (table->presence_->is_first()) {
+        Counters& counters = table->counters();
+        if (counters.clean.value.load(std::memory_order_acquire) != 1) {
+            // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
+            const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
+            table->recover(!same_boot);
+            counters.recoveries.value.fetch_add(1, std::memory_order_relaxed);
+            counters.incarnation.value.fetch_add(1, std::memory_order_relaxed);
+        }
+        remember_system(counters);
+        counters.clean.value.store(0, std::memory_order_release);
+    }
+    table->presence_->settle();
+    return table;
+}
+
+Table::~Table() {
+    if (!presence_ || is_from_another_process()) return;
+    try {
+        if (presence_->begin_leave()) counters_->clean.value.store(1, std::memory_order_release);
+    } catch (const Error&) {
+        // Left unclean: the next opener recovers, which is always right.
+    }
+}
+
+void Table::refuse() const {
+    if (is_closed()) throw Error(ErrorKind::closed, "the buffer is closed");
+    const std::string mend = storage_.is_file() ? "open it again in this process with sharpwave.open()"
+                                                : "give storage=\"shm://name\" to share a buffer between processes";
+    throw Error(ErrorKind::closed, "the buffer was opened by the parent process of this one; " + mend);
+}
+
+std::string Table::description() const {
+    const Region& region = header_->regions[kDescription];
+    return std::string(reinterpret_cast<const char*>(storage_.data() + region.offset), region.bytes);
+}
+
+std::uint64_t Table::size() const {
+    const std::uint64_t epoch = counters_->epoch.value.load(std::memory_order_acquire);
+    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
+    std::int64_t live = 0;
+    for (std::uint64_t i = 0; i < used; ++i) {
+        if (writers_[i].epoch.load(std::memory_order_acquire) == epoch) {
+            live += writers_[i].live.load(std::memory_order_relaxed);
+        }
+    }
+    return live > 0 ? static_cast<std::uint64_t>(live) : 0;
+}
+
+std::uint64_t Table::visible_slots() const {
+    const std::uint64_t origin = counters_->origin_ticket.value.load(std::memory_order_acquire);
+    const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
+    if (next - origin > header_->blocks) return header_->slots;
+    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
+    std::uint64_t reach = 0;
+    for (std::uint64_t i = 0; i < used; ++i) {
+        const std::uint64_t ticket = writers_[i].ticket.load(std::memory_order_acquire);
+        if (ticket == kNone || ticket < origin) continue;
+        const std::uint64_t head = writers_[i].head.load(std::memory_order_acquire);
+        reach = std::max(reach, (ticket - origin) * header_->block_rows + head);
+    }
+    return std::min(reach, header_->slots);
+}
+
+std::unique_ptr<Writer> Table::writer() {
+    check_open();
+    const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
+    const auto left_half_full = [&](const WriterRecord& record) {
+        const std::uint64_t ticket = record.ticket.load(std::memory_order_relaxed);
+        return ticket != kNone && next - ticket <= 2 * header_->max_writers &&
+               record.head.load(std::memory_order_relaxed) < block_length(ticket % header_->blocks);
+    };
+    // Records with a half-full block first, then any.
+    for (const bool choosy : {true, false}) {
+        for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+            if (choosy && !left_half_full(writers_[i])) continue;
+            std::uint32_t free = 0;
+            if (!writers_[i].taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
+            std::uint64_t used = counters_->writers_used.value.load(std::memory_order_relaxed);
+            while (used < i + 1 && !counters_->writers_used.value.compare_exchange_weak(used, i + 1)) {
+            }
+            return std::make_unique<Writer>(shared_from_this(), i);
+        }
+    }
+    throw Error(ErrorKind::buffer_full, "writer(): all " + std::to_string(header_->max_writers) +
+                                            " writers are taken; close one, or give writers= a larger number");
+}
+
+std::size_t Table::gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields,
+                          std::uint64_t* words, std::uint32_t* missed) const {
+    const std::uint64_t bytes = count * layout_->payload_bytes();
+    const Gather job{view(), least_word(), slots, fields, layout_->fields().size(), words, bytes >= kStreamingBytes};
+    if (bytes < kParallelBytes) return kernels().gather(job, 0, count, missed);
+    std::mutex mutex;
+    std::size_t total = 0;
+    in_parallel(count, [&](std::size_t begin, std::size_t end) {
+        std::vector<std::uint32_t> own(end - begin);
+        const std::size_t misses = kernels().gather(job, begin, end, own.data());
+        if (misses == 0) return;
+        std::lock_guard<std::mutex> guard(mutex);
+        std::copy_n(own.data(), misses, missed + total);
+        total += misses;
+    });
+    return total;
+}
+
+void Table::read(std::uint64_t* serials, std::size_t count, const FieldMove* fields, std::uint64_t* words,
+                 std::size_t* skipped) const {
+    const std::uint64_t lap = header_->blocks * header_->block_rows;
+    const auto gone = [&](std::uint64_t serial) {
+        throw Error(ErrorKind::stale_handle, "get(): row " + std::to_string(serial) +
+                                                 " is not in the buffer: it was overwritten, cleared or never added");
+    };
+    std::vector<std::uint64_t> slots(count);
+    std::vector<std::uint32_t> missed(count);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t slot = serials[i] % lap;
+        if (slot >= header_->slots || serials[i] > kMaxSerial) {
+            if (!skipped) gone(serials[i]);
+            continue;
+        }
+        serials[kept] = serials[i];
+        slots[kept++] = slot;
+    }
+    gather(slots.data(), kept, fields, words, missed.data());
+    // A missed position also fails the comparison below: its word has another state, serial or age.
+    const std::uint64_t least = least_word();
+    std::size_t out = 0;
+    for (std::size_t i = 0; i < kept; ++i) {
+        const std::uint64_t again = std::atomic_ref<std::uint64_t>(word(slots[i])).load(std::memory_order_acquire);
+        const bool live = state_of(words[i]) == kCommitted && words[i] >= least &&
+                          serial_of(words[i]) == serials[i] && ((again ^ words[i]) & ~kFlagMask) == 0;
+        if (!live) {
+            if (!skipped) gone(serials[i]);
+            continue;
+        }
+        if (out != i) {
+            serials[out] = serials[i];
+            words[out] = words[i];
+            for (std::size_t f = 0; f < layout_->fields().size(); ++f) {
+                std::memcpy(fields[f].flat + out * fields[f].bytes, fields[f].flat + i * fields[f].bytes,
+                            fields[f].bytes);
+            }
+        }
+        ++out;
+    }
+    if (skipped) *skipped = count - out;
+}
+
+std::vector<std::uint64_t> Table::live_serials() const {
+    std::vector<std::uint64_t> serials;
+    serials.reserve(size());
+    const std::uint64_t least = least_word(), reach = visible_slots();
+    for (std::uint64_t slot = 0; slot < reach; ++slot) {
+        const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);
+        if (state_of(seen) == kCommitted && seen >= least) serials.push_back(serial_of(seen));
+    }
+    // One writer's ring is sorted but for one turn.
+    const auto turn = std::is_sorted_until(serials.begin(), serials.end());
+    std::rotate(serials.begin(), turn, serials.end());
+    if (!std::is_sorted(serials.begin(), serials.end())) std::sort(serials.begin(), serials.end());
+    return serials;
+}
+
+std::uint64_t Table::live_in_block(std::uint64_t block) const {
+    const std::uint64_t origin = counters_->origin_ticket.value.load(std::memory_order_acquire);
+    const std::uint64_t ticket = blocks_[block].ticket.load(std::memory_order_acquire);
+    if (ticket == kNone || ticket < origin) return 0;
+    return blocks_[block].live.load(std::memory_order_relaxed);
+}
+
+std::optional<std::uint64_t> Table::nth_live_slot(std::uint64_t block, std::uint64_t k) const {
+    const std::uint64_t least = least_word();
+    const std::uint64_t begin = block * header_->block_rows;
+    for (std::uint64_t slot = begin; slot < begin + block_length(block); ++slot) {
+        const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);
+        if (state_of(seen) == kCommitted && seen >= least && k-- == 0) return slot;
+    }
+    return std::nullopt;
+}
+
+void Table::clear() {
+    check_open();
+    std::atomic<std::uint64_t>& next = counters_->next_ticket.value;
+    std::uint64_t ticket = next.load(std::memory_order_acquire), aligned;
+    do {
+        aligned = (ticket + header_->blocks - 1) / header_->blocks * header_->blocks;
+    } while (!next.compare_exchange_weak(ticket, aligned, std::memory_order_acq_rel));
+    counters_->origin_ticket.value.store(aligned, std::memory_order_release);
+    counters_->epoch.value.fetch_add(1, std::memory_order_acq_rel);
+}
+
+std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t serial) const {
+    const std::byte* row = rows_ + slot * header_->row_bytes + header_->payload_offset;
+    return crc32c(crc32c(0, &serial, sizeof serial), row, layout_->payload_bytes());
+}
+
+std::uint64_t Table::recover(bool verify) {
+    std::uint64_t lost = 0;
+    std::int64_t live = 0;
+    const std::uint64_t least = least_word();
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        std::uint64_t live_here = 0;
+        const bool was_used = blocks_[b].ticket.load() != kNone;
+        for (std::uint64_t i = 0; was_used && i < block_length(b); ++i) {
+            const std::uint64_t slot = b * header_->block_rows + i;
+            std::uint64_t& seen = word(slot);
+            const bool torn = state_of(seen) == kWriting;
+            const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
+                               checksums_[slot] != row_checksum(slot, serial_of(seen));
+            if (torn || wrong) {
+                seen = make_word(serial_of(seen), 0, kVoid);
+                ++lost;
+            }
+            live_here += state_of(seen) == kCommitted && seen >= least;
+        }
+        blocks_[b].live.store(live_here);
+        blocks_[b].owner.store(0);
+        live += static_cast<std::int64_t>(live_here);
+    }
+    // Which writer a live row counts for is not recorded, and does not matter: only their sum is read.
+    const std::uint64_t epoch = counters_->epoch.value.load();
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        writers_[i].taken.store(0);
+        writers_[i].epoch.store(epoch);
+        writers_[i].live.store(i == 0 ? live : 0);
+    }
+    if (live && counters_->writers_used.value.load() == 0) counters_->writers_used.value.store(1);
+    counters_->rows_lost.value.fetch_add(lost);
+    return lost;
+}
+
+TableStats Table::stats() const {
+    check_open();
+    TableStats stats{};
+    stats.size = size();
+    stats.capacity = header_->capacity;
+    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) {
+        stats.rows_added += writers_[i].added.load(std::memory_order_relaxed);
+        stats.rows_voided += writers_[i].voided.load(std::memory_order_relaxed);
+        stats.episodes += writers_[i].episodes.load(std::memory_order_relaxed);
+        stats.writers_taken += writers_[i].taken.load(std::memory_order_relaxed);
+    }
+    stats.rows_sampled = counters_->rows_sampled.value.load(std::memory_order_relaxed);
+    stats.sample_calls = counters_->call_number.value.load(std::memory_order_relaxed);
+    stats.redraws = counters_->redraws.value.load(std::memory_order_relaxed);
+    stats.max_writers = header_->max_writers;
+    stats.blocks = header_->blocks;
+    stats.block_rows = header_->block_rows;
+    stats.row_bytes = header_->row_bytes;
+    stats.payload_bytes = layout_->payload_bytes();
+    stats.storage_bytes = storage_.bytes();
+    stats.huge_page_bytes = storage_.huge_page_bytes();
+    stats.incarnation = counters_->incarnation.value.load(std::memory_order_relaxed);
+    stats.recoveries = counters_->recoveries.value.load(std::memory_order_relaxed);
+    stats.rows_lost = counters_->rows_lost.value.load(std::memory_order_relaxed);
+    stats.seed = header_->seed;
+    stats.copy_kernel = kernels().name;
+    return stats;
+}
+
+}  // namespace sharpwave

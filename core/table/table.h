@@ -1,0 +1,174 @@
+// Rows over a storage: the block ring with its words, serials and episode boundaries. Knows nothing of sampling.
+//
+// The ring is cut into blocks. A writer claims one at a time by taking a ticket (one atomic increment), so writers
+// never share a row and capacity is never divided between them. serial = ticket * block_rows + offset, and
+// slot = serial mod (blocks * block_rows): a handle becomes a place by arithmetic, and one writer alone sees an exact
+// ring of `capacity` rows. Reading takes no lock: see table/copy.h.
+//
+// Threads: everything here may be called from any thread at any time. A Table is used by the process that opened it;
+// in a forked child every call fails with ErrorKind::closed.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/process.h"
+#include "schema/schema.h"
+#include "storage/format.h"
+#include "storage/presence.h"
+#include "storage/storage.h"
+#include "table/copy.h"
+
+namespace sharpwave {
+
+class Writer;
+
+struct TableConfig {
+    std::vector<Field> fields;
+    std::uint64_t capacity = 0;
+    std::uint64_t width = 1;  // rows of one step (num_envs)
+    std::uint64_t max_writers = 64;
+    std::uint64_t seed = 0;
+    std::uint64_t block_rows = 0;  // 0: chosen from the others
+    bool checksums = false;
+    std::string description;  // JSON that the engine keeps and does not read
+};
+
+struct TableStats {
+    std::uint64_t size, capacity, rows_added, rows_voided, episodes, rows_sampled, sample_calls, redraws;
+    std::uint64_t writers_taken, max_writers, blocks, block_rows, row_bytes, payload_bytes, storage_bytes;
+    std::uint64_t huge_page_bytes, incarnation, recoveries, rows_lost, seed;
+    const char* copy_kernel;
+};
+
+class Table : public std::enable_shared_from_this<Table> {
+public:
+    // An empty path is anonymous memory.
+    static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "",
+                                         bool replace = false);
+
+    // Opens a live file in place. The first process in after a crash repairs it before anybody reads.
+    static std::shared_ptr<Table> attach(const std::string& path);
+
+    // Reads a snapshot into anonymous memory. Every byte is checked; serials go on where they stopped.
+    static std::shared_ptr<Table> load(const std::string& path);
+
+    ~Table();
+    Table(const Table&) = delete;
+    Table& operator=(const Table&) = delete;
+
+    const RowLayout& layout() const { return *layout_; }
+    const std::string& path() const { return storage_.path(); }
+    std::string description() const;
+    std::uint64_t capacity() const { return header_->capacity; }
+    std::uint64_t width() const { return header_->width; }
+    std::uint64_t seed() const { return header_->seed; }
+    std::uint64_t size() const;  // O(writers)
+    TableStats stats() const;
+
+    // Claims a writer record. All taken: ErrorKind::buffer_full.
+    std::unique_ptr<Writer> writer();
+
+    // ---- reading ------------------------------------------------------------------------------------------------
+
+    // Slots below this may hold rows. Exact for one writer before the ring wraps.
+    std::uint64_t visible_slots() const;
+
+    // Copies rows by slot. Positions not read go to `missed` (room for `count`); returns their number. Large copies
+    // use several threads.
+    std::size_t gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields,
+                       std::uint64_t* words, std::uint32_t* missed) const;
+
+    // Copies rows by serial; a row that is gone is ErrorKind::stale_handle, or skipped when `skipped` is given: then
+    // the outputs hold count - *skipped rows, in order.
+    void read(std::uint64_t* serials, std::size_t count, const FieldMove* fields, std::uint64_t* words,
+              std::size_t* skipped = nullptr) const;
+
+    // Serials of the live rows, oldest first.
+    std::vector<std::uint64_t> live_serials() const;
+
+    // The slot of the k-th live row of a block, counted from the block's start; none if rows went meanwhile.
+    std::optional<std::uint64_t> nth_live_slot(std::uint64_t block, std::uint64_t k) const;
+    std::uint64_t live_in_block(std::uint64_t block) const;
+
+    // ---- life ---------------------------------------------------------------------------------------------------
+
+    // Forgets every row in O(1); serials go on. Rows of an add that runs meanwhile may be forgotten too.
+    void clear();
+
+    // Writes a snapshot to `path`, whole or not at all, while writers go on.
+    void save(const std::string& path) const;
+    void flush() const { storage_.flush(); }
+
+    // From now on every call but the closing of writers fails; the bytes are let go with the last user.
+    void close() { closed_.store(true, std::memory_order_relaxed); }
+    bool is_closed() const { return closed_.load(std::memory_order_relaxed); }
+    bool is_from_another_process() const { return generation_ != process_generation(); }
+
+    // Throws ErrorKind::closed after close() and in a forked child.
+    void check_open() const {
+        if (is_closed() || is_from_another_process()) [[unlikely]] refuse();
+    }
+
+    // ---- for the rooms beside this one ----------------------------------------------------------------------------
+    format::Counters& counters() const { return *counters_; }
+    RowView view() const;
+    std::uint64_t blocks() const { return header_->blocks; }
+    std::uint64_t block_rows() const { return header_->block_rows; }
+    std::uint64_t block_length(std::uint64_t block) const;  // the last block may be short
+    std::uint64_t least_word() const;                       // smaller words belong to cleared rows
+    std::uint64_t& word(std::uint64_t slot) const;
+    std::uint32_t row_checksum(std::uint64_t slot, std::uint64_t serial) const;
+    std::uint32_t* checksums() const { return checksums_; }
+    format::WriterRecord& writer_record(std::uint64_t index) const { return writers_[index]; }
+    format::BlockRecord& block_record(std::uint64_t index) const { return blocks_[index]; }
+    std::uint64_t max_writers() const { return header_->max_writers; }
+    const format::Header& header() const { return *header_; }
+    const Storage& storage() const { return storage_; }
+
+private:
+    Table(Storage storage, RowLayout layout);
+    [[noreturn]] void refuse() const;
+
+    // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
+    // `verify`, rows whose checksum is wrong; returns how many.
+    std::uint64_t recover(bool verify);
+
+    Storage storage_;
+    std::unique_ptr<RowLayout> layout_;
+    std::unique_ptr<Presence> presence_;
+    std::atomic<bool> closed_{false};
+    std::uint64_t generation_;
+
+    format::Header* header_ = nullptr;
+    format::Counters* counters_ = nullptr;
+    format::WriterRecord* writers_ = nullptr;
+    format::BlockRecord* blocks_ = nullptr;
+    std::byte* rows_ = nullptr;
+    std::byte* words_ = nullptr;
+    std::uint64_t word_stride_ = 0;
+    std::uint32_t* checksums_ = nullptr;
+};
+
+inline std::uint64_t& Table::word(std::uint64_t slot) const {
+    return *reinterpret_cast<std::uint64_t*>(words_ + slot * word_stride_);
+}
+
+inline std::uint64_t Table::block_length(std::uint64_t block) const {
+    const std::uint64_t begin = block * header_->block_rows;
+    return std::min(header_->block_rows, header_->slots - begin);
+}
+
+inline std::uint64_t Table::least_word() const {
+    const std::uint64_t ticket = counters_->origin_ticket.value.load(std::memory_order_acquire);
+    return ticket * header_->block_rows << format::kSerialShift;
+}
+
+inline RowView Table::view() const { return {rows_, header_->row_bytes, words_, word_stride_}; }
+
+}  // namespace sharpwave

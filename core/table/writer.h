@@ -1,0 +1,63 @@
+// One stream of rows into a table. A writer owns the block it fills: nobody else writes there.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "table/copy.h"
+#include "table/table.h"
+
+namespace sharpwave {
+
+enum RowFlag : std::uint8_t { kRowTerminated = 1, kRowTruncated = 2, kRowVoid = 4 };
+
+// Rows to append: flat arrays, one a field of the layout and in its order, time-major over the table's width.
+struct RowBatch {
+    const FieldMove* fields;
+    std::size_t rows;           // a multiple of the table's width
+    const std::uint8_t* flags;  // RowFlag bits, one byte a row; null: none set
+};
+
+class Writer {
+public:
+    Writer(std::shared_ptr<Table> table, std::uint64_t record_index);
+    ~Writer();
+    Writer(const Writer&) = delete;
+    Writer& operator=(const Writer&) = delete;
+
+    // Returns when every row is committed. Threads that share a writer take turns. The caller has checked shapes and
+    // that rows is a multiple of the width and at most the capacity.
+    void append(const RowBatch& batch);
+
+    // Ends open episodes as truncated and gives the record back. A second call does nothing.
+    void close();
+
+    Table& table() const { return *table_; }
+
+    // True when an append would not have to wait for another thread of this process.
+    bool is_idle() { return mutex_.try_lock() ? (mutex_.unlock(), true) : false; }
+
+private:
+    void claim_block();
+    void notice_clear();
+    void take_block(std::uint64_t ticket, std::uint64_t head);
+    void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
+    void end_open_episodes();
+
+    std::shared_ptr<Table> table_;
+    format::WriterRecord& record_;
+    std::uint32_t owner_;  // record index plus 1
+    std::mutex mutex_;
+    bool closed_ = false;
+
+    std::uint64_t ticket_ = format::kNone;
+    std::uint64_t block_ = 0;   // ticket_ mod blocks
+    std::uint64_t head_ = 0;    // next row in the block
+    std::uint64_t length_ = 0;  // rows of the block; 0: none held
+    std::uint64_t epoch_ = 0;
+    std::vector<std::uint8_t> in_episode_;  // one an env: the next row continues an episode
+};
+
+}  // namespace sharpwave

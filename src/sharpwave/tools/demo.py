@@ -1,0 +1,123 @@
+"""`sharpwave demo`: watch a DQN agent learn CartPole-v1 from a Sharpwave buffer, then see where the time went."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sharpwave.tools import dqn
+
+_INK, _MUTED, _BLUE, _ORANGE = "#1f2933", "#9aa5b1", "#1f6feb", "#e8590c"
+
+
+def run_demo(steps: int, seed: int, out: Path) -> None:
+    """Trains with a live progress bar, prints a table and writes the results into a folder.
+
+    Args:
+        steps: Environment steps to train for.
+        seed: Seed of everything random.
+        out: Folder for the policy, the curve, the buffer and `learning_curve.png`; made where it is missing.
+    """
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told before training, not after
+    console = Console()
+    result = _train_with_bar(dqn.Config(steps=steps, seed=seed), console)
+    dqn.save(result, out)
+    figure_path = out / "learning_curve.png"
+    plot_learning_curve(result, figure_path)
+    console.print(summary_table(result))
+    console.print(
+        f"learning curve: {figure_path}\nreplay buffer:  sharpwave info {out / 'replay'}", highlight=False
+    )
+
+
+def summary_table(result: dqn.Result) -> Table:
+    """Returns the run's numbers as a Rich table."""
+    wall_s = result.wall_ns / 1e9
+    buffer_ns = result.add_ns + result.sample_ns
+    table = Table("DQN on CartPole-v1", title="sharpwave demo")
+    table.add_column("", justify="right")
+    table.add_row("greedy return, mean of 20 episodes", f"{result.greedy_return:.1f}")
+    table.add_row("rows in the buffer", f"{len(result.buffer):,}")
+    table.add_row("adds/s (time inside add)", _rate(result.rows_added, result.add_ns))
+    table.add_row("samples/s, rows (time inside sample)", _rate(result.rows_sampled, result.sample_ns))
+    table.add_row("wall time of training", f"{wall_s:.1f} s")
+    table.add_row("share of it spent in the buffer", f"{buffer_ns / result.wall_ns:.2%}")
+    return table
+
+
+def plot_learning_curve(result: dqn.Result, path: Path) -> None:
+    """Writes return per episode, its running mean and the greedy evaluations as a PNG."""
+    # A Figure of its own on the Agg canvas: no display is needed and pyplot's global state stays untouched.
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if result.episodes:
+        steps, returns = np.array(result.episodes).T
+        axes.plot(steps, returns, ".", color=_MUTED, markersize=4, alpha=0.6, label="training episode")
+        axes.plot(
+            steps, _running_mean(returns, 20), color=_BLUE, linewidth=2, label="mean of the last 20 episodes"
+        )
+    steps, returns = np.array(result.evaluations).T
+    axes.plot(
+        steps,
+        returns,
+        "o",
+        color=_ORANGE,
+        markersize=6,
+        markeredgecolor="white",
+        clip_on=False,
+        zorder=3,
+        label="greedy evaluation, mean of 10",
+    )
+    axes.axhline(500, color=_MUTED, linewidth=1, linestyle=(0, (4, 4)), zorder=0)
+    axes.set_xlim(0, steps[-1])
+    axes.set_ylim(0, 530)
+    axes.set_xlabel("environment steps", color=_INK)
+    axes.set_ylabel("return", color=_INK)
+    axes.set_title(
+        f"Double DQN on CartPole-v1: greedy return {result.greedy_return:.0f} of 500", loc="left", color=_INK
+    )
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(colors=_INK, length=0)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, labelcolor=_INK)
+    figure.savefig(path, dpi=150)
+
+
+def _train_with_bar(config: dqn.Config, console: Console) -> dqn.Result:
+    bar = Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("return {task.fields[recent_return]:5.1f}  rows {task.fields[rows]:,}"),
+        TextColumn("loss {task.fields[loss]:.5f}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with bar:
+        task = bar.add_task("train", total=config.steps, recent_return=np.nan, rows=0, loss=np.nan)
+
+        def show(now: dqn.Progress) -> None:
+            bar.update(
+                task, completed=now.step, recent_return=now.recent_return, rows=now.rows, loss=now.loss
+            )
+
+        return dqn.train(config, progress=show)
+
+
+def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    sums = np.cumsum(np.concatenate(([0.0], values)))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def _rate(count: int, elapsed_ns: int) -> str:
+    # A run shorter than learning_starts never samples.
+    return f"{count / elapsed_ns * 1e9:,.0f}" if elapsed_ns else "none"
