@@ -21,10 +21,12 @@ from torch import nn
 
 import sharpwave as sw
 
+OBS_SIZE, NUM_ACTIONS = 4, 2  # CartPole-v1: position, speed, angle, turning speed; push left or right
+
 
 @dataclass(frozen=True)
 class Config:
-    """What a run may change; the defaults solve CartPole-v1 in well under two minutes on one CPU core."""
+    """What a run may change; the defaults solve CartPole-v1 in about half a minute on one CPU core."""
 
     steps: int = 40_000
     seed: int = 0
@@ -32,18 +34,13 @@ class Config:
     batch_size: int = 128
     learning_starts: int = 500
     learn_every: int = 2  # environment steps per gradient step
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     gamma: float = 0.99
-    target_rate: float = 0.02  # share of the online weights that moves into the target at a gradient step
+    target_rate: float = 0.03  # share of the online weights that moves into the target at a gradient step
     epsilon_final: float = 0.05
-    epsilon_share: float = 0.25  # share of the run over which epsilon falls from 1 to epsilon_final
+    epsilon_share: float = 0.15  # share of the run over which epsilon falls from 1 to epsilon_final
     evaluate_every: int = 2_000
     report_every: int = 200
-
-    def __post_init__(self) -> None:
-        """Refuses sizes that would train nothing."""
-        if self.steps < 1:
-            raise ValueError(f"Config: steps must be at least 1, got {self.steps}")
 
 
 @dataclass
@@ -72,11 +69,10 @@ class Result:
     wall_ns: int = 0
 
 
-def make_q_network(env: gym.Env) -> nn.Module:
+def make_q_network() -> nn.Module:
     """Returns a small network from an observation to one value per action."""
-    inputs, actions = env.observation_space.shape[0], int(env.action_space.n)
     return nn.Sequential(
-        nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, actions)
+        nn.Linear(OBS_SIZE, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, NUM_ACTIONS)
     )
 
 
@@ -131,7 +127,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
     rng = np.random.default_rng(config.seed)
 
     env = gym.make("CartPole-v1")
-    online = make_q_network(env)
+    online = make_q_network()
     target = copy.deepcopy(online)
     optimizer = torch.optim.Adam(online.parameters(), lr=config.learning_rate, fused=True)
     # The rate falls to zero with the run: late, noisy batches then no longer undo a policy that balances.
@@ -152,13 +148,13 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
         explored = min(1.0, step / (config.epsilon_share * config.steps))
         epsilon = 1.0 + explored * (config.epsilon_final - 1.0)
         if rng.random() < epsilon:
-            action = int(rng.integers(env.action_space.n))
+            action = int(rng.integers(NUM_ACTIONS))
         else:
             action = greedy_action(online, obs)
         next_obs, reward, terminated, truncated, _ = env.step(action)
         episode_return += float(reward)
 
-        # next_obs is the observation that the action led to, also at an episode's end: reset() comes after.
+        # next_obs is where the action led, also at an episode's end: reset() comes after.
         start = clock()
         buffer.add(
             obs=obs,
@@ -235,9 +231,8 @@ def main() -> None:
 
     def report(now: Progress) -> None:
         if now.step % 2_000 == 0 or now.step == options.steps:
-            print(
-                f"step {now.step:6d}  return {now.recent_return:5.1f}  rows {now.rows:6d}  loss {now.loss:.6f}"
-            )
+            line = f"step {now.step:6d}  return {now.recent_return:5.1f}  rows {now.rows:6d}"
+            print(f"{line}  loss {now.loss:.6f}", flush=True)
 
     result = train(Config(steps=options.steps, seed=options.seed), progress=report)
     save(result, options.out)

@@ -9,6 +9,7 @@ import select
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,9 +57,10 @@ class Player:
 
     def __init__(self, contender: str) -> None:
         self.contender = contender
+        python = interpreter(contender)
         self._log = os.memfd_create(f"log of {contender}")
         self._process = subprocess.Popen(
-            [interpreter(contender), "-m", "harness.worker", contender],
+            [python, "-m", "harness.worker", contender],
             cwd=BENCHMARKS,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -86,7 +88,8 @@ class Player:
         return answer["ok"]
 
     def close(self) -> None:
-        self._requests.close()
+        with suppress(BrokenPipeError):  # what a dead contender never read is still in the pipe's buffer
+            self._requests.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -102,6 +102,17 @@ void Writer::notice_clear() {
 
 void Writer::append(const RowBatch& batch) {
     std::lock_guard<std::mutex> guard(mutex_);
+    append_locked(batch);
+}
+
+bool Writer::try_append(const RowBatch& batch) {
+    std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
+    if (!guard.owns_lock()) return false;
+    append_locked(batch);
+    return true;
+}
+
+void Writer::append_locked(const RowBatch& batch) {
     table_->check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();

@@ -31,15 +31,17 @@ public:
     // that rows is a multiple of the width and at most the capacity.
     void append(const RowBatch& batch);
 
+    // The same, but gives up at once where another thread has its turn; then nothing was written.
+    bool try_append(const RowBatch& batch);
+
     // Ends open episodes as truncated and gives the record back. A second call does nothing.
     void close();
 
     Table& table() const { return *table_; }
 
-    // True when an append would not have to wait for another thread of this process.
-    bool is_idle() { return mutex_.try_lock() ? (mutex_.unlock(), true) : false; }
 
 private:
+    void append_locked(const RowBatch& batch);
     void claim_block();
     void notice_clear();
     void take_block(std::uint64_t ticket, std::uint64_t head);

@@ -110,7 +110,9 @@ def _print_info(address: str, as_json: bool) -> None:
     for name, value in stats.items():
         table.add_row(name, _format(value))
     console = Console()
-    console.print(address, highlight=False, markup=False, soft_wrap=True)  # no title: one wraps at a narrow table
+    console.print(
+        address, highlight=False, markup=False, soft_wrap=True
+    )  # no title: one wraps at a narrow table
     console.print(table)
 
 

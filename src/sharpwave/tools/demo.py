@@ -1,4 +1,4 @@
-"""`sharpwave demo`: watch a DQN agent learn CartPole-v1 from a Sharpwave buffer, then see where the time went."""
+"""`sharpwave demo`: watch a DQN agent learn CartPole-v1 from a Sharpwave buffer; see where the time goes."""
 
 from pathlib import Path
 
@@ -112,10 +112,7 @@ def _train_with_bar(config: dqn.Config, console: Console) -> dqn.Result:
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    sums = np.cumsum(np.concatenate(([0.0], values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    return np.array([values[max(0, end - window) : end].mean() for end in range(1, len(values) + 1)])
 
 
 def _rate(count: int, elapsed_ns: int) -> str:

@@ -1,0 +1,1 @@
+"""One file a contender; each sets CONTENDER. Loaded by `harness.worker`, never imported together."""

@@ -1,0 +1,60 @@
+"""The limit: `gather.c`, compiled here with the system's compiler and called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from harness.worker import Contender, Operation
+from harness.workloads import W1, Workload
+
+RECORD_BYTES = 168
+
+
+def compiled() -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "gather.so"
+        source = Path(__file__).with_name("gather.c")
+        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        subprocess.run([os.environ.get("CC", "cc"), *flags, source, "-o", library], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def address(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+class CLimit(Contender):
+    note = "the loop over calls is in C, too"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload, self.capacity = workload, ctypes.c_int64(capacity)
+        self.image_bytes = int(np.prod(workload.obs_shape)) * np.dtype(workload.obs_dtype).itemsize
+        # From NumPy, whose large arrays ask for huge pages; ones, so that every page is there.
+        self.rows = np.ones((capacity, RECORD_BYTES if workload == W1 else 2 * self.image_bytes), np.uint8)
+        self.library = compiled()
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        specs = self.workload.field_specs
+        outputs = {name: np.ones((count, *shape), dtype) for name, (shape, dtype) in specs.items()}
+        drawn = np.ones(count, np.int64)
+        source = (address(self.rows), self.capacity, ctypes.c_int64(count))
+
+        def records(calls: int) -> None:
+            targets = [address(drawn), *map(address, outputs.values())]
+            self.library.gather_records(*source, ctypes.c_int64(calls), *targets)
+
+        def images(calls: int) -> None:
+            targets = [address(outputs["obs"]), address(outputs["next_obs"])]
+            self.library.gather_images(
+                *source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets
+            )
+
+        return {"": Operation(records if self.workload == W1 else images)}
+
+
+CONTENDER = CLimit

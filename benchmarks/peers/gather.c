@@ -1,0 +1,52 @@
+// The least that a uniform sample can do: draw row numbers, copy those rows into arrays that exist already.
+// No Python, no checks, no concurrent writers. A yardstick for `sample(n, out=batch)`.
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OBS = 68, ACTION = 24, REWARD = 4, DONE = 1, STRIDE = 168, AHEAD = 16 };
+
+static uint64_t state = 88172645463325252ull;
+
+static inline int64_t draw(uint64_t rows) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (int64_t)(((state >> 32) * rows) >> 32);
+}
+
+static inline void prefetch_row(const char* row) {
+    __builtin_prefetch(row);
+    __builtin_prefetch(row + 64);
+    __builtin_prefetch(row + 128);
+}
+
+// Rows of one contiguous record each. The sizes are constants, so each copy is a few moves, not a call.
+void gather_records(const char* rows, int64_t capacity, int64_t count, int64_t calls, int64_t* drawn, char* obs,
+                    char* action, char* reward, char* next_obs, char* done) {
+    for (int64_t call = 0; call < calls; call++) {
+        for (int64_t i = 0; i < count; i++) drawn[i] = draw((uint64_t)capacity);
+        for (int64_t i = 0; i < AHEAD && i < count; i++) prefetch_row(rows + drawn[i] * STRIDE);
+        for (int64_t i = 0; i < count; i++) {
+            if (i + AHEAD < count) prefetch_row(rows + drawn[i + AHEAD] * STRIDE);
+            const char* row = rows + drawn[i] * STRIDE;
+            memcpy(obs + i * OBS, row, OBS);
+            memcpy(action + i * ACTION, row + OBS, ACTION);
+            memcpy(reward + i * REWARD, row + OBS + ACTION, REWARD);
+            memcpy(next_obs + i * OBS, row + OBS + ACTION + REWARD, OBS);
+            memcpy(done + i * DONE, row + OBS + ACTION + REWARD + OBS, DONE);
+        }
+    }
+}
+
+// Rows whose two images make up nearly all bytes: two block copies each.
+void gather_images(const char* rows, int64_t capacity, int64_t count, int64_t calls, int64_t image_bytes, char* obs,
+                   char* next_obs) {
+    for (int64_t call = 0; call < calls; call++) {
+        for (int64_t i = 0; i < count; i++) {
+            const char* row = rows + draw((uint64_t)capacity) * 2 * image_bytes;
+            memcpy(obs + i * image_bytes, row, (size_t)image_bytes);
+            memcpy(next_obs + i * image_bytes, row + image_bytes, (size_t)image_bytes);
+        }
+    }
+}

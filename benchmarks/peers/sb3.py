@@ -1,0 +1,84 @@
+"""Stable-Baselines3 `ReplayBuffer`: NumPy arrays inside, torch tensors out."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+import numpy as np
+from gymnasium import spaces
+from harness.worker import Contender, Operation
+from harness.workloads import Workload
+from stable_baselines3.common.buffers import ReplayBuffer
+
+
+class Sb3(Contender):
+    packages = ("stable-baselines3", "torch", "numpy")
+    note = "many rows in one add only as n_envs"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload, self.capacity = workload, capacity
+        self.buffer = self.filled(1)
+
+    def filled(self, n_envs: int) -> ReplayBuffer:
+        kind = self.workload
+        image = kind.obs_dtype == "uint8"
+        obs_space = spaces.Box(
+            0 if image else -np.inf, 255 if image else np.inf, kind.obs_shape, kind.obs_dtype
+        )
+        action_space = (
+            spaces.Box(-1, 1, kind.action_shape, np.float32) if kind.action_shape else spaces.Discrete(6)
+        )
+        buffer = ReplayBuffer(self.capacity, obs_space, action_space, device="cpu", n_envs=n_envs)
+        # Through its arrays, as add() takes one step at a time. The flat views see (position, env) as rows.
+        targets = (
+            buffer.observations,
+            buffer.actions,
+            buffer.rewards,
+            buffer.next_observations,
+            buffer.dones,
+        )
+        flat = [array.reshape(-1, *array.shape[2:]) for array in targets]
+        start = 0
+        for chunk in kind.chunks(len(flat[0])):
+            end = start + len(chunk["reward"])
+            for array, values in zip(flat, chunk.values(), strict=True):
+                array[start:end] = values.reshape(array[start:end].shape)
+            start = end
+        buffer.timeouts[:] = 0
+        buffer.full = True
+        return buffer
+
+    def add_one(self) -> dict[str, Operation]:
+        steps = [
+            (obs[None], after[None], np.asarray(action)[None], np.array([reward]), np.array([done]), [{}])
+            for obs, action, reward, after, done in self.workload.rows()
+        ]
+        return {"": self.adding(self.buffer, steps)}
+
+    def add_many(self, count: int) -> dict[str, Operation]:
+        batch = self.workload.columns(count)
+        infos: list[dict] = [{} for _ in range(count)]
+        step = (batch["obs"], batch["next_obs"], batch["action"], batch["reward"], batch["done"], infos)
+        return {"": self.adding(self.filled(count), [step])}
+
+    @staticmethod
+    def adding(buffer: ReplayBuffer, steps: list[tuple]) -> Operation:
+        endless = cycle(steps)
+
+        def add(calls: int) -> None:
+            for obs, next_obs, action, reward, done, infos in islice(endless, calls):
+                buffer.add(obs, next_obs, action, reward, done, infos)
+
+        return Operation(add)
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        buffer = self.buffer
+
+        def sample(calls: int) -> None:
+            for _ in range(calls):
+                _batch = buffer.sample(count)
+
+        return {"": Operation(sample)}
+
+
+CONTENDER = Sb3

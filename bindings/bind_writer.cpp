@@ -1,0 +1,383 @@
+// add(): the one call whose cost in Python matters to the nanosecond. It is a plain C function (vector call, no tuple, no
+// dict) that reads exact arrays and numbers itself. Whatever it does not recognise at once goes to `prepare`, a
+// Python function that converts what can be converted and words the error for what cannot. Nothing is written before
+// every value has been accepted.
+#include <nanobind/stl/shared_ptr.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "bind.h"
+#include "errors.h"
+#include "table/writer.h"
+
+using sharpwave::FieldMove;
+using sharpwave::RowBatch;
+
+namespace {
+
+constexpr std::size_t kMaxFields = 64;  // wider rows take the careful way
+constexpr std::size_t kScratchBytes = 4096;
+constexpr std::uint64_t kReleaseBytes = 256 << 10;
+
+struct BoundWriter {
+    BoundWriter(const BoundTable& bound, nb::object prepare_function)
+        : tree(bound.tree), writer(bound.open()->writer()), prepare(std::move(prepare_function)) {}
+    std::shared_ptr<Tree> tree;
+    std::shared_ptr<sharpwave::Writer> writer;  // null after close()
+    nb::object prepare;
+};
+
+struct Keywords {
+    PyObject* terminated = PyUnicode_InternFromString("terminated");
+    PyObject* done = PyUnicode_InternFromString("done");
+    PyObject* truncated = PyUnicode_InternFromString("truncated");
+    PyObject* mask = PyUnicode_InternFromString("mask");
+};
+
+const Keywords& keywords() {
+    static const Keywords* instance = new Keywords;
+    return *instance;
+}
+
+// One add on its way: the values as they came, and where their bytes are.
+struct Incoming {
+    PyObject* values[kMaxFields];  // match_arguments() clears as many as there are
+    PyObject* truncated = nullptr;
+    PyObject* mask = nullptr;
+    FieldMove fields[kMaxFields];
+    npy_intp lead_shape[2];
+    int lead = 0;  // leading axes: 0 is one row, 1 is (rows,), 2 is (steps, num_envs)
+    std::size_t rows = 1;
+    alignas(16) std::byte scratch[kScratchBytes];
+    std::size_t scratch_used = 0;
+
+    std::byte* room(std::size_t bytes) {
+        const std::size_t aligned = (bytes + 15) / 16 * 16;
+        if (scratch_used + aligned > kScratchBytes) return nullptr;
+        std::byte* place = scratch + scratch_used;
+        scratch_used += aligned;
+        return place;
+    }
+};
+
+bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positional, PyObject* names,
+                     Incoming& incoming) {
+    const std::vector<Node>& top = tree.top();
+    if (positional > top.size() || top.size() > kMaxFields) return false;
+    for (std::size_t i = 0; i < top.size(); ++i) incoming.values[i] = i < positional ? args[i] : nullptr;
+    const std::size_t named = names ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0;
+    for (std::size_t k = 0; k < named; ++k) {
+        PyObject* name = PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(k));
+        PyObject* value = args[positional + k];
+        PyObject** place = nullptr;
+        // Names in code are interned, and mostly stand in the schema's order: one comparison of pointers.
+        const std::size_t guess = positional + k;
+        if (guess < top.size() && top[guess].key == name) {
+            place = &incoming.values[guess];
+        } else {
+            const Keywords& words = keywords();
+            if (name == words.terminated && tree.done() >= 0) name = words.done;
+            if (name == words.truncated) place = &incoming.truncated;
+            if (name == words.mask) place = &incoming.mask;
+            for (std::size_t i = 0; !place && i < top.size(); ++i) {
+                if (top[i].key == name) place = &incoming.values[i];
+            }
+        }
+        if (!place || *place) return false;
+        *place = value;
+    }
+    for (std::size_t i = 0; i < top.size(); ++i) {
+        if (!incoming.values[i]) return false;
+    }
+    return true;
+}
+
+bool is_number(PyObject* value) {
+    return PyFloat_CheckExact(value) || PyBool_Check(value) || PyLong_CheckExact(value) ||
+           PyArray_IsScalar(value, Generic);
+}
+
+// A Python or NumPy number into one item of the leaf's type; only conversions that keep the value's meaning.
+bool number_into(PyObject* value, int type, std::byte* to) {
+    const auto put = [&](auto item) {
+        std::memcpy(to, &item, sizeof item);
+        return true;
+    };
+    double real = 0;
+    bool is_real = false, is_truth = false, truth = false;
+    if (PyFloat_CheckExact(value)) {
+        real = PyFloat_AS_DOUBLE(value);
+        is_real = true;
+    } else if (PyBool_Check(value)) {
+        truth = value == Py_True;
+        is_truth = true;
+    } else if (PyArray_IsScalar(value, Double)) {
+        real = PyArrayScalar_VAL(value, Double);
+        is_real = true;
+    } else if (PyArray_IsScalar(value, Float)) {
+        real = PyArrayScalar_VAL(value, Float);
+        is_real = true;
+    } else if (PyArray_IsScalar(value, Bool)) {
+        truth = PyArrayScalar_VAL(value, Bool);
+        is_truth = true;
+    } else if (PyLong_CheckExact(value) || PyArray_IsScalar(value, LongLong) || PyArray_IsScalar(value, Long)) {
+        if (type != NPY_INT64 && type != NPY_LONGLONG) return false;  // narrower: the careful way checks the range
+        const long long whole = PyLong_CheckExact(value)              ? PyLong_AsLongLong(value)
+                                : PyArray_IsScalar(value, Long) ? static_cast<long long>(PyArrayScalar_VAL(value, Long))
+                                                                : PyArrayScalar_VAL(value, LongLong);
+        if (whole == -1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return false;
+        }
+        return put(static_cast<std::int64_t>(whole));
+    }
+    if (is_real && type == NPY_DOUBLE) return put(real);
+    if (is_real && type == NPY_FLOAT) {
+        const float narrow = static_cast<float>(real);
+        return std::isinf(narrow) == std::isinf(real) && put(narrow);
+    }
+    if (is_truth && type == NPY_BOOL) return put(static_cast<std::uint8_t>(truth));
+    if (is_truth && type == NPY_FLOAT) return put(truth ? 1.0f : 0.0f);
+    return false;
+}
+
+bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
+    if (leaf.shape.empty() && is_number(value)) return true;
+    if (!PyArray_Check(value)) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    incoming.lead = PyArray_NDIM(array) - static_cast<int>(leaf.shape.size());
+    if (incoming.lead < 0 || incoming.lead > 2) return false;
+    for (int i = 0; i < incoming.lead; ++i) {
+        incoming.lead_shape[i] = PyArray_DIM(array, i);
+        incoming.rows *= static_cast<std::size_t>(incoming.lead_shape[i]);
+    }
+    return true;
+}
+
+bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldMove& move) {
+    move.offset = leaf.offset;
+    move.bytes = leaf.bytes;
+    const int type = leaf.dtype->type_num;
+    if (!PyArray_Check(value)) {
+        if (incoming.lead != 0 || !leaf.shape.empty()) return false;
+        move.flat = incoming.room(leaf.bytes);
+        return move.flat && number_into(value, type, move.flat);
+    }
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    const int own = static_cast<int>(leaf.shape.size());
+    if (PyArray_NDIM(array) != own + incoming.lead || !PyArray_ISCARRAY_RO(array)) return false;
+    const npy_intp* shape = PyArray_DIMS(array);
+    for (int i = 0; i < incoming.lead; ++i) {
+        if (shape[i] != incoming.lead_shape[i]) return false;
+    }
+    for (int i = 0; i < own; ++i) {
+        if (shape[incoming.lead + i] != leaf.shape[static_cast<std::size_t>(i)]) return false;
+    }
+    const int given = PyArray_TYPE(array);
+    if (given == type && (PyTypeNum_ISNUMBER(type) || PyTypeNum_ISBOOL(type))) {
+        move.flat = static_cast<std::byte*>(PyArray_DATA(array));
+        return true;
+    }
+    if (given != NPY_DOUBLE || type != NPY_FLOAT) return false;
+    // Environments give float64 and learners want float32: common enough to be fast.
+    const std::size_t items = incoming.rows * leaf.bytes / 4;
+    std::byte* to = incoming.room(items * 4);
+    if (!to) return false;
+    const double* from = static_cast<const double*>(PyArray_DATA(array));
+    bool kept = true;
+    for (std::size_t i = 0; i < items; ++i) {
+        const float narrow = static_cast<float>(from[i]);
+        kept &= std::isinf(narrow) == std::isinf(from[i]);
+        std::memcpy(to + 4 * i, &narrow, 4);
+    }
+    move.flat = to;
+    return kept;
+}
+
+bool accept_node(const Tree& tree, const Node& node, PyObject* value, Incoming& incoming) {
+    if (node.leaf >= 0) {
+        const auto index = static_cast<std::size_t>(node.leaf);
+        return accept_leaf(tree.leaves()[index], value, incoming, incoming.fields[index]);
+    }
+    if (node.is_tuple) {
+        if (!PyTuple_CheckExact(value) || static_cast<std::size_t>(PyTuple_GET_SIZE(value)) != node.children.size()) {
+            return false;
+        }
+        for (std::size_t i = 0; i < node.children.size(); ++i) {
+            PyObject* item = PyTuple_GET_ITEM(value, static_cast<Py_ssize_t>(i));
+            if (!accept_node(tree, node.children[i], item, incoming)) return false;
+        }
+        return true;
+    }
+    if (!PyDict_Check(value) || static_cast<std::size_t>(PyDict_GET_SIZE(value)) != node.children.size()) return false;
+    for (const Node& child : node.children) {
+        PyObject* item = PyDict_GetItemWithError(value, child.key);
+        if (!item || !accept_node(tree, child, item, incoming)) return false;
+    }
+    return true;
+}
+
+// The row flags that a field holds, ORed in. False: not a plain truth value or array of them.
+bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming, std::uint8_t* flags) {
+    if (incoming.lead == 0 && (PyBool_Check(value) || PyArray_IsScalar(value, Bool))) {
+        const bool truth = PyBool_Check(value) ? value == Py_True : PyArrayScalar_VAL(value, Bool);
+        if (truth == when) flags[0] |= flag;
+        return true;
+    }
+    if (!PyArray_Check(value)) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    if (PyArray_TYPE(array) != NPY_BOOL || PyArray_NDIM(array) != incoming.lead || !PyArray_ISCARRAY_RO(array)) {
+        return false;
+    }
+    for (int i = 0; i < incoming.lead; ++i) {
+        if (PyArray_DIM(array, i) != incoming.lead_shape[i]) return false;
+    }
+    const auto* truths = static_cast<const std::uint8_t*>(PyArray_DATA(array));
+    for (std::size_t i = 0; i < incoming.rows; ++i) {
+        if ((truths[i] != 0) == when) flags[i] |= flag;
+    }
+    return true;
+}
+
+void flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, std::uint8_t* flags) {
+    const int type = leaf.dtype->type_num;
+    for (std::size_t i = 0; i < rows; ++i, data += leaf.bytes) {
+        bool ended = false;
+        if (type == NPY_FLOAT || type == NPY_DOUBLE) {
+            float narrow;
+            double wide;
+            if (type == NPY_FLOAT) {
+                std::memcpy(&narrow, data, 4);
+                ended = narrow != 0;
+            } else {
+                std::memcpy(&wide, data, 8);
+                ended = wide != 0;
+            }
+        } else {
+            for (std::uint64_t b = 0; b < leaf.bytes; ++b) ended |= data[b] != std::byte{0};
+        }
+        if (ended) flags[i] |= sharpwave::kRowTerminated;
+    }
+}
+
+void append(BoundWriter& self, const FieldMove* fields, std::size_t rows, const std::uint8_t* flags) {
+    const RowBatch batch{fields, rows, flags};
+    const bool is_small = rows * self.writer->table().layout().payload_bytes() < kReleaseBytes;
+    if (is_small && self.writer->try_append(batch)) return;
+    const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // close() in another thread must not take it away
+    const nb::gil_scoped_release release;
+    writer->append(batch);
+}
+
+// Returns false when the careful way must look at the call.
+bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
+    const Tree& tree = *self.tree;
+    if (tree.leaves().size() > kMaxFields) return false;
+    Incoming incoming;
+    if (!match_arguments(tree, args, positional, names, incoming)) return false;
+
+    const std::vector<Node>& top = tree.top();
+    const auto counted = static_cast<std::size_t>(tree.rows_from());
+    for (std::size_t i = 0; i < top.size(); ++i) {
+        if (top[i].leaf == static_cast<int>(counted) &&
+            !count_rows(tree.leaves()[counted], incoming.values[i], incoming)) {
+            return false;
+        }
+    }
+    const sharpwave::Table& table = self.writer->table();
+    if (incoming.rows == 0 || incoming.rows > table.capacity()) return false;
+    if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
+    if (incoming.lead == 2 && incoming.lead_shape[1] != static_cast<npy_intp>(table.width())) return false;
+    for (std::size_t i = 0; i < top.size(); ++i) {
+        if (!accept_node(tree, top[i], incoming.values[i], incoming)) return false;
+    }
+
+    std::uint8_t few[64] = {};
+    std::vector<std::uint8_t> many;
+    std::uint8_t* flags = few;
+    if (incoming.rows > sizeof few) flags = (many.resize(incoming.rows), many.data());
+    if (tree.done() >= 0) {
+        const auto done = static_cast<std::size_t>(tree.done());
+        flag_terminated(tree.leaves()[done], incoming.fields[done].flat, incoming.rows, flags);
+    }
+    if (incoming.truncated && incoming.truncated != Py_None &&
+        !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
+        return false;
+    }
+    if (incoming.mask && incoming.mask != Py_None &&
+        !flag_rows(incoming.mask, sharpwave::kRowVoid, false, incoming, flags)) {
+        return false;
+    }
+    append(self, incoming.fields, incoming.rows, flags);
+    return true;
+}
+
+// prepare(args, kwargs) -> (arrays, rows, flags): one C-contiguous array of the leaf's dtype a leaf, and a uint8 array.
+void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
+    nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(positional)));
+    for (std::size_t i = 0; i < positional; ++i) {
+        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
+    }
+    nb::dict named;
+    for (Py_ssize_t k = 0; names && k < PyTuple_GET_SIZE(names); ++k) {
+        if (PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, k), args[positional + static_cast<std::size_t>(k)])) {
+            throw nb::python_error();
+        }
+    }
+    const nb::tuple ready = nb::cast<nb::tuple>(self.prepare(tuple, named));
+    const nb::list arrays = nb::cast<nb::list>(ready[0]);
+    const auto rows = nb::cast<std::size_t>(ready[1]);
+    const nb::object flags = ready[2];
+    std::vector<FieldMove> fields;
+    for (std::size_t i = 0; i < self.tree->leaves().size(); ++i) {
+        const Leaf& leaf = self.tree->leaves()[i];
+        auto* array = reinterpret_cast<PyArrayObject*>(arrays[i].ptr());
+        if (!PyArray_Check(arrays[i].ptr()) || !PyArray_ISCARRAY_RO(array) ||
+            static_cast<std::uint64_t>(PyArray_NBYTES(array)) != rows * leaf.bytes) {
+            throw nb::value_error("prepare() returned an array that does not fill its field");
+        }
+        fields.push_back({leaf.offset, leaf.bytes, static_cast<std::byte*>(PyArray_DATA(array))});
+    }
+    auto* flag_array = reinterpret_cast<PyArrayObject*>(flags.ptr());
+    append(self, fields.data(), rows, static_cast<const std::uint8_t*>(PyArray_DATA(flag_array)));
+}
+
+PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    BoundWriter& self = *nb::inst_ptr<BoundWriter>(object);
+    const auto positional = static_cast<std::size_t>(count);
+    try {
+        if (!self.writer) throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
+        self.writer->table().check_open();
+        if (!add_at_once(self, args, positional, names)) add_with_care(self, args, positional, names);
+        Py_RETURN_NONE;
+    } catch (const sharpwave::Error& error) {
+        set_python_error(error);
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+PyMethodDef writer_methods[] = {
+    {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(add)), METH_FASTCALL | METH_KEYWORDS,
+     "add($self, /, *args, **kwargs)\n--\n\nAdds one row, or n rows with a leading axis, in the schema's order or by "
+     "name."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot writer_slots[] = {{Py_tp_methods, writer_methods}, {0, nullptr}};
+
+}  // namespace
+
+void bind_writer(nb::module_& m) {
+    nb::class_<BoundWriter>(m, "Writer", nb::type_slots(writer_slots), "One stream of rows into a table.")
+        .def(nb::init<const BoundTable&, nb::object>(), nb::arg("table"), nb::arg("prepare"))
+        .def("close", [](BoundWriter& self) {
+            if (self.writer) self.writer->close();
+            self.writer.reset();
+        });
+}

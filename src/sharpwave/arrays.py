@@ -1,0 +1,196 @@
+"""The careful way of an add: whatever the engine's fast path does not recognise at once is converted here, or refused
+with words. A failed call changes nothing: the rows are written only after everything here has been accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import SchemaError
+from .schema import Field, Node, Schema
+
+__all__ = ["prepare"]
+
+_TERMINATED = 1  # RowFlag of core/table/writer.h
+_TRUNCATED = 2
+_VOID = 4
+
+
+def prepare(
+    schema: Schema, capacity: int, num_envs: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[np.ndarray[Any, Any]], int, np.ndarray[Any, Any]]:
+    """Turns the arguments of an add into one contiguous array a leaf, the number of rows, and a flag byte a row."""
+    values, truncated, mask = _match(schema, args, kwargs)
+    raw: list[tuple[str, Field, np.ndarray[Any, Any]]] = []
+    for name, node in schema.fields.items():
+        _flatten(name, node, values[name], raw)
+    lead, rows = _count_rows(schema, capacity, num_envs, raw)
+    arrays = [_fit(name, field, array, lead, rows, raw[schema.rows_from][0]) for name, field, array in raw]
+    flags = np.zeros(rows, np.uint8)
+    if schema.done >= 0:
+        flags[arrays[schema.done].reshape(rows).astype(bool)] |= _TERMINATED
+    if truncated is not None:
+        flags[_truths("truncated", truncated, lead)] |= _TRUNCATED
+    if mask is not None:
+        flags[~_truths("mask", mask, lead)] |= _VOID
+    return arrays, rows, flags
+
+
+def _match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """Arguments to fields, by position and by name."""
+    names = schema.names
+    listed = ", ".join(names)
+    if len(args) > len(names):
+        raise SchemaError(f"add(): expected at most {len(names)} positional values ({listed}), got {len(args)}")
+    values = dict(zip(names, args, strict=False))
+    named = dict(kwargs)
+    truncated, mask = named.pop("truncated", None), named.pop("mask", None)
+    if "terminated" in named and schema.done >= 0:
+        if "done" in named or "done" in values:
+            raise SchemaError("add(): expected terminated= or done=, got both; they mean the same, leave one out")
+        named["done"] = named.pop("terminated")
+    for name, value in named.items():
+        if name not in names:
+            raise SchemaError(f"add(): unknown field {name!r}; the schema has {listed}")
+        if name in values:
+            raise SchemaError(f"add(): field {name!r}: given by position and by name; leave one out")
+        values[name] = value
+    missing = [name for name in names if name not in values]
+    if missing:
+        also = " (or terminated=)" if "done" in missing else ""
+        raise SchemaError(f"add(): missing {', '.join(repr(name) for name in missing)}{also}; the schema has {listed}")
+    return values, truncated, mask
+
+
+def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, np.ndarray[Any, Any]]]) -> None:
+    """A nested value to one array a leaf, in the schema's order."""
+    if isinstance(node, Field):
+        raw.append((path, node, _as_array(path, value)))
+        return
+    if isinstance(node, tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(node):
+            got = f"{len(value)} values" if isinstance(value, (tuple, list)) else type(value).__name__
+            raise SchemaError(f"add(): field {path!r}: expected a tuple of {len(node)} values, got {got}")
+        for i, part in enumerate(node):
+            _flatten(f"{path}/{i}", part, value[i], raw)
+        return
+    if not isinstance(value, Mapping):
+        raise SchemaError(
+            f"add(): field {path!r}: expected a dict with {', '.join(node)}, got {type(value).__name__}"
+        )
+    unknown = [key for key in value if key not in node]
+    missing = [key for key in node if key not in value]
+    if unknown or missing:
+        problem = f"unknown {unknown}" if unknown else f"missing {missing}"
+        raise SchemaError(f"add(): field {path!r}: expected the keys {', '.join(node)}, got {problem}")
+    for key, part in node.items():
+        _flatten(f"{path}/{key}", part, value[key], raw)
+
+
+def _as_array(path: str, value: Any) -> np.ndarray[Any, Any]:
+    if hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor
+        if value.device.type != "cpu":
+            raise SchemaError(
+                f"add(): field {path!r}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()"
+            )
+        try:
+            return value.detach().numpy()  # type: ignore[no-any-return]
+        except TypeError as error:
+            raise SchemaError(f"add(): field {path!r}: {error}; pass .float()") from None
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise SchemaError(f"add(): field {path!r}: expected an array, got {type(value).__name__} ({error})") from None
+    if array.dtype.hasobject:
+        raise SchemaError(f"add(): field {path!r}: expected numbers, got Python objects ({type(value).__name__})")
+    return array
+
+
+def _count_rows(
+    schema: Schema, capacity: int, num_envs: int | None, raw: list[tuple[str, Field, np.ndarray[Any, Any]]]
+) -> tuple[tuple[int, ...], int]:
+    name, field, array = raw[schema.rows_from]
+    axes = array.ndim - len(field.shape)
+    if axes < 0 or axes > 2 or array.shape[axes:] != field.shape:
+        raise SchemaError(
+            f"add(): field {name!r}: expected shape {_row_shape(field)}, got {array.shape}; "
+            "its shape tells how many rows an add brings"
+        )
+    lead = array.shape[:axes]
+    rows = int(np.prod(lead, dtype=np.int64))
+    if axes == 2 and num_envs is None:
+        raise SchemaError(
+            f"add(): field {name!r}: got two leading axes {lead}; give the buffer num_envs={lead[1]} to add "
+            "(steps, num_envs), or flatten them"
+        )
+    width = num_envs or 1
+    if axes == 2 and lead[1] != width:
+        raise SchemaError(f"add(): field {name!r}: expected (steps, num_envs={width}), got {lead}")
+    if rows == 0:
+        raise SchemaError(f"add(): field {name!r}: expected at least one row, got shape {array.shape}")
+    if rows > capacity:
+        raise SchemaError(
+            f"add(): got {rows} rows, the capacity is {capacity}; add fewer at once or give a larger capacity"
+        )
+    if rows % width:
+        raise SchemaError(f"add(): expected a multiple of num_envs={width} rows, got {rows}")
+    return lead, rows
+
+
+def _row_shape(field: Field) -> str:
+    if not field.shape:
+        return "() or (rows,)"
+    return f"{field.shape} or (rows, {', '.join(map(str, field.shape))})"
+
+
+def _fit(
+    name: str, field: Field, array: np.ndarray[Any, Any], lead: tuple[int, ...], rows: int, counted: str
+) -> np.ndarray[Any, Any]:
+    """The array in the field's shape and dtype, contiguous; or a reason why not."""
+    if array.shape != (*lead, *field.shape):
+        axes = array.ndim - len(field.shape)
+        if axes >= 0 and array.shape[axes:] == field.shape:
+            raise SchemaError(
+                f"add(): field {name!r}: expected leading shape {lead} as {counted!r} has, got "
+                f"{array.shape[:axes]}; every field brings the same rows"
+            )
+        got = array.shape[len(lead) :] if array.ndim >= len(lead) else array.shape
+        place = f" in row 0 of {rows}" if lead else ""
+        mend = f"; give the field shape {got}" if all(n > 0 for n in got) else ""
+        raise SchemaError(f"add(): field {name!r}: expected shape {field.shape}, got {got}{place}{mend}")
+    return np.ascontiguousarray(_cast(name, field, array))
+
+
+def _cast(name: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Casts that keep a value's meaning; any other is an error."""
+    want, have = field.dtype, array.dtype
+    if want == have:
+        return array
+    refusal = f"add(): field {name!r}: expected {want}, got {have}"
+    if want.kind == "b" and have.kind in "iuf":
+        if not np.isin(array, (0, 1)).all():
+            raise SchemaError(f"{refusal} with values other than 0 and 1; compare before you add")
+        return array.astype(want)
+    if want.kind in "iu" and have.kind in "biu":
+        cast = array.astype(want)
+        if have.kind != "b" and not (cast == array).all():
+            raise SchemaError(f"{refusal} with values beyond {want}; give the field dtype {have}")
+        return cast
+    if want.kind in "fc" and have.kind in "biufc" and not (want.kind == "f" and have.kind == "c"):
+        with np.errstate(over="ignore"):
+            cast = array.astype(want)
+        if not np.array_equal(np.isinf(cast), np.isinf(array)):
+            raise SchemaError(f"{refusal} with values beyond {want}; give the field dtype {have}")
+        return cast
+    if want.kind == have.kind and np.can_cast(have, want, "safe"):
+        return array.astype(want)
+    raise SchemaError(f"{refusal}, and the cast would lose meaning; give the field dtype {have}")
+
+
+def _truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    array = _as_array(name, value)
+    if array.shape != lead:
+        raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {array.shape}")
+    return _cast(name, Field((), "bool"), array).reshape(-1)

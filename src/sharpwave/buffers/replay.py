@@ -1,0 +1,377 @@
+"""ReplayBuffer: transitions in, batches out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import _core
+from ..address import to_path
+from ..arrays import prepare
+from ..errors import ClosedError, SchemaError, StorageError
+from ..sampling import Transitions, Uniform
+from ..schema import Node, Schema, from_space, transitions
+from .torch_batch import as_host_arrays, to_torch
+
+__all__ = ["ReplayBuffer", "Writer", "open"]
+
+
+class ReplayBuffer:
+    """A ring of transitions, drawn from uniformly.
+
+    Threads may add and sample at once. Batches are copies: they never change under you.
+
+    Args:
+        capacity: Rows kept; the oldest goes first.
+        schema: Fields of a row by name: ``Field``s, or dicts and tuples of them. ``reward`` (float32) and ``done``
+            (bool) are added where it lacks them, ``next_obs`` as ``next_obs=`` says.
+        obs_shape, obs_dtype, action_shape, action_dtype: The short form of a schema.
+        next_obs: ``"stored"`` keeps a copy in the row, None has none.
+        sampler: How rows are drawn; ``Uniform()`` by default.
+        view: How rows become examples; ``Transitions()`` by default.
+        storage: None is memory of this process; ``"shm://name"`` and ``"file://path"`` make a file with the whole
+            state in it, which ``sharpwave.open`` attaches to.
+        exist: What to do where that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
+        num_envs: Environments that step together. Given, an ``add`` brings (steps, num_envs) rows in time order.
+        writers: How many writers may be open at once; never divides the capacity.
+        seed: Of the draws; None takes one from the system (``stats()["seed"]`` tells it).
+
+    Example:
+        >>> import numpy as np, sharpwave as sw
+        >>> buf = sw.ReplayBuffer(1000, obs_shape=(4,), action_shape=(2,), seed=0)
+        >>> buf.add(np.zeros(4), np.ones(2), 1.0, np.zeros(4), False)
+        >>> buf.sample(32)["obs"].shape
+        (32, 4)
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        schema: Mapping[str, Node] | None = None,
+        obs_shape: tuple[int, ...] | int | None = None,
+        obs_dtype: Any = "float32",
+        action_shape: tuple[int, ...] | int = (),
+        action_dtype: Any = "float32",
+        next_obs: Literal["stored"] | None = "stored",
+        sampler: Uniform | None = None,
+        view: Transitions | None = None,
+        storage: str | None = None,
+        exist: Literal["error", "replace", "attach"] = "error",
+        num_envs: int | None = None,
+        writers: int = 64,
+        seed: int | None = None,
+    ) -> None:
+        where = "ReplayBuffer()"
+        capacity = _whole(where, "capacity", capacity, 1)
+        num_envs = None if num_envs is None else _whole(where, "num_envs", num_envs, 1)
+        writers = _whole(where, "writers", writers, 1)
+        seed = secrets.randbits(63) if seed is None else _whole(where, "seed", seed, 0)
+        sampler = _one_of(where, "sampler", sampler, Uniform)
+        view = _one_of(where, "view", view, Transitions)
+        if exist not in ("error", "replace", "attach"):
+            raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {exist!r}")
+        built = transitions(
+            schema,
+            obs_shape=obs_shape,
+            obs_dtype=obs_dtype,
+            action_shape=action_shape,
+            action_dtype=action_dtype,
+            next_obs=next_obs,
+        )
+        path = None if storage is None else to_path(storage, f"{where}: storage")
+        if storage is not None and path is None:
+            raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
+        if path is not None and exist == "attach" and path.exists():
+            self._adopt(_core.Table.attach(str(path)), storage)
+            if self._schema != built or self.capacity != capacity or self.num_envs != num_envs:
+                self.close()
+                raise SchemaError(f"{where}: exist='attach': {storage!r} has another schema, capacity or num_envs")
+            return
+        description = {
+            "face": "ReplayBuffer",
+            "schema": built.to_plain(),
+            "num_envs": num_envs,
+            "sampler": sampler.to_plain(),
+            "view": view.to_plain(),
+        }
+        table = _core.Table.create(
+            fields=built.engine_fields(),
+            capacity=capacity,
+            width=num_envs or 1,
+            writers=writers,
+            seed=seed,
+            checksums=storage is not None and storage.startswith("file://"),
+            description=json.dumps(description),
+            path="" if path is None else str(path),
+            replace=exist == "replace",
+        )
+        self._adopt(table, storage)
+
+    def _adopt(self, table: _core.Table, address: str | None) -> None:
+        """Takes a table as it is; everything about the buffer is read from it."""
+        description = json.loads(table.description)
+        self._schema = Schema.from_plain(description["schema"])
+        self._num_envs: int | None = description["num_envs"]
+        self._capacity: int = table.capacity
+        self._address = address
+        self._writer: _core.Writer | None = None
+        self._table = table
+        table.bind(self._schema.tree())
+
+    @classmethod
+    def _from_table(cls, table: _core.Table, address: str | None) -> ReplayBuffer:
+        buffer = cls.__new__(cls)
+        buffer._adopt(table, address)
+        return buffer
+
+    @classmethod
+    def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
+        """A buffer whose rows hold what a Gymnasium environment gives and takes.
+
+        A vector environment sets ``num_envs``. Dtypes are the spaces' own.
+
+        Args:
+            env: A Gymnasium environment, single or vectorised.
+            capacity: Rows kept, over all environments.
+            **options: Passed on to the constructor.
+        """
+        if hasattr(env, "single_observation_space"):
+            options.setdefault("num_envs", env.num_envs)
+            spaces = env.single_observation_space, env.single_action_space
+        else:
+            spaces = env.observation_space, env.action_space
+        schema = {
+            "obs": from_space(spaces[0], "observation_space"),
+            "action": from_space(spaces[1], "action_space"),
+        }
+        return cls(capacity, schema={**schema, **options.pop("schema", {})}, **options)
+
+    # ---- writing ------------------------------------------------------------------------------------------------
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Adds one row, or n rows with a leading axis; returns when they can be drawn.
+
+        Values come in the order ``obs, action, reward, next_obs, done`` followed by further fields, or by name.
+        ``terminated=`` is another name of ``done=``; ``truncated=True`` ends an episode without claiming termination.
+        ``mask=`` (one truth value a row) leaves out rows where it is False; their step keeps its place.
+
+        Raises:
+            SchemaError: A value does not fit its field. Nothing was written.
+        """
+        writer = self._own_writer()
+        if type(self).add is ReplayBuffer.add:
+            # From now on ``buf.add`` is the writer's own method: the call goes straight into the engine, which saves
+            # half of its time. A subclass that overrides add() keeps its own.
+            self.__dict__["add"] = writer.add
+        writer.add(*args, **kwargs)
+
+    def _own_writer(self) -> _core.Writer:
+        if self._writer is None:
+            self._writer = self._new_writer()
+        return self._writer
+
+    def _new_writer(self) -> _core.Writer:
+        careful = functools.partial(prepare, self._schema, self._capacity, self._num_envs)
+        return _core.Writer(self._table, careful)
+
+    def writer(self) -> Writer:
+        """A writer of its own for a thread: threads that share one take turns, and their rows mix."""
+        return Writer(self._new_writer())
+
+    # ---- reading ------------------------------------------------------------------------------------------------
+
+    def sample(
+        self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None
+    ) -> dict[str, Any]:
+        """Draws rows uniformly, with replacement.
+
+        Args:
+            batch_size: How many.
+            out: A batch of the same size to fill instead of new arrays; it is also what is returned.
+            device: None gives NumPy arrays; ``"cpu"`` torch tensors over the same memory; another device a copy there.
+
+        Returns:
+            A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
+            name one row for ever.
+
+        Raises:
+            NotReady: The buffer is empty.
+        """
+        if type(batch_size) is not int or not 0 < batch_size < 2**32:
+            batch_size = _whole("sample()", "batch_size", batch_size, 1, 2**32 - 1)
+        if device is None:
+            return self._table.sample(batch_size, out)  # type: ignore[no-any-return]
+        if out is None:
+            return to_torch(self._table.sample(batch_size, None), device)
+        self._table.sample(batch_size, as_host_arrays(out, device))
+        return out
+
+    def get(self, indices: Any) -> dict[str, Any]:
+        """Reads rows by the serials that ``sample`` gave, with ``"truncated"`` besides.
+
+        Raises:
+            StaleHandle: One of them is no longer in the buffer.
+        """
+        array = np.asarray(indices)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise SchemaError(f"get(): indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
+        return self._table.read(np.ascontiguousarray(array, np.int64), False)  # type: ignore[no-any-return]
+
+    def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
+        """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""
+        batch_size = _whole("rows()", "batch_size", batch_size, 1)
+        serials = self._table.live_serials()
+        for start in range(0, len(serials), batch_size):
+            batch = self._table.read(serials[start : start + batch_size], True)
+            if len(batch["indices"]):
+                yield batch
+
+    # ---- facts --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._table.size()
+
+    @property
+    def capacity(self) -> int:
+        """Rows kept at most."""
+        return self._capacity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next row will push one out."""
+        return len(self) == self._capacity
+
+    @property
+    def num_envs(self) -> int | None:
+        """Environments that step together, or None."""
+        return self._num_envs
+
+    @property
+    def schema(self) -> dict[str, Node]:
+        """Fields by name, in the order of positional arguments."""
+        return dict(self._schema.fields)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes, as plain numbers: what a logger wants."""
+        return {"storage": self._address or "memory", **self._table.stats()}
+
+    def __repr__(self) -> str:
+        state = "closed" if self._table.closed else f"{len(self)} of {self._capacity} rows"
+        return f"<ReplayBuffer {self._address or 'in memory'}: {state}, fields {', '.join(self._schema.names)}>"
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forgets every row. Serials go on; the seed's stream goes on."""
+        self._table.clear()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a snapshot (rows, counters, random stream) to a file, whole or not at all.
+
+        ``sharpwave.open(path)`` loads it. An older snapshot at ``path`` is replaced; anything else is not.
+        """
+        target = Path(os.fspath(path))
+        if to_path(str(path), "save()") is not None:
+            raise StorageError(f"save(): expected a path, got {str(path)!r}; leave out the 'file://'")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {error.strerror}") from None
+        self._table.save(str(target))
+
+    def flush(self) -> None:
+        """Returns when every row added so far is on the disk. Nothing to do for memory."""
+        self._table.flush()
+
+    def close(self, unlink: bool = False) -> None:
+        """Ends open episodes as truncated and lets go of the storage. A second call does nothing.
+
+        Args:
+            unlink: Also removes the file behind ``shm://`` or ``file://``.
+        """
+        path = None if self._address is None else to_path(self._address, "close()")
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self.__dict__.pop("add", None)
+        self._table.close()
+        if unlink and path is not None:
+            path.unlink(missing_ok=True)
+            Path(f"{path}.lock").unlink(missing_ok=True)
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._table.closed:
+            raise ClosedError("pickle: the buffer is closed")
+        if self._address is None:
+            raise TypeError(
+                "pickle: a buffer in memory belongs to one process; give storage='shm://name' to share it, or save() it"
+            )
+        return open, (self._address,)
+
+
+class Writer:
+    """A stream of rows of its own into a buffer; ``add`` is the buffer's. Made by ``buf.writer()``."""
+
+    def __init__(self, writer: _core.Writer) -> None:
+        self._writer = writer
+        self.add = writer.add
+
+    def close(self) -> None:
+        """Ends open episodes as truncated and gives the place back. A second call does nothing."""
+        self._writer.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open(address: str | os.PathLike[str]) -> ReplayBuffer:
+    """Opens a buffer that exists.
+
+    Args:
+        address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
+            are attached to in place: what one process adds, the others see.
+
+    Raises:
+        StorageError: It is absent, foreign, truncated or damaged; the message says which.
+    """
+    text = os.fspath(address)
+    path = to_path(text, "open()")
+    if path is None:
+        return ReplayBuffer._from_table(_core.Table.load(text), None)
+    return ReplayBuffer._from_table(_core.Table.attach(str(path)), text)
+
+
+def _whole(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number <= most:
+        bound = f"at least {least}" if most == 2**63 - 1 else f"{least} to {most}"
+        raise SchemaError(f"{where}: {name}: expected a whole number, {bound}, got {value!r}")
+    return number
+
+
+def _one_of(where: str, name: str, value: Any, kind: Any) -> Any:
+    value = kind() if value is None else value
+    if not isinstance(value, kind):
+        raise SchemaError(f"{where}: {name}: expected {kind.__name__}(), got {value!r}")
+    return value

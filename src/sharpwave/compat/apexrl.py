@@ -1,0 +1,137 @@
+"""The names of ApexRL's buffers: torch tensors in, torch tensors out.
+
+    from sharpwave.compat.apexrl import ReplayBuffer
+
+Two things differ from upstream, on purpose. The action dtype is taken from the first action when it is not given:
+upstream's default of int64 turns 0.5 into 0. And one unbatched transition is one row: upstream reads an observation of
+four numbers as four rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import sharpwave as sw
+from sharpwave.errors import SchemaError
+
+__all__ = ["ReplayBuffer"]
+
+_PLURAL = {
+    "obs": "observations",
+    "action": "actions",
+    "reward": "rewards",
+    "next_obs": "next_observations",
+    "done": "dones",
+    "critic_obs": "critic_observations",
+    "next_critic_obs": "next_critic_observations",
+}
+
+
+class ReplayBuffer:
+    """ApexRL's replay buffer over ``sharpwave.ReplayBuffer``, which ``.inner`` holds after the first add.
+
+    Args:
+        capacity: Rows kept.
+        obs_shape: Shape of one observation.
+        action_shape: Shape of one action.
+        device: Where batches go; rows stay in host memory.
+        obs_dtype: Of observations.
+        action_dtype: Of actions; None takes int64 or float32, as the first action is.
+        critic_obs_shape: Shape of the critic's own observation, if there is one.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_shape: tuple[int, ...],
+        action_shape: tuple[int, ...] = (),
+        device: Any = "cpu",
+        obs_dtype: Any = torch.float32,
+        action_dtype: Any = None,
+        critic_obs_shape: tuple[int, ...] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._capacity = capacity
+        self._device = torch.device(device)
+        self._seed = seed
+        self._action_shape = sw.Field(action_shape).shape
+        self._action_dtype = action_dtype
+        self._schema: dict[str, Any] = {"obs": sw.Field(obs_shape, obs_dtype), "done": sw.Field((), "float32")}
+        if critic_obs_shape is not None:
+            self._schema["critic_obs"] = sw.Field(critic_obs_shape)
+            self._schema["next_critic_obs"] = sw.Field(critic_obs_shape)
+        self.inner: sw.ReplayBuffer | None = None
+        sw.ReplayBuffer(capacity, obs_shape=1).close()  # a wrong capacity is an error here, not at the first add
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        next_obs: Any,
+        done: Any,
+        critic_obs: Any = None,
+        next_critic_obs: Any = None,
+    ) -> None:
+        """Adds one transition, or a batch with a leading axis; a batch of none does nothing."""
+        values = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs, "done": done}
+        values |= {"critic_obs": critic_obs, "next_critic_obs": next_critic_obs}
+        row = {name: _to_host(value) for name, value in values.items() if value is not None}
+        if row["reward"].size == 0:
+            return
+        inner = self.inner or self._build(row["action"])
+        inner.add(**row)
+        self.inner = inner  # only now: a first add that fails leaves nothing decided
+
+    def _build(self, action: np.ndarray[Any, Any]) -> sw.ReplayBuffer:
+        dtype = self._action_dtype
+        if dtype is None:
+            dtype = "int64" if action.dtype.kind in "iub" else "float32"
+        schema = {**self._schema, "action": sw.Field(self._action_shape, dtype)}
+        return sw.ReplayBuffer(self._capacity, schema=schema, seed=self._seed)
+
+    def sample(self, batch_size: int) -> dict[str, torch.Tensor]:
+        """Rows drawn with replacement, as tensors on the buffer's device.
+
+        Raises:
+            SchemaError: ``batch_size`` is not positive, or more than the buffer holds.
+        """
+        if batch_size < 1 or batch_size > len(self):
+            raise SchemaError(f"sample(): batch_size: expected 1 to the {len(self)} rows held, got {batch_size}")
+        assert self.inner is not None
+        batch = self.inner.sample(batch_size, device=self._device)
+        return {_PLURAL[name]: tensor for name, tensor in batch.items() if name in _PLURAL}
+
+    def __len__(self) -> int:
+        return 0 if self.inner is None else len(self.inner)
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        if self.inner is not None:
+            self.inner.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows as tensors, oldest first, and what they must fit."""
+        held = [] if self.inner is None else list(self.inner.rows())
+        rows = {
+            name: torch.from_numpy(np.concatenate([part[name] for part in held]))
+            for name in (held[0] if held else {})
+            if name in _PLURAL
+        }
+        return {"capacity": self._capacity, "rows": rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the rows by those of ``state_dict()``."""
+        if state["capacity"] != self._capacity:
+            raise SchemaError(f"load_state_dict(): capacity: expected {self._capacity}, got {state['capacity']}")
+        self.clear()
+        if state["rows"]:
+            self.add(**state["rows"])
+
+
+def _to_host(value: Any) -> np.ndarray[Any, Any]:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
