@@ -18,7 +18,9 @@ from harness.workloads import ATARI, W1, WORKLOADS, Workload
 MEMORY_SHARE = 1.3  # of the raw bytes that a contender needs, generously
 
 
-def run_workload(workload: Workload, options: argparse.Namespace, left_out: LeftOut) -> dict | None:
+def run_workload(
+    workload: Workload, options: argparse.Namespace, left_out: LeftOut
+) -> results.Document | None:
     capacity = options.rows[workload.name]
     needed = int(MEMORY_SHARE * len(options.contenders) * capacity * workload.row_bytes)
     if needed > machine.available_bytes():

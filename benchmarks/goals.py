@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from harness.results import duration, figure, ratio
+from harness.results import Document, duration, figure, ratio
 from names import KINDS, contender_of, is_library, name
 
 Cases = dict[str, dict[str, dict[str, float]]]
@@ -53,7 +53,7 @@ def times_faster(goal: str, least: float, ours: float | None, rival: tuple[str, 
     return Verdict(goal, f"{ratio(rival[1] / ours)} ({name(rival[0])})", rival[1] / ours >= least)
 
 
-def replay_goals(workloads: dict) -> Iterator[Verdict]:
+def replay_goals(workloads: Document) -> Iterator[Verdict]:
     w1: Cases = workloads.get("w1", {}).get("cases", {})
     atari: Cases = workloads.get("atari", {}).get("cases", {})
 
@@ -83,7 +83,7 @@ def replay_goals(workloads: dict) -> Iterator[Verdict]:
     yield times_faster("image rows, sample(256), fastest peer library", 1.3, ours, peer)
 
 
-def memory_goals(workloads: dict) -> Iterator[Verdict]:
+def memory_goals(workloads: Document) -> Iterator[Verdict]:
     def percent(share: float) -> str:
         return f"{figure(100 * share)}%"
 
@@ -99,7 +99,7 @@ def growth(curve: dict[str, dict[str, float]]) -> float | None:
     return many["min_ns"] / few["min_ns"] if few and many else None
 
 
-def all_goals(replay: dict | None, memory: dict | None, scaling: dict | None) -> list[Verdict]:
+def all_goals(replay: Document | None, memory: Document | None, scaling: Document | None) -> list[Verdict]:
     curve = (scaling or {}).get("curves", {}).get("sharpwave", {})
     return [
         *replay_goals((replay or {}).get("workloads", {})),

@@ -9,7 +9,7 @@ NAMES = {
     "sharpwave/torch": 'Sharpwave, device="cpu"',
     "numpy_ring": "NumPy ring",
     "numpy_ring/take": "NumPy ring with take",
-    "c_limit": "limit: bare C gather",
+    "c_limit": "bare C gather, one thread",
     "empty_loop": "the timing loop itself",
     "sb3": "Stable-Baselines3",
     "reverb": "Reverb",

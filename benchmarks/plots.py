@@ -10,7 +10,7 @@ matplotlib.use("Agg")  # before pyplot: no display is needed or asked for
 
 import matplotlib.pyplot as plt
 from goals import MOST_BEYOND_RAW
-from harness.results import duration
+from harness.results import Document, duration
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -43,7 +43,7 @@ def short_duration(ns: float, _position: float = 0) -> str:
     return f"{float(value):g} {unit}"
 
 
-def headline(replay: dict, path: Path) -> None:
+def headline(replay: Document, path: Path) -> None:
     cases = replay["workloads"]["w1"]["cases"]
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axes, (case, title) in zip(panels, PANELS.items(), strict=True):
@@ -68,7 +68,7 @@ def headline(replay: dict, path: Path) -> None:
     save(figure, path)
 
 
-def memory(document: dict, path: Path) -> None:
+def memory(document: Document, path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
     for axes, (workload, kind) in zip(panels, KINDS.items(), strict=True):
         for contender, points in document["workloads"].get(workload, {}).items():
@@ -86,7 +86,7 @@ def memory(document: dict, path: Path) -> None:
     save(figure, path)
 
 
-def scaling(document: dict, path: Path) -> None:
+def scaling(document: Document, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for label, curve in document["curves"].items():
         if label in LEFT_OUT:

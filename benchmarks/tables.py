@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from goals import Verdict, fastest, fastest_library, fastest_ring, growth, minimum
-from harness.results import duration, figure, ratio, size
+from harness.results import Document, duration, figure, ratio, size
 from names import KINDS, YARDSTICKS, case_name, contender_of, is_rival, name
 
 
@@ -23,7 +23,7 @@ def small(text: str) -> str:
     return f"<sub>{text}</sub>"
 
 
-def machine_line(document: dict) -> str:
+def machine_line(document: Document) -> str:
     facts, settings = document["machine"], document["settings"]
     text = (
         f"{facts['cpu']}, {facts['cores']} cores, {figure(facts['memory_gib'])} GiB, "
@@ -36,7 +36,7 @@ def machine_line(document: dict) -> str:
     return small(text + (" A quick run: a look, not a result." if settings["quick"] else ""))
 
 
-def headline(replay: dict) -> str:
+def headline(replay: Document) -> str:
     rows = []
     for kind, workload in replay["workloads"].items():
         for case in workload["cases"]:
@@ -47,7 +47,7 @@ def headline(replay: dict) -> str:
     return "\n\n".join([table(head, rows), small(f"Full buffers. {sizes}."), machine_line(replay)])
 
 
-def headline_row(cases: dict, case: str) -> list[str] | None:
+def headline_row(cases: Document, case: str) -> list[str] | None:
     ours = minimum(cases, case, "sharpwave")
     if ours is None:
         return None
@@ -58,11 +58,11 @@ def headline_row(cases: dict, case: str) -> list[str] | None:
     return row
 
 
-def stored(workload: dict) -> str:
+def stored(workload: Document) -> str:
     return f"{workload['capacity']:,} x ({workload['title']}), {size(workload['row_bytes'])} a row"
 
 
-def contest(workload: dict, replay: dict) -> str:
+def contest(workload: Document, replay: Document) -> str:
     """Every contender and every case of one kind of row; bold is the fastest that a user could choose."""
     cases, contenders = workload["cases"], workload["contenders"]
     seen = dict.fromkeys(label for times in cases.values() for label in times)
@@ -92,7 +92,7 @@ def cell(times: dict[str, float] | None, is_best: bool = False) -> str:
     return f"{f'**{least}**' if is_best else least} ({duration(times['median_ns'])})"
 
 
-def memory(document: dict) -> str:
+def memory(document: Document) -> str:
     rows = []
     for kind, curves in document["workloads"].items():
         for contender, points in curves.items():
@@ -104,7 +104,7 @@ def memory(document: dict) -> str:
     return table(head, rows) + "\n\n" + machine_line(document)
 
 
-def scaling(document: dict) -> str:
+def scaling(document: Document) -> str:
     sizes = sorted({int(rows) for curve in document["curves"].values() for rows in curve})
     rows = []
     for label, curve in document["curves"].items():
@@ -115,7 +115,7 @@ def scaling(document: dict) -> str:
     return table(head, rows) + "\n\n" + machine_line(document)
 
 
-def seed_targets(engine: list[dict]) -> str:
+def seed_targets(engine: list[Document]) -> str:
     rows = []
     for entry in engine:
         times = [duration(entry[key]) for key in ("p50_ns", "p99_ns", "min_ns")]
@@ -128,7 +128,7 @@ def goals(verdicts: list[Verdict]) -> str:
     return table(["goal", "measured", ""], [[v.goal, v.measured, words[v.held]] for v in verdicts])
 
 
-def wins(replay: dict, verdicts: list[Verdict]) -> str:
+def wins(replay: Document, verdicts: list[Verdict]) -> str:
     """Where a rival is faster and which goals are missed: what one would rather not write by hand."""
     lines = []
     for kind, workload in replay["workloads"].items():

@@ -105,8 +105,8 @@ def td_loss(
         next_action = online(batch["next_obs"]).argmax(dim=1, keepdim=True)
         next_value = target(batch["next_obs"]).gather(1, next_action).squeeze(1)
         # `done` is True only where the pole fell; at the time limit the next state still has its value.
-        # Rewards weigh 1 - gamma, so values lie in 0..1, inside the quadratic part of the Huber loss: on the
-        # linear part the rare, large error of a fall counts too little and the cart learns to drift away.
+        # Rewards weigh 1 - gamma, so values lie in 0..1 and errors in the quadratic part of the Huber loss;
+        # with plain rewards values near 100 put the error of a fall on its linear part.
         goal = (1.0 - gamma) * batch["reward"] + gamma * next_value * ~batch["done"]
     value = online(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
     return nn.functional.smooth_l1_loss(value, goal)
@@ -130,7 +130,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
     online = make_q_network()
     target = copy.deepcopy(online)
     optimizer = torch.optim.Adam(online.parameters(), lr=config.learning_rate, fused=True)
-    # The rate falls to zero with the run: late, noisy batches then no longer undo a policy that balances.
+    # A falling rate calms the end of the run but does not rule out a late relapse: the best weights are kept.
     decay = torch.optim.lr_scheduler.LinearLR(
         optimizer, 1.0, 0.0, total_iters=config.steps // config.learn_every
     )
@@ -188,7 +188,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
 
         last = step == config.steps
         if last or step % config.evaluate_every == 0:
-            # The target network averages the online one over its last steps, and so acts more steadily.
+            # The target network is evaluated and kept: it averages the online one over its last steps.
             mean_return = evaluate(target, episodes=10, first_seed=1_000_000)
             result.evaluations.append((step, mean_return))
             if mean_return >= best_return:  # of equals the later one has learnt more

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.workloads import Workload
 
@@ -67,10 +68,12 @@ class Player:
             stderr=self._log,
             text=True,
         )
-        assert self._process.stdin and self._process.stdout  # for the type checker: both are pipes
+        # For the type checker: both are pipes.
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
 
-    def ask(self, do: str, **arguments: object):
+    def ask(self, do: str, **arguments: object) -> Any:
         try:
             self._requests.write(json.dumps({"do": do, **arguments}) + "\n")
             self._requests.flush()
@@ -142,7 +145,7 @@ class LeftOut:
 
 def start(
     label: str, contender: str, workload: Workload, capacity: int, left_out: LeftOut
-) -> tuple[Player, dict] | None:
+) -> tuple[Player, dict[str, Any]] | None:
     """A filled contender and what it says about itself, or None when it cannot run here."""
     player = None
     try:

@@ -17,7 +17,7 @@ def describe() -> dict[str, str | int | float]:
         "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "load_at_start": round(os.getloadavg()[0], 2),
     }
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
+
+# As read from JSON: nested, with text for every key.
+Document = dict[str, Any]
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
-def save(name: str, document: dict) -> None:
+def save(name: str, document: Document) -> None:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(f"wrote {path}")
 
 
-def load(name: str):
+def load(name: str) -> Any:
     """The stored document, or None when that benchmark has not run."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None

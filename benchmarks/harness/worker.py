@@ -105,13 +105,13 @@ class Worker:
         self.contender = Contender()  # stands in until `fill`
         self.operations: dict[str, Operation] = {}
 
-    def fill(self, workload: str, capacity: int) -> dict:
+    def fill(self, workload: str, capacity: int) -> dict[str, object]:
         self.contender = self.make()
         self.contender.fill(WORKLOADS[workload], capacity)
         versions = {name: importlib.metadata.version(name) for name in self.contender.packages}
         return {"versions": versions, "note": self.contender.note}
 
-    def prepare(self, case: str, burst_s: float) -> dict:
+    def prepare(self, case: str, burst_s: float) -> dict[str, int | str]:
         """Calls of a burst for each variant of the case, or the reason why a variant cannot run."""
         verb, count = case.split("_")
         # The last case's buffers go before this case's are made.

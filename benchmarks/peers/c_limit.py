@@ -1,4 +1,4 @@
-"""The limit: `gather.c`, compiled here with the system's compiler and called through ctypes."""
+"""The limit of one thread: `gather.c`, compiled here with the system's compiler and called through ctypes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 
 class CLimit(Contender):
-    note = "the loop over calls is in C, too"
+    note = "one thread and plain copies; the loop over calls is in C, too"
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload, self.capacity = workload, ctypes.c_int64(capacity)

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #define SHARPWAVE_STREAM(to, from) \
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))
+#define SHARPWAVE_STREAM_END() _mm_sfence()
 #include "table/copy_kernels.inc"
 
 namespace sharpwave {

@@ -5,8 +5,10 @@
 #include <emmintrin.h>
 #define SHARPWAVE_STREAM(to, from) \
     _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))
+#define SHARPWAVE_STREAM_END() _mm_sfence()
 #else
 #define SHARPWAVE_STREAM(to, from) move<kVector>(to, from)
+#define SHARPWAVE_STREAM_END()
 #endif
 #include "table/copy_kernels.inc"
 

@@ -97,6 +97,15 @@ Header plan_snapshot(const Table& table, std::uint64_t slots) {
     return header;
 }
 
+// Records change while they are copied: word by word, so that each number is one that was there.
+void copy_records(std::byte* to, std::byte* from, std::uint64_t bytes) {
+    for (std::uint64_t at = 0; at < bytes; at += 8) {
+        const std::uint64_t word =
+            std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(from + at)).load(std::memory_order_relaxed);
+        std::memcpy(to + at, &word, 8);
+    }
+}
+
 // Copies a row if it is whole and before the cut. Returns its word, or 0.
 std::uint64_t copy_row(const Table& table, std::uint64_t slot, std::uint64_t least, std::uint64_t cut,
                        std::byte* to) {
@@ -124,7 +133,11 @@ void Table::save(const std::string& path) const {
     Header header = plan_snapshot(*this, slots);
     Storage file = Storage::create(path, header.total_bytes);
     std::byte* base = file.data();
-    for (RegionId id : {kCounters, kWriters, kBlocks, kFields, kDescription}) {
+    for (RegionId id : {kCounters, kWriters, kBlocks}) {
+        copy_records(base + header.regions[id].offset, storage_.data() + header_->regions[id].offset,
+                     header.regions[id].bytes);
+    }
+    for (RegionId id : {kFields, kDescription}) {
         std::memcpy(base + header.regions[id].offset, storage_.data() + header_->regions[id].offset,
                     header.regions[id].bytes);
     }

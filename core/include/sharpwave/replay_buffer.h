@@ -17,8 +17,10 @@
 #include <span>
 #include <stdexcept>
 #include <type_traits>
+#include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "sampling/uniform.h"
 #include "table/table.h"
 #include "table/writer.h"

@@ -1,0 +1,80 @@
+#include <gtest/gtest.h>
+#include <sharpwave/replay_buffer.h>
+
+#include <array>
+#include <thread>
+
+using namespace sharpwave;
+
+namespace {
+
+using Observation = std::array<float, 5>;
+using Buffer = ReplayBuffer<Observation, int>;
+
+Buffer::TransitionType transition(int step) {
+    const float now = static_cast<float>(step);
+    return {{now, now, now, now, now}, step % 3, now * 0.5f, {now + 1, now + 1, now + 1, now + 1, now + 1}, step % 10 == 9};
+}
+
+}  // namespace
+
+TEST(Face, KeepsTheNewestTransitions) {
+    Buffer buffer({.capacity = 100});
+    EXPECT_EQ(buffer.size(), 0u);
+    EXPECT_FALSE(buffer.is_full());
+    for (int step = 0; step < 250; ++step) buffer.add(transition(step));
+    EXPECT_EQ(buffer.size(), 100u);
+    EXPECT_EQ(buffer.capacity(), 100u);
+    EXPECT_TRUE(buffer.is_full());
+    std::vector<std::size_t> indices;
+    for (const auto& row : buffer.sample(500, &indices)) {
+        const int step = static_cast<int>(row.observation[0]);
+        const auto expected = transition(step);
+        EXPECT_GE(step, 150);
+        EXPECT_EQ(row.observation, expected.observation);
+        EXPECT_EQ(row.next_observation, expected.next_observation);
+        EXPECT_EQ(row.action, expected.action);
+        EXPECT_EQ(row.reward, expected.reward);
+        EXPECT_EQ(row.done, expected.done);
+    }
+    for (std::size_t index : indices) EXPECT_GE(index, 150u);
+}
+
+TEST(Face, AddsAndDrawsThroughSpans) {
+    Buffer buffer({.capacity = 64});
+    std::vector<Buffer::TransitionType> rows, batch(16);
+    for (int step = 0; step < 40; ++step) rows.push_back(transition(step));
+    buffer.add(std::span<const Buffer::TransitionType>(rows));
+    EXPECT_EQ(buffer.size(), 40u);
+    buffer.sample_into(batch);
+    for (const auto& row : batch) EXPECT_EQ(row.next_observation[0], row.observation[0] + 1);
+}
+
+TEST(Face, SaysWhatItCannotDo) {
+    EXPECT_THROW(Buffer({.capacity = 0}), Error);
+    EXPECT_THROW(Buffer({.capacity = 10, .strategy = SamplingStrategy::Prioritized}), std::invalid_argument);
+    EXPECT_THROW(Buffer({.capacity = 10, .enable_compression = true}), std::invalid_argument);
+    Buffer buffer({.capacity = 10});
+    EXPECT_THROW(buffer.sample(1), Error);
+    EXPECT_THROW(buffer.update_priorities({0}, {1.0f}), std::logic_error);
+}
+
+TEST(Face, IsSafeForThreads) {
+    Buffer buffer({.capacity = 128});
+    buffer.add(transition(0));
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; ++t) {
+        threads.emplace_back([&] {
+            for (int step = 0; step < 3000; ++step) buffer.add(transition(step));
+        });
+        threads.emplace_back([&] {
+            for (int round = 0; round < 300; ++round) {
+                for (const auto& row : buffer.sample(32)) {
+                    EXPECT_EQ(row.next_observation[4], row.observation[0] + 1);
+                }
+            }
+        });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_TRUE(buffer.is_full());
+}
