@@ -17,7 +17,7 @@ using namespace format;
 namespace {
 
 // From here on a copy is worth waking other threads for, and its outputs are worth keeping out of the caches.
-constexpr std::uint64_t kParallelBytes = 1 << 20;
+constexpr std::uint64_t kParallelBytes = 512 << 10;
 constexpr std::uint64_t kStreamingBytes = 4 << 20;
 
 void remember_system(Counters& counters) {

@@ -211,7 +211,7 @@ class ReplayBuffer:
         if device is None:
             return self._table.sample(batch_size, out)  # type: ignore[no-any-return]
         if out is None:
-            return to_torch(self._table.sample(batch_size, None), device)
+            return to_torch(self._table.sample(batch_size), device)
         self._table.sample(batch_size, as_host_arrays(out, device))
         return out
 

@@ -1,0 +1,89 @@
+# Everything a clone needs is made here: `make demo` and `make test` set themselves up in .venv, by package name, with pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := CMakeLists.txt pyproject.toml examples/dqn.py $(shell find core bindings src -type f -not -name '*.pyc')
+CPP_BUILD := build/cpp
+CPP_FILES := $(shell find core bindings tests/cpp benchmarks examples -name '*.h' -o -name '*.cpp' -o -name '*.inc')
+PY_PLACES := src tests benchmarks examples
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-python test-cpp check format bench soak clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# torch is pinned, and installed before anything that could ask for another one.
+$(BIN)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet torch==2.13.0
+	@touch $@
+
+$(BIN)/.demo: $(BIN)/.torch $(SOURCES)
+	$(BIN)/pip install --quiet ".[demo]"
+	@touch $@
+
+$(BIN)/.test: $(BIN)/.torch $(SOURCES)
+	$(BIN)/pip install --quiet ".[demo,test]" cmake ninja
+	@touch $@ $(BIN)/.demo
+
+$(BIN)/.check: $(BIN)/.test
+	$(BIN)/pip install --quiet ".[check]"
+	@touch $@
+
+demo: $(BIN)/.demo  ## set up, then train DQN on CartPole on the real buffer
+	$(BIN)/sharpwave demo
+
+test: test-python test-cpp  ## set up, then run every test
+
+test-python: $(BIN)/.test
+	$(BIN)/python -m pytest
+
+# Three builds: as users get it, with address and undefined-behaviour sanitizers, with the thread sanitizer (which is
+# slow, and has nothing to say about one thread).
+test-cpp: $(BIN)/.test
+	@if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then \
+		echo "GoogleTest is not installed (Debian: libgtest-dev): the C++ tests were left out"; \
+	else set -e; for sanitize in none address,undefined thread; do \
+		echo "C++ tests, sanitizers: $$sanitize"; \
+		build=$(CPP_BUILD)/$${sanitize%%,*}; \
+		$(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_TESTS=ON \
+			-DSHARPWAVE_BENCHMARKS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+			-DSHARPWAVE_SANITIZE=$$(echo $$sanitize | sed s/none//) >/dev/null; \
+		$(BIN)/cmake --build $$build | grep -E 'error|warning|FAILED' && exit 1 || true; \
+		if [ $$sanitize = thread ]; then only='Threads.*:Workers.*:Face.IsSafeForThreads'; else only='*'; fi; \
+		$$build/sharpwave_tests --gtest_brief=1 --gtest_filter="$$only"; \
+		$$build/example_replay >/dev/null; \
+	done; fi
+
+format: $(BIN)/.check  ## rewrite the sources in the house style
+	$(BIN)/clang-format -i $(CPP_FILES)
+	$(BIN)/ruff check --quiet --fix $(PY_PLACES)
+	$(BIN)/ruff format --quiet $(PY_PLACES)
+
+check: $(BIN)/.check  ## check format, lint and types of both languages
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	$(BIN)/ruff check $(PY_PLACES)
+	$(BIN)/ruff format --check $(PY_PLACES)
+	$(BIN)/mypy
+
+bench: $(BIN)/.test  ## measure against every peer that installs; writes the tables and plots of README and docs
+	$(BIN)/python benchmarks/setup_peers.py
+	$(BIN)/cmake -S . -B $(CPP_BUILD)/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_BENCHMARKS=ON >/dev/null
+	$(BIN)/cmake --build $(CPP_BUILD)/bench
+	mkdir -p benchmarks/results
+	$(CPP_BUILD)/bench/bench_engine benchmarks/results/engine.json
+	$(BIN)/python benchmarks/bench_replay.py
+	$(BIN)/python benchmarks/bench_memory.py
+	$(BIN)/python benchmarks/bench_scaling.py
+	$(BIN)/python benchmarks/report.py
+
+soak: $(BIN)/.test  ## long sweeps: many more random cases, the threaded tests over and over
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model tests/unit/test_threads.py
+	$(MAKE) test-cpp
+	$(CPP_BUILD)/none/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
+	$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_repeat=5 --gtest_filter='Threads.*'
+
+clean:  ## remove what was made here
+	rm -rf $(VENV) build

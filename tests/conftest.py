@@ -1,0 +1,39 @@
+"""What every room of the tests shares: hypothesis without deadlines, and shared memory that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from sharpwave import _core
+
+settings.register_profile(
+    "sharpwave", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("sharpwave")
+
+_PREFIX = f"test-{os.getpid()}-"
+
+
+def _shared_files(part: str) -> list[Path]:
+    return [path for path in Path(_core.shared_memory_folder).glob("sharpwave-*") if part in path.name]
+
+
+@pytest.fixture
+def shm_address() -> Iterator[str]:
+    """An address in shared memory that nobody else uses; what is left there after the test is removed."""
+    name = f"{_PREFIX}{uuid.uuid4().hex}"
+    yield f"shm://{name}"
+    for path in _shared_files(name):
+        path.unlink()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_memory_is_left_clean() -> Iterator[None]:
+    yield
+    assert _shared_files(_PREFIX) == []
