@@ -79,6 +79,9 @@ def replay_goals(workloads: Document) -> Iterator[Verdict]:
         ours, bare = (minimum(w1, f"sample_{count}", label) for label in ("sharpwave/out", "c_limit"))
         share = ours / bare if ours and bare else None
         yield at_most(f"sample({count}, out=) over a bare C gather", limit, share, ratio)
+    ours, engine = (minimum(w1, "sample_256", label) for label in ("sharpwave/out", "engine"))
+    over = ours / engine if ours and engine else None
+    yield at_most("sample(256, out=) from Python over the engine from C++", 1.10, over, ratio)
     ours, peer = minimum(atari, "sample_256", "sharpwave"), fastest_library(atari, "sample_256")
     yield times_faster("image rows, sample(256), fastest peer library", 1.3, ours, peer)
 

@@ -7,6 +7,7 @@ NAMES = {
     "sharpwave/keyword": "Sharpwave, by keyword",
     "sharpwave/out": "Sharpwave, out=",
     "sharpwave/torch": 'Sharpwave, device="cpu"',
+    "engine": "Sharpwave's engine from C++",
     "numpy_ring": "NumPy ring",
     "numpy_ring/take": "NumPy ring with take",
     "c_limit": "bare C gather, one thread",
@@ -16,7 +17,7 @@ NAMES = {
 }
 KINDS = {"w1": "small rows", "atari": "image rows"}
 # They store nothing that one could get back; a rival is someone whom a user could choose instead.
-YARDSTICKS = ("c_limit", "empty_loop")
+YARDSTICKS = ("engine", "c_limit", "empty_loop")
 
 
 def name(label: str) -> str:

@@ -25,6 +25,7 @@ LOG_BYTES = 1 << 20
 # requirements contradict each other, so no single environment can hold them all.
 ENVIRONMENTS: dict[str, str | None] = {
     "sharpwave": None,
+    "engine": None,
     "numpy_ring": None,
     "c_limit": None,
     "empty_loop": None,
