@@ -69,8 +69,11 @@ struct Columns {
 sharpwave::TableConfig w1(std::uint64_t capacity) {
     sharpwave::TableConfig config;
     config.capacity = capacity;
-    config.fields = {{"obs", "<f4", 4, {17}}, {"action", "<f4", 4, {6}}, {"reward", "<f4", 4, {}},
-                     {"next_obs", "<f4", 4, {17}}, {"done", "|b1", 1, {}}};
+    config.fields = {{"obs", "<f4", 4, {17}},
+                     {"action", "<f4", 4, {6}},
+                     {"reward", "<f4", 4, {}},
+                     {"next_obs", "<f4", 4, {17}},
+                     {"done", "|b1", 1, {}}};
     return config;
 }
 
@@ -93,8 +96,8 @@ int main(int argc, char** argv) {
     lines.push_back({"add one transition", "< 100 ns", add, 1});
     lines.push_back({"transitions a second, one writer", "> 1,000,000", add, 1});
     std::vector<Buffer::TransitionType> batch(32);
-    lines.push_back({"sample(32), uniform, structs", "< 1000 ns",
-                     measure(200000, 1, [&] { buffer.sample_into(batch); }), 32});
+    lines.push_back(
+        {"sample(32), uniform, structs", "< 1000 ns", measure(200000, 1, [&] { buffer.sample_into(batch); }), 32});
 
     auto table = sharpwave::Table::create(w1(kCapacity));
     auto writer = table->writer();
@@ -104,9 +107,10 @@ int main(int argc, char** argv) {
     std::vector<std::uint64_t> serials(4096);
     for (const auto& [count, samples] : {std::pair{32, 200000}, {256, 40000}, {4096, 4000}}) {
         const std::size_t n = static_cast<std::size_t>(count);
-        lines.push_back({"sample(" + std::to_string(n) + "), uniform, one array a field", n == 32 ? "< 1000 ns" : "",
-                         measure(samples, 1, [&] { sharpwave::sample_uniform(*table, n, fields.data(), serials.data()); }),
-                         static_cast<double>(n)});
+        lines.push_back(
+            {"sample(" + std::to_string(n) + "), uniform, one array a field", n == 32 ? "< 1000 ns" : "",
+             measure(samples, 1, [&] { sharpwave::sample_uniform(*table, n, fields.data(), serials.data()); }),
+             static_cast<double>(n)});
     }
 
     std::string json = "[\n";

@@ -18,9 +18,7 @@ from harness.workloads import ATARI, W1, WORKLOADS, Workload
 MEMORY_SHARE = 1.3  # of the raw bytes that a contender needs, generously
 
 
-def run_workload(
-    workload: Workload, options: argparse.Namespace, left_out: LeftOut
-) -> results.Document | None:
+def run_workload(workload: Workload, options: argparse.Namespace, left_out: LeftOut) -> results.Document | None:
     capacity = options.rows[workload.name]
     needed = int(MEMORY_SHARE * len(options.contenders) * capacity * workload.row_bytes)
     if needed > machine.available_bytes():
@@ -50,9 +48,7 @@ def print_case(title: str, summaries: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "contenders", nargs="*", metavar="CONTENDER", help=f"all unless named: {', '.join(ENVIRONMENTS)}"
     )
@@ -61,9 +57,7 @@ def main() -> None:
     parser.add_argument("--burst-ms", type=float, default=12.0)
     parser.add_argument("--quick", action="store_true", help="8 rounds of 5 ms: a look, not a result")
     parser.add_argument("--w1-rows", type=int, default=W1.capacity)
-    parser.add_argument(
-        "--atari-rows", type=int, default=ATARI.capacity, help="56 KB each, for every contender"
-    )
+    parser.add_argument("--atari-rows", type=int, default=ATARI.capacity, help="56 KB each, for every contender")
     options = parser.parse_args()
     if unknown := set(options.contenders) - set(ENVIRONMENTS):
         parser.error(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")

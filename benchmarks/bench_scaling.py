@@ -22,9 +22,7 @@ CASE = "sample_256"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="bursts for each contender and size")
     parser.add_argument("--burst-ms", type=float, default=12.0)
     parser.add_argument("--quick", action="store_true", help="8 rounds of 5 ms: a look, not a result")

@@ -65,9 +65,7 @@ def draw_plots(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=BENCHMARKS.parent, help="where README.md and docs/ are")
     root = parser.parse_args().root
     written = dict(measured_tables())

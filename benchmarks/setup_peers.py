@@ -45,12 +45,8 @@ def make(name: str, folder: Path, python: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "environments", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(ENVIRONMENTS)}"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(ENVIRONMENTS)}")
     parser.add_argument("--python", default=sys.executable, help="Reverb's wheels want Python 3.11 or older")
     options = parser.parse_args()
     if unknown := set(options.environments) - set(ENVIRONMENTS):

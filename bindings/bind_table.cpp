@@ -121,7 +121,8 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
                   std::uint64_t writers, std::uint64_t seed, bool checksums, const std::string& description,
                   const std::string& path, bool replace) {
     sharpwave::TableConfig config;
-    for (const auto& [name, dtype, item_bytes, shape] : fields) config.fields.push_back({name, dtype, item_bytes, shape});
+    for (const auto& [name, dtype, item_bytes, shape] : fields)
+        config.fields.push_back({name, dtype, item_bytes, shape});
     config.capacity = capacity;
     config.width = width;
     config.max_writers = writers;
@@ -139,8 +140,8 @@ void bind_table(nb::module_& m) {
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
                     nb::arg("seed"), nb::arg("checksums"), nb::arg("description"), nb::arg("path"), nb::arg("replace"))
         .def_static(
-            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr}; },
-            nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr}; }, nb::arg("path"),
+            nb::call_guard<nb::gil_scoped_release>())
         .def_static(
             "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr}; }, nb::arg("path"),
             nb::call_guard<nb::gil_scoped_release>())
@@ -151,10 +152,12 @@ void bind_table(nb::module_& m) {
                 self.tree = std::move(tree);
             },
             nb::arg("tree"), "Gives the table the shape that its rows have in Python.")
-        .def("sample", &sample_rows, nb::arg("rows"), nb::arg("out").none() = nb::none())
-        .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"))
-        .def("live_serials", &live_serials)
-        .def("stats", &stats)
+        .def("sample", &sample_rows, nb::arg("rows"), nb::arg("out").none() = nb::none(),
+             nb::sig("def sample(self, rows: int, out: object | None = None) -> dict[str, typing.Any]"))
+        .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"),
+             nb::sig("def read(self, serials: object, skip_gone: bool) -> dict[str, typing.Any]"))
+        .def("live_serials", &live_serials, nb::sig("def live_serials(self) -> typing.Any"))
+        .def("stats", &stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
         .def("size", [](BoundTable& self) { return self.open()->size(); })
         .def("clear", [](BoundTable& self) { self.open()->clear(); })
         .def(

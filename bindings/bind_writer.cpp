@@ -1,5 +1,5 @@
-// add(): the one call whose cost in Python matters to the nanosecond. It is a plain C function (vector call, no tuple, no
-// dict) that reads exact arrays and numbers itself. Whatever it does not recognise at once goes to `prepare`, a
+// add(): the one call whose cost in Python matters to the nanosecond. It is a plain C function (vector call, no tuple,
+// no dict) that reads exact arrays and numbers itself. Whatever it does not recognise at once goes to `prepare`, a
 // Python function that converts what can be converted and words the error for what cannot. Nothing is written before
 // every value has been accepted.
 #include <nanobind/stl/shared_ptr.h>
@@ -123,7 +123,7 @@ bool number_into(PyObject* value, int type, std::byte* to) {
         is_truth = true;
     } else if (PyLong_CheckExact(value) || PyArray_IsScalar(value, LongLong) || PyArray_IsScalar(value, Long)) {
         if (type != NPY_INT64 && type != NPY_LONGLONG) return false;  // narrower: the careful way checks the range
-        const long long whole = PyLong_CheckExact(value)              ? PyLong_AsLongLong(value)
+        const long long whole = PyLong_CheckExact(value)        ? PyLong_AsLongLong(value)
                                 : PyArray_IsScalar(value, Long) ? static_cast<long long>(PyArrayScalar_VAL(value, Long))
                                                                 : PyArrayScalar_VAL(value, LongLong);
         if (whole == -1 && PyErr_Occurred()) {
@@ -242,6 +242,11 @@ bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming
 
 void flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, std::uint8_t* flags) {
     const int type = leaf.dtype->type_num;
+    if (leaf.bytes == 1) {
+        static_assert(sharpwave::kRowTerminated == 1);
+        for (std::size_t i = 0; i < rows; ++i) flags[i] |= data[i] != std::byte{0};
+        return;
+    }
     for (std::size_t i = 0; i < rows; ++i, data += leaf.bytes) {
         bool ended = false;
         if (type == NPY_FLOAT || type == NPY_DOUBLE) {
@@ -309,7 +314,10 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
         !flag_rows(incoming.mask, sharpwave::kRowVoid, false, incoming, flags)) {
         return false;
     }
-    append(self, incoming.fields, incoming.rows, flags);
+    // Mostly nothing ends: say so once, and the writer looks at no row's flags.
+    std::uint8_t any = 0;
+    for (std::size_t i = 0; i < incoming.rows; ++i) any |= flags[i];
+    append(self, incoming.fields, incoming.rows, any ? flags : nullptr);
     return true;
 }
 

@@ -73,8 +73,8 @@ PyArrayObject* new_array(PyArray_Descr* dtype, int dimensions, const npy_intp* s
         PyErr_NoMemory();
         throw nb::python_error();
     }
-    PyObject* array = PyArray_NewFromDescr(&PyArray_Type, dtype, dimensions, shape, nullptr, memory,
-                                           NPY_ARRAY_CARRAY, nullptr);
+    PyObject* array =
+        PyArray_NewFromDescr(&PyArray_Type, dtype, dimensions, shape, nullptr, memory, NPY_ARRAY_CARRAY, nullptr);
     PyObject* base = array ? PyCapsule_New(memory, nullptr, give_back) : nullptr;
     if (!base) {
         Py_XDECREF(array);
@@ -137,8 +137,8 @@ nb::object new_node(const Tree& tree, const Node& node, npy_intp rows, Batch& ba
         if (!PyArray_IS_C_CONTIGUOUS(reinterpret_cast<PyArrayObject*>(got.ptr()))) what += ", not C-contiguous";
         if (!PyArray_ISWRITEABLE(reinterpret_cast<PyArrayObject*>(got.ptr()))) what += ", read-only";
     }
-    throw sharpwave::Error(sharpwave::ErrorKind::schema, "sample(): out" + where + ": expected " + expected +
-                                                             ", got " + what + "; pass a batch of the same size");
+    throw sharpwave::Error(sharpwave::ErrorKind::schema, "sample(): out" + where + ": expected " + expected + ", got " +
+                                                             what + "; pass a batch of the same size");
 }
 
 std::byte* check_array(const std::string& where, PyArray_Descr* dtype, const std::vector<npy_intp>& shape,
@@ -161,8 +161,8 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
                 Batch& batch) {
     if (node.leaf >= 0) {
         const Leaf& leaf = tree.leaves()[static_cast<std::size_t>(node.leaf)];
-        batch.fields[static_cast<std::size_t>(node.leaf)] = {
-            leaf.offset, leaf.bytes, check_array(where, leaf.dtype, leaf.shape, rows, value)};
+        batch.fields[static_cast<std::size_t>(node.leaf)] = {leaf.offset, leaf.bytes,
+                                                             check_array(where, leaf.dtype, leaf.shape, rows, value)};
         return;
     }
     if (node.is_tuple ? !PyTuple_Check(value.ptr()) : !PyDict_Check(value.ptr())) {
@@ -189,7 +189,8 @@ void refuse_overlap(const Batch& batch, npy_intp rows) {
     spans.emplace_back(reinterpret_cast<const std::byte*>(batch.indices), static_cast<std::size_t>(rows) * 8);
     for (std::size_t a = 0; a < spans.size(); ++a) {
         for (std::size_t b = 0; b < a; ++b) {
-            if (spans[a].first < spans[b].first + spans[b].second && spans[b].first < spans[a].first + spans[a].second) {
+            if (spans[a].first < spans[b].first + spans[b].second &&
+                spans[b].first < spans[a].first + spans[a].second) {
                 throw sharpwave::Error(sharpwave::ErrorKind::schema,
                                        "sample(): out: two of its arrays share memory; give each its own");
             }
@@ -206,7 +207,8 @@ Batch new_batch(const Tree& tree, npy_intp rows, bool with_truncated) {
     nb::dict dict;
     batch.fields.resize(tree.leaves().size());
     for (const Node& node : tree.top()) {
-        if (PyDict_SetItem(dict.ptr(), node.key, new_node(tree, node, rows, batch).ptr()) != 0) throw nb::python_error();
+        if (PyDict_SetItem(dict.ptr(), node.key, new_node(tree, node, rows, batch).ptr()) != 0)
+            throw nb::python_error();
     }
     const auto extra = [&](PyObject* name, PyArray_Descr* dtype, std::size_t item) {
         PyArrayObject* array = new_array(dtype, 1, &rows, static_cast<std::size_t>(rows) * item);

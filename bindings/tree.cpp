@@ -68,5 +68,7 @@ void Tree::meet(const sharpwave::RowLayout& layout) {
 void bind_tree(nb::module_& m) {
     nb::class_<Tree>(m, "Tree", "The shape of a row: names, nesting, dtypes.")
         .def(nb::init<nb::list, nb::list, int, int>(), nb::arg("nodes"), nb::arg("leaves"), nb::arg("done"),
-             nb::arg("rows_from"));
+             nb::arg("rows_from"),
+             nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], done: int, "
+                     "rows_from: int) -> None"));
 }

@@ -97,9 +97,7 @@ def evaluate(policy: nn.Module, episodes: int, first_seed: int) -> float:
     return total / episodes
 
 
-def td_loss(
-    online: nn.Module, target: nn.Module, batch: dict[str, torch.Tensor], gamma: float
-) -> torch.Tensor:
+def td_loss(online: nn.Module, target: nn.Module, batch: dict[str, torch.Tensor], gamma: float) -> torch.Tensor:
     """Returns the double DQN loss: the online network picks the next action, the target one values it."""
     with torch.no_grad():
         next_action = online(batch["next_obs"]).argmax(dim=1, keepdim=True)
@@ -131,9 +129,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
     target = copy.deepcopy(online)
     optimizer = torch.optim.Adam(online.parameters(), lr=config.learning_rate, fused=True)
     # A falling rate calms the end of the run but does not rule out a late relapse: the best weights are kept.
-    decay = torch.optim.lr_scheduler.LinearLR(
-        optimizer, 1.0, 0.0, total_iters=config.steps // config.learn_every
-    )
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.steps // config.learn_every)
 
     buffer = sw.ReplayBuffer.for_env(env, capacity=config.capacity, seed=config.seed)
     result = Result(policy=copy.deepcopy(online), buffer=buffer)

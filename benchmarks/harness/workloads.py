@@ -43,9 +43,7 @@ class Workload:
         """Shape and dtype of each stored field, in the order of `FIELDS`."""
         obs = (self.obs_shape, np.dtype(self.obs_dtype))
         action = (self.action_shape, np.dtype(self.action_dtype))
-        return dict(
-            zip(FIELDS, (obs, action, ((), np.dtype("float32")), obs, ((), np.dtype("bool"))), strict=True)
-        )
+        return dict(zip(FIELDS, (obs, action, ((), np.dtype("float32")), obs, ((), np.dtype("bool"))), strict=True))
 
     @property
     def row_bytes(self) -> int:

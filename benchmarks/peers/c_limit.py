@@ -50,9 +50,7 @@ class CLimit(Contender):
 
         def images(calls: int) -> None:
             targets = [address(outputs["obs"]), address(outputs["next_obs"])]
-            self.library.gather_images(
-                *source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets
-            )
+            self.library.gather_images(*source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets)
 
         return {"": Operation(records if self.workload == W1 else images)}
 

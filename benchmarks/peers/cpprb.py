@@ -14,10 +14,7 @@ class Cpprb(Contender):
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload = workload
-        fields = {
-            name: {"shape": shape or 1, "dtype": dtype}
-            for name, (shape, dtype) in workload.field_specs.items()
-        }
+        fields = {name: {"shape": shape or 1, "dtype": dtype} for name, (shape, dtype) in workload.field_specs.items()}
         self.buffer = ReplayBuffer(capacity, fields)
         for chunk in workload.chunks(capacity):
             self.buffer.add(**chunk)

@@ -65,7 +65,10 @@ class Engine(Contender):
 
         def draw(calls: int) -> None:
             self.library.engine_sample(
-                self.handle, ctypes.c_uint64(count), ctypes.c_uint64(calls), pointers(outputs),
+                self.handle,
+                ctypes.c_uint64(count),
+                ctypes.c_uint64(calls),
+                pointers(outputs),
                 ctypes.c_void_p(serials.ctypes.data),
             )
 

@@ -43,9 +43,7 @@ class Reverb(Contender):
         self.server = reverb.Server([table])
         self.client = self.server.localhost_client()
         # Faster here than the trajectory writer: a flat step goes out as one chunk, not one per column.
-        self.writer = self.client.writer(
-            max_sequence_length=1, chunk_length=1, max_in_flight_items=ITEMS_IN_FLIGHT
-        )
+        self.writer = self.client.writer(max_sequence_length=1, chunk_length=1, max_in_flight_items=ITEMS_IN_FLIGHT)
         # Scalars need the table's dtypes: Reverb checks them and converts nothing.
         self.steps = [
             {name: dtype.type(value) if shape == () else value for (name, (shape, dtype)), value in named}

@@ -22,12 +22,8 @@ class Sb3(Contender):
     def filled(self, n_envs: int) -> ReplayBuffer:
         kind = self.workload
         image = kind.obs_dtype == "uint8"
-        obs_space = spaces.Box(
-            0 if image else -np.inf, 255 if image else np.inf, kind.obs_shape, kind.obs_dtype
-        )
-        action_space = (
-            spaces.Box(-1, 1, kind.action_shape, np.float32) if kind.action_shape else spaces.Discrete(6)
-        )
+        obs_space = spaces.Box(0 if image else -np.inf, 255 if image else np.inf, kind.obs_shape, kind.obs_dtype)
+        action_space = spaces.Box(-1, 1, kind.action_shape, np.float32) if kind.action_shape else spaces.Discrete(6)
         buffer = ReplayBuffer(self.capacity, obs_space, action_space, device="cpu", n_envs=n_envs)
         # Through its arrays, as add() takes one step at a time. The flat views see (position, env) as rows.
         targets = (

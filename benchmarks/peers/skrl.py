@@ -17,18 +17,14 @@ def tensors(columns: Columns) -> dict[str, torch.Tensor]:
 
 class Skrl(Contender):
     packages = ("skrl", "torch")
-    note = (
-        "replacement=True (its default draws a permutation of the whole memory per sample); tensors prebuilt"
-    )
+    note = "replacement=True (its default draws a permutation of the whole memory per sample); tensors prebuilt"
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload, self.capacity = workload, capacity
         self.memory = self.filled(1)
 
     def filled(self, num_envs: int) -> RandomMemory:
-        memory = RandomMemory(
-            memory_size=self.capacity // num_envs, num_envs=num_envs, device="cpu", replacement=True
-        )
+        memory = RandomMemory(memory_size=self.capacity // num_envs, num_envs=num_envs, device="cpu", replacement=True)
         for name, (shape, dtype) in self.workload.field_specs.items():
             kind = torch.from_numpy(np.zeros(1, dtype)).dtype
             memory.create_tensor(name=name, size=int(np.prod(shape)), dtype=kind)
@@ -55,9 +51,7 @@ class Skrl(Contender):
 
     def add_one(self) -> dict[str, Operation]:
         pool = tensors(self.workload.columns(self.workload.pool_rows))
-        steps = [
-            {name: x[i : i + 1].clone() for name, x in pool.items()} for i in range(self.workload.pool_rows)
-        ]
+        steps = [{name: x[i : i + 1].clone() for name, x in pool.items()} for i in range(self.workload.pool_rows)]
         return {"": self.adding(self.memory, steps)}
 
     def add_many(self, count: int) -> dict[str, Operation]:

@@ -14,9 +14,7 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 
 def tensordict(columns: Columns) -> TensorDict:
     # Flat names: torchrl's own nested "next" costs it a second TensorDict a call.
-    return TensorDict(
-        {name: torch.from_numpy(x) for name, x in columns.items()}, batch_size=len(columns["reward"])
-    )
+    return TensorDict({name: torch.from_numpy(x) for name, x in columns.items()}, batch_size=len(columns["reward"]))
 
 
 class Torchrl(Contender):

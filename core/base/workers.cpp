@@ -40,8 +40,7 @@ public:
     }
 
 private:
-    void take_pieces(const std::function<void(std::size_t, std::size_t)>& part, std::size_t count,
-                     std::size_t piece) {
+    void take_pieces(const std::function<void(std::size_t, std::size_t)>& part, std::size_t count, std::size_t piece) {
         for (;;) {
             const std::size_t begin = next_.fetch_add(piece, std::memory_order_relaxed);
             if (begin >= count) return;

@@ -19,9 +19,7 @@ struct Scratch {
     std::vector<std::uint32_t> missed;
 };
 
-[[noreturn]] void refuse_empty() {
-    throw Error(ErrorKind::not_ready, "sample(): the buffer is empty; add rows first");
-}
+[[noreturn]] void refuse_empty() { throw Error(ErrorKind::not_ready, "sample(): the buffer is empty; add rows first"); }
 
 // A slot by the blocks' counts of live rows. Concurrent writers may move the row found; then it is drawn again.
 class Census {
@@ -47,8 +45,8 @@ private:
 // The same call serves one position at a time: FieldMove and words are shifted by nothing, the position says where.
 bool gather_one(const Table& table, Scratch& scratch, std::size_t position, const FieldMove* fields,
                 std::uint64_t* words) {
-    const Gather job{table.view(), table.least_word(), scratch.slots.data(), fields,
-                     table.layout().fields().size(), words, false};
+    const Gather job{
+        table.view(), table.least_word(), scratch.slots.data(), fields, table.layout().fields().size(), words, false};
     std::uint32_t missed;
     return kernels().gather(job, position, position + 1, &missed) == 0;
 }
@@ -72,8 +70,9 @@ void redraw(const Table& table, const Substream& stream, std::uint64_t reach, Sc
             found = gather_one(table, scratch, position, fields, words);
         }
         if (!found) {
-            throw Error(ErrorKind::not_ready, "sample(): writers replace rows faster than they can be read; "
-                                              "give a larger capacity");
+            throw Error(ErrorKind::not_ready,
+                        "sample(): writers replace rows faster than they can be read; "
+                        "give a larger capacity");
         }
     }
 }

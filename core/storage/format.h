@@ -65,7 +65,7 @@ struct Header {
     std::uint64_t saved_slots;  // snapshot: rows in kRows; live: equal to slots
     std::uint32_t word_is_embedded;
     std::uint32_t has_checksums;
-    std::uint32_t sampler;  // reserved: 0 uniform
+    std::uint32_t sampler;    // reserved: 0 uniform
     std::uint32_t meta_crc;   // snapshot: CRC32C over counters, writers, blocks, fields, description, checksums
     std::uint32_t words_crc;  // snapshot: CRC32C over the words in slot order
     std::uint32_t reserved0;
@@ -95,8 +95,8 @@ struct Counters {
     char boot_id[40];
     char libc[16];
     Counter recoveries;
-    Counter rows_lost;  // rows that a recovery dropped: half written, or with a wrong checksum
-    Counter pace[4];    // reserved: rate limiting
+    Counter rows_lost;    // rows that a recovery dropped: half written, or with a wrong checksum
+    Counter pace[4];      // reserved: rate limiting
     Counter priority[8];  // reserved: beta's counter, running maximum, update counts
 };
 static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640);
@@ -106,13 +106,13 @@ inline constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
 struct alignas(128) WriterRecord {
     std::atomic<std::uint32_t> taken;
-    std::uint32_t participant;          // reserved: index into the runtime page
-    std::atomic<std::uint64_t> ticket;  // of the block it fills or filled last; kNone: none yet
-    std::atomic<std::uint64_t> head;    // rows it has finished in that block; moves once a step
-    std::atomic<std::uint64_t> epoch;   // the epoch that `live` counts for
-    std::atomic<std::int64_t> live;     // rows it committed less live rows it overwrote
-    std::atomic<std::uint64_t> added;   // rows it committed, ever
-    std::atomic<std::uint64_t> voided;  // rows it wrote as VOID, ever
+    std::uint32_t participant;            // reserved: index into the runtime page
+    std::atomic<std::uint64_t> ticket;    // of the block it fills or filled last; kNone: none yet
+    std::atomic<std::uint64_t> head;      // rows it has finished in that block; moves once a step
+    std::atomic<std::uint64_t> epoch;     // the epoch that `live` counts for
+    std::atomic<std::int64_t> live;       // rows it committed less live rows it overwrote
+    std::atomic<std::uint64_t> added;     // rows it committed, ever
+    std::atomic<std::uint64_t> voided;    // rows it wrote as VOID, ever
     std::atomic<std::uint64_t> episodes;  // episode ends it was told of, ever
     std::uint64_t owner_pid;
     std::uint64_t reserved[6];
@@ -122,7 +122,7 @@ static_assert(sizeof(WriterRecord) == 128);
 struct alignas(64) BlockRecord {
     std::atomic<std::uint32_t> owner;  // index of the writer that fills it, plus 1; 0: nobody
     std::uint32_t reserved0;
-    std::atomic<std::uint64_t> ticket;  // its sequence number; kNone: never claimed
+    std::atomic<std::uint64_t> ticket;           // its sequence number; kNone: never claimed
     std::atomic<std::uint64_t> previous_ticket;  // the same writer's block before
     std::atomic<std::uint64_t> next_ticket;      // and after; kNone while there is none
     std::atomic<std::uint64_t> live;             // committed rows in it, of this lap and the last

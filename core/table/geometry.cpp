@@ -6,8 +6,8 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
-#include "base/wide.h"
 #include "base/process.h"
+#include "base/wide.h"
 #include "table/table.h"
 
 namespace sharpwave {
@@ -134,9 +134,7 @@ std::uint32_t header_checksum(const Header& header) {
 }
 
 Header check_header(const std::byte* base, std::uint64_t bytes, const std::string& path) {
-    const auto refuse = [&](const std::string& why) {
-        throw Error(ErrorKind::storage, "'" + path + "' " + why);
-    };
+    const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::storage, "'" + path + "' " + why); };
     Header header;
     if (bytes < kPageBytes) refuse("is not a Sharpwave table: it is shorter than a header");
     std::memcpy(&header, base, sizeof header);
@@ -159,9 +157,10 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
         if (size != region.bytes || (size != 0 && !inside)) refuse("is damaged: a region does not fit its header");
     };
     const auto wide = [](std::uint64_t a, std::uint64_t b) { return static_cast<Wide>(a) * b; };
-    if ((header.kind != kLive && header.kind != kSnapshot) || header.width == 0 || header.block_rows == 0 || header.block_rows % header.width || header.blocks == 0 ||
-        header.max_writers == 0 || header.max_writers > 4096 || header.field_count == 0 ||
-        header.capacity != header.slots || header.saved_slots > header.slots || header.row_bytes % 8 != 0 ||
+    if ((header.kind != kLive && header.kind != kSnapshot) || header.width == 0 || header.block_rows == 0 ||
+        header.block_rows % header.width || header.blocks == 0 || header.max_writers == 0 ||
+        header.max_writers > 4096 || header.field_count == 0 || header.capacity != header.slots ||
+        header.saved_slots > header.slots || header.row_bytes % 8 != 0 ||
         header.blocks != (header.slots + header.block_rows - 1) / header.block_rows) {
         refuse("is damaged: its header contradicts itself");
     }

@@ -100,15 +100,14 @@ Header plan_snapshot(const Table& table, std::uint64_t slots) {
 // Records change while they are copied: word by word, so that each number is one that was there.
 void copy_records(std::byte* to, std::byte* from, std::uint64_t bytes) {
     for (std::uint64_t at = 0; at < bytes; at += 8) {
-        const std::uint64_t word =
-            std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(from + at)).load(std::memory_order_relaxed);
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(from + at))
+                                       .load(std::memory_order_relaxed);
         std::memcpy(to + at, &word, 8);
     }
 }
 
 // Copies a row if it is whole and before the cut. Returns its word, or 0.
-std::uint64_t copy_row(const Table& table, std::uint64_t slot, std::uint64_t least, std::uint64_t cut,
-                       std::byte* to) {
+std::uint64_t copy_row(const Table& table, std::uint64_t slot, std::uint64_t least, std::uint64_t cut, std::byte* to) {
     const RowView view = table.view();
     std::atomic_ref<std::uint64_t> word(table.word(slot));
     const std::uint64_t payload = table.layout().payload_bytes();
@@ -150,8 +149,8 @@ void Table::save(const std::string& path) const {
         if (state_of(seen) != kCommitted) std::memset(row, 0, header.row_bytes);
         words.at(slot) = seen;
         const std::uint64_t serial = serial_of(seen);
-        checksums[slot] = crc32c(crc32c(0, &serial, sizeof serial), row + header.payload_offset,
-                                 layout_->payload_bytes());
+        checksums[slot] =
+            crc32c(crc32c(0, &serial, sizeof serial), row + header.payload_offset, layout_->payload_bytes());
         header.words_crc = crc32c(header.words_crc, &seen, sizeof seen);
     }
     header.meta_crc = meta_checksum(base, header);
@@ -169,7 +168,8 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
     std::byte* base = file.data();
     const Header saved = check_header(base, file.bytes(), path);
     if (saved.kind != kSnapshot) {
-        throw Error(ErrorKind::storage, "'" + path + "' is a live table; open it in place with \"file://" + path + "\"");
+        throw Error(ErrorKind::storage,
+                    "'" + path + "' is a live table; open it in place with \"file://" + path + "\"");
     }
     if (meta_checksum(base, saved) != saved.meta_crc) damaged("its index");
     const Words saved_words(base, saved);

@@ -160,8 +160,8 @@ std::unique_ptr<Writer> Table::writer() {
                                             " writers are taken; close one, or give writers= a larger number");
 }
 
-std::size_t Table::gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields,
-                          std::uint64_t* words, std::uint32_t* missed) const {
+std::size_t Table::gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields, std::uint64_t* words,
+                          std::uint32_t* missed) const {
     const std::uint64_t bytes = count * layout_->payload_bytes();
     const Gather job{view(), least_word(), slots, fields, layout_->fields().size(), words, bytes >= kStreamingBytes};
     if (bytes < kParallelBytes) return kernels().gather(job, 0, count, missed);
@@ -203,8 +203,8 @@ void Table::read(std::uint64_t* serials, std::size_t count, const FieldMove* fie
     std::size_t out = 0;
     for (std::size_t i = 0; i < kept; ++i) {
         const std::uint64_t again = std::atomic_ref<std::uint64_t>(word(slots[i])).load(std::memory_order_acquire);
-        const bool live = state_of(words[i]) == kCommitted && words[i] >= least &&
-                          serial_of(words[i]) == serials[i] && ((again ^ words[i]) & ~kFlagMask) == 0;
+        const bool live = state_of(words[i]) == kCommitted && words[i] >= least && serial_of(words[i]) == serials[i] &&
+                          ((again ^ words[i]) & ~kFlagMask) == 0;
         if (!live) {
             if (!skipped) gone(serials[i]);
             continue;

@@ -49,8 +49,7 @@ struct TableStats {
 class Table : public std::enable_shared_from_this<Table> {
 public:
     // An empty path is anonymous memory.
-    static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "",
-                                         bool replace = false);
+    static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "", bool replace = false);
 
     // Opens a live file in place. The first process in after a crash repairs it before anybody reads.
     static std::shared_ptr<Table> attach(const std::string& path);
@@ -81,8 +80,8 @@ public:
 
     // Copies rows by slot. Positions not read go to `missed` (room for `count`); returns their number. Large copies
     // use several threads.
-    std::size_t gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields,
-                       std::uint64_t* words, std::uint32_t* missed) const;
+    std::size_t gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields, std::uint64_t* words,
+                       std::uint32_t* missed) const;
 
     // Copies rows by serial; a row that is gone is ErrorKind::stale_handle, or skipped when `skipped` is given: then
     // the outputs hold count - *skipped rows, in order.
@@ -112,7 +111,8 @@ public:
 
     // Throws ErrorKind::closed after close() and in a forked child.
     void check_open() const {
-        if (is_closed() || is_from_another_process()) [[unlikely]] refuse();
+        if (is_closed() || is_from_another_process()) [[unlikely]]
+            refuse();
     }
 
     // ---- for the rooms beside this one ----------------------------------------------------------------------------

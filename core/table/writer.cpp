@@ -87,7 +87,8 @@ void Writer::claim_block() {
 
 void Writer::notice_clear() {
     const std::uint64_t epoch = table_->counters().epoch.value.load(std::memory_order_acquire);
-    if (epoch == epoch_) [[likely]] return;
+    if (epoch == epoch_) [[likely]]
+        return;
     epoch_ = epoch;
     record_.live.store(0, std::memory_order_relaxed);
     record_.epoch.store(epoch, std::memory_order_release);

@@ -39,7 +39,6 @@ public:
 
     Table& table() const { return *table_; }
 
-
 private:
     void append_locked(const RowBatch& batch);
     void claim_block();

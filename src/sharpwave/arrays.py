@@ -77,9 +77,7 @@ def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, np.n
             _flatten(f"{path}/{i}", part, value[i], raw)
         return
     if not isinstance(value, Mapping):
-        raise SchemaError(
-            f"add(): field {path!r}: expected a dict with {', '.join(node)}, got {type(value).__name__}"
-        )
+        raise SchemaError(f"add(): field {path!r}: expected a dict with {', '.join(node)}, got {type(value).__name__}")
     unknown = [key for key in value if key not in node]
     missing = [key for key in node if key not in value]
     if unknown or missing:

@@ -14,7 +14,17 @@ from .errors import SchemaError
 __all__ = ["Field", "Schema"]
 
 # Names that batches and add() use for something else.
-_RESERVED = {"indices", "weights", "probabilities", "discount", "terminated", "truncated", "mask", "priority", "timeout"}
+_RESERVED = {
+    "indices",
+    "weights",
+    "probabilities",
+    "discount",
+    "terminated",
+    "truncated",
+    "mask",
+    "priority",
+    "timeout",
+}
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
 
@@ -47,7 +57,7 @@ class Field:
         return hash((self.shape, self.dtype))
 
 
-Node = Union[Field, Mapping[str, "Node"], tuple["Node", ...]]
+Node = Union[Field, Mapping[str, "Node"], tuple["Node", ...]]  # noqa: UP007 - a forward reference has no |
 
 
 def _read_shape(shape: Any) -> tuple[int, ...]:
@@ -63,6 +73,7 @@ def _read_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _read_dtype(dtype: Any) -> np.dtype[Any]:
+    read: np.dtype[Any]
     try:
         read = np.dtype(dtype)
     except TypeError:

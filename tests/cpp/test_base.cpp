@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/crc32c.h"
+#include "base/error.h"
 #include "base/random.h"
 #include "base/workers.h"
 #include "schema/schema.h"
-#include "base/error.h"
 
 using namespace sharpwave;
 
@@ -74,7 +74,8 @@ TEST(Workers, ServeSeveralCallersAtOnce) {
 }
 
 TEST(RowLayout, AlignsEveryFieldToItsItem) {
-    const RowLayout layout({{"flag", "|u1", 1, {3}}, {"real", "<f8", 8, {2}}, {"half", "<f2", 2, {}}, {"x", "<f4", 4, {5}}});
+    const RowLayout layout(
+        {{"flag", "|u1", 1, {3}}, {"real", "<f8", 8, {2}}, {"half", "<f2", 2, {}}, {"x", "<f4", 4, {5}}});
     for (const Field& field : layout.fields()) EXPECT_EQ(field.offset % field.item_bytes, 0u) << field.name;
     EXPECT_EQ(layout.stride() % 8, 0u);
     EXPECT_EQ(layout.payload_bytes(), 3u + 16 + 2 + 20);

@@ -13,7 +13,8 @@ using Buffer = ReplayBuffer<Observation, int>;
 
 Buffer::TransitionType transition(int step) {
     const float now = static_cast<float>(step);
-    return {{now, now, now, now, now}, step % 3, now * 0.5f, {now + 1, now + 1, now + 1, now + 1, now + 1}, step % 10 == 9};
+    return {
+        {now, now, now, now, now}, step % 3, now * 0.5f, {now + 1, now + 1, now + 1, now + 1, now + 1}, step % 10 == 9};
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ std::string bytes_of(const std::string& path) {
 }
 
 void put_bytes(const std::string& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(path, std::ios::binary | std::ios::trunc)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 std::string refusal(const std::string& path) {
@@ -196,8 +197,9 @@ TEST_F(Storages, RefuseAForkedChild) {
         try {
             draw(*table, 1);
         } catch (const Error& error) {
-            _exit(error.kind() == ErrorKind::closed && std::string(error.what()).find("shm://") != std::string::npos ? 0
-                                                                                                               : 2);
+            _exit(error.kind() == ErrorKind::closed && std::string(error.what()).find("shm://") != std::string::npos
+                      ? 0
+                      : 2);
         }
         _exit(1);
     }

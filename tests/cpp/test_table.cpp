@@ -106,7 +106,7 @@ TEST(Table, MarksEpisodesWhereTheyStartAndEnd) {
         append(*writer, 0, 6, flags);
     }
     using namespace format;
-    const std::uint64_t expected[] = {kEpisodeStart, kTerminated, kEpisodeStart,
+    const std::uint64_t expected[] = {kEpisodeStart, kTerminated,   kEpisodeStart,
                                       kTruncated,    kEpisodeStart, kTruncated | kClosedByEngine};
     for (std::uint64_t slot = 0; slot < 6; ++slot) {
         EXPECT_EQ(table->word(slot) & kFlagMask, expected[slot]) << "row " << slot;

@@ -11,7 +11,9 @@ using namespace sharpwave::test;
 
 TEST(Threads, NeverReadATornRow) {
     auto table = Table::create(config(96, 1, 8));  // small: writers run over the rows being read all the time
-    { append(*table->writer(), 0, 96); }
+    {
+        append(*table->writer(), 0, 96);
+    }
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> torn{0}, read{0};
     std::vector<std::thread> threads;

@@ -2,10 +2,11 @@
 raise exactly that."""
 
 import re
-import traceback
 from pathlib import Path
 
 import pytest
+
+from sharpwave import errors
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,14 +21,13 @@ def test_every_snippet_runs(page, tmp_path, monkeypatch):
     names = {"__name__": "__snippet__"}
     for block in BLOCK.findall(page.read_text()):
         expected = EXPECTED.match(block.rstrip().splitlines()[-1])
-        try:
-            exec(compile(block, str(page), "exec"), names)
-        except Exception as error:
-            if not expected:
-                pytest.fail(f"{page.name}: this block fails:\n{block}\n{traceback.format_exc()}")
-            assert (type(error).__name__, str(error)) == expected.groups()
-        else:
-            assert not expected, f"{page.name}: this block should raise {expected[1]}:\n{block}"
+        code = compile(block, str(page), "exec")
+        if not expected:
+            exec(code, names)
+            continue
+        with pytest.raises(getattr(errors, expected[1])) as raised:
+            exec(code, names)
+        assert str(raised.value) == expected[2]
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)

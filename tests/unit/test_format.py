@@ -49,13 +49,21 @@ def crc32c(data, crc=0):
 def written(tmp_path):
     """A live file and a snapshot of the same buffer, closed, as bytes."""
     buf = sw.ReplayBuffer(
-        6, schema={"obs": sw.Field((3,), "int16"), "action": sw.Field((), "float64")}, num_envs=2, seed=99,
+        6,
+        schema={"obs": sw.Field((3,), "int16"), "action": sw.Field((), "float64")},
+        num_envs=2,
+        seed=99,
         storage=f"file://{tmp_path}/live.sw",
     )
     for step in range(5):
         buf.add(
-            obs=np.full((2, 3), step), action=np.arange(2) + step, reward=[step, step], next_obs=np.zeros((2, 3), int),
-            terminated=[step == 3, False], truncated=[False, step == 2], mask=[True, step != 4],
+            obs=np.full((2, 3), step),
+            action=np.arange(2) + step,
+            reward=[step, step],
+            next_obs=np.zeros((2, 3), int),
+            terminated=[step == 3, False],
+            truncated=[False, step == 2],
+            mask=[True, step != 4],
         )
     buf.sample(4)
     buf.save(tmp_path / "snapshot")
@@ -86,7 +94,10 @@ def test_rows_words_and_checksums_are_where_the_page_says(written):
         for i in range(header["field_count"]):
             at = regions["fields"][0] + 256 * i
             record = fields_of("Field record", data, at)
-            records[data[at : at + 96].rstrip(b"\0").decode()] = (data[at + 96 : at + 112].rstrip(b"\0"), record["offset"])
+            records[data[at : at + 96].rstrip(b"\0").decode()] = (
+                data[at + 96 : at + 112].rstrip(b"\0"),
+                record["offset"],
+            )
         assert records["obs"][0] == b"<i2"
         assert records["action"][1] == header["payload_offset"], "the largest items come first"
         counted = {}
@@ -104,8 +115,10 @@ def test_rows_words_and_checksums_are_where_the_page_says(written):
         # Steps 2, 3 and 4 are left; env 0 terminated at 3, env 1 was truncated at 2 and masked at 4.
         is_closed = data is written[0]  # closing ended what was open as truncated; the snapshot was taken before
         assert counted == {
-            4: (2, False, False, False), 5: (2, False, True, False),
-            6: (3, True, False, False), 7: (3, False, False, False),
+            4: (2, False, False, False),
+            5: (2, False, True, False),
+            6: (3, True, False, False),
+            7: (3, False, False, False),
             8: (4, False, is_closed, is_closed),
         }
 

@@ -16,8 +16,8 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
-#include <type_traits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -123,9 +123,7 @@ private:
         return {FieldMove{payload_offset(), sizeof(Record), reinterpret_cast<std::byte*>(&record)}};
     }
 
-    static constexpr std::uint64_t payload_offset() {
-        return sizeof(Record) < RowLayout::kEmbeddedBelow ? 8 : 0;
-    }
+    static constexpr std::uint64_t payload_offset() { return sizeof(Record) < RowLayout::kEmbeddedBelow ? 8 : 0; }
 
     static TableConfig table_config(const BufferConfig& config) {
         if (config.strategy != SamplingStrategy::Uniform) {

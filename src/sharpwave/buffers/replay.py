@@ -189,9 +189,7 @@ class ReplayBuffer:
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
-    def sample(
-        self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None
-    ) -> dict[str, Any]:
+    def sample(self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None) -> dict[str, Any]:
         """Draws rows uniformly, with replacement.
 
         Args:
@@ -209,7 +207,7 @@ class ReplayBuffer:
         if type(batch_size) is not int or not 0 < batch_size < 2**32:
             batch_size = _whole("sample()", "batch_size", batch_size, 1, 2**32 - 1)
         if device is None:
-            return self._table.sample(batch_size, out)  # type: ignore[no-any-return]
+            return self._table.sample(batch_size, out)
         if out is None:
             return to_torch(self._table.sample(batch_size), device)
         self._table.sample(batch_size, as_host_arrays(out, device))
@@ -224,7 +222,7 @@ class ReplayBuffer:
         array = np.asarray(indices)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise SchemaError(f"get(): indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
-        return self._table.read(np.ascontiguousarray(array, np.int64), False)  # type: ignore[no-any-return]
+        return self._table.read(np.ascontiguousarray(array, np.int64), False)
 
     def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
         """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""

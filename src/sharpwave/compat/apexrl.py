@@ -60,7 +60,10 @@ class ReplayBuffer:
         self._seed = seed
         self._action_shape = sw.Field(action_shape).shape
         self._action_dtype = action_dtype
-        self._schema: dict[str, Any] = {"obs": sw.Field(obs_shape, obs_dtype), "done": sw.Field((), "float32")}
+        self._schema: dict[str, Any] = {
+            "obs": sw.Field(obs_shape, obs_dtype),
+            "done": sw.Field((), "float32"),
+        }
         if critic_obs_shape is not None:
             self._schema["critic_obs"] = sw.Field(critic_obs_shape)
             self._schema["next_critic_obs"] = sw.Field(critic_obs_shape)
@@ -100,9 +103,8 @@ class ReplayBuffer:
         Raises:
             SchemaError: ``batch_size`` is not positive, or more than the buffer holds.
         """
-        if batch_size < 1 or batch_size > len(self):
+        if self.inner is None or not 1 <= batch_size <= len(self.inner):
             raise SchemaError(f"sample(): batch_size: expected 1 to the {len(self)} rows held, got {batch_size}")
-        assert self.inner is not None
         batch = self.inner.sample(batch_size, device=self._device)
         return {_PLURAL[name]: tensor for name, tensor in batch.items() if name in _PLURAL}
 

@@ -7,9 +7,9 @@
     buffer.add(obs, action, reward, next_obs, done)
     batch = buffer.sample(batch_size=32)
 
-The specification leaves open whether ``action_dim`` counts discrete actions or the entries of a vector. The first action
-tells: a whole number is stored as int64, a vector of ``action_dim`` entries in its own dtype. Observations likewise keep
-uint8 where the first one is uint8, and are float32 otherwise.
+The specification leaves open whether ``action_dim`` counts discrete actions or the entries of a vector. The first
+action tells: a whole number is stored as int64, a vector of ``action_dim`` entries in its own dtype. Observations
+likewise keep uint8 where the first one is uint8, and are float32 otherwise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class BufferConfig:
 class ReplayBuffer:
     """The specification's buffer over ``sharpwave.ReplayBuffer``, which ``.inner`` holds after the first add."""
 
-    def __init__(self, config: BufferConfig, obs_shape: tuple[int, ...], action_dim: int, seed: int | None = None) -> None:
+    def __init__(
+        self, config: BufferConfig, obs_shape: tuple[int, ...], action_dim: int, seed: int | None = None
+    ) -> None:
         self._config = config
         self._obs_shape = sw.Field(obs_shape).shape
         self._action_dim = sw.Field(action_dim).shape[0]

@@ -34,9 +34,7 @@ def build_app() -> "typer.Typer":
     def options(
         version: Annotated[
             bool,
-            typer.Option(
-                "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
-            ),
+            typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
         ] = False,
     ) -> None:
         pass
@@ -45,9 +43,7 @@ def build_app() -> "typer.Typer":
     def demo(
         steps: Annotated[int, typer.Option(min=1, help="Environment steps to train for.")] = 40_000,
         seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-        out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results.")] = Path(
-            "sharpwave-demo"
-        ),
+        out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results.")] = Path("sharpwave-demo"),
     ) -> None:
         """Train a DQN agent on CartPole-v1 and plot its learning curve."""
         from sharpwave.tools.demo import run_demo
@@ -110,9 +106,7 @@ def _print_info(address: str, as_json: bool) -> None:
     for name, value in stats.items():
         table.add_row(name, _format(value))
     console = Console()
-    console.print(
-        address, highlight=False, markup=False, soft_wrap=True
-    )  # no title: one wraps at a narrow table
+    console.print(address, highlight=False, markup=False, soft_wrap=True)  # no title: one wraps at a narrow table
     console.print(table)
 
 

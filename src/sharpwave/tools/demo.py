@@ -29,9 +29,7 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
     figure_path = out / "learning_curve.png"
     plot_learning_curve(result, figure_path)
     console.print(summary_table(result))
-    console.print(
-        f"learning curve: {figure_path}\nreplay buffer:  sharpwave info {out / 'replay'}", highlight=False
-    )
+    console.print(f"learning curve: {figure_path}\nreplay buffer:  sharpwave info {out / 'replay'}", highlight=False)
 
 
 def summary_table(result: dqn.Result) -> Table:
@@ -58,9 +56,7 @@ def plot_learning_curve(result: dqn.Result, path: Path) -> None:
     if result.episodes:
         steps, returns = np.array(result.episodes).T
         axes.plot(steps, returns, ".", color=_MUTED, markersize=4, alpha=0.6, label="training episode")
-        axes.plot(
-            steps, _running_mean(returns, 20), color=_BLUE, linewidth=2, label="mean of the last 20 episodes"
-        )
+        axes.plot(steps, _running_mean(returns, 20), color=_BLUE, linewidth=2, label="mean of the last 20 episodes")
     steps, returns = np.array(result.evaluations).T
     axes.plot(
         steps,
@@ -104,9 +100,7 @@ def _train_with_bar(config: dqn.Config, console: Console) -> dqn.Result:
         task = bar.add_task("train", total=config.steps, recent_return=np.nan, rows=0, loss=np.nan)
 
         def show(now: dqn.Progress) -> None:
-            bar.update(
-                task, completed=now.step, recent_return=now.recent_return, rows=now.rows, loss=now.loss
-            )
+            bar.update(task, completed=now.step, recent_return=now.recent_return, rows=now.rows, loss=now.loss)
 
         return dqn.train(config, progress=show)
 
