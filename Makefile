@@ -49,13 +49,18 @@ test-cpp: $(BIN)/.test
 		echo "C++ tests, sanitizers: $$sanitize"; \
 		build=$(CPP_BUILD)/$${sanitize%%,*}; \
 		$(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_TESTS=ON \
-			-DSHARPWAVE_BENCHMARKS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+			-DCMAKE_BUILD_TYPE=RelWithDebInfo \
 			-DSHARPWAVE_SANITIZE=$$(echo $$sanitize | sed s/none//) >/dev/null; \
 		$(BIN)/cmake --build $$build | grep -E 'error|warning|FAILED' && exit 1 || true; \
 		if [ $$sanitize = thread ]; then only='Threads.*:Workers.*:Face.IsSafeForThreads'; else only='*'; fi; \
 		$$build/sharpwave_tests --gtest_brief=1 --gtest_filter="$$only"; \
-		$$build/example_replay >/dev/null; \
-	done; fi
+	done; \
+	echo "C++ example against the installed library"; \
+	$(BIN)/cmake --install $(CPP_BUILD)/none --prefix $(CPP_BUILD)/installed >/dev/null; \
+	$(BIN)/cmake -S examples/cpp -B $(CPP_BUILD)/example -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+		-DCMAKE_PREFIX_PATH=$(abspath $(CPP_BUILD)/installed) >/dev/null; \
+	$(BIN)/cmake --build $(CPP_BUILD)/example >/dev/null; \
+	$(CPP_BUILD)/example/replay; fi
 
 format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/clang-format -i $(CPP_FILES)

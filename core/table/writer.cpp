@@ -218,10 +218,11 @@ void Writer::end_open_episodes() {
 }
 
 void Writer::close() {
+    // A forked child never writes through its parent's writer, and may have got its mutex locked.
+    if (table_->is_from_another_process()) return;
     std::lock_guard<std::mutex> guard(mutex_);
     if (closed_) return;
     closed_ = true;
-    if (table_->is_from_another_process()) return;  // a forked child never writes through its parent's writer
     end_open_episodes();
     if (length_ != 0 && head_ != length_) table_->block_record(block_).owner.store(0, std::memory_order_release);
     record_.taken.store(0, std::memory_order_release);

@@ -1,7 +1,7 @@
 """The experience store for reinforcement learning.
 
-A buffer writes rows described by a schema into a table, whose bytes live in a storage; a sampler picks row numbers and a
-view shapes them into a batch.
+A buffer writes rows described by a schema into a table, whose bytes live in a storage; a sampler picks row numbers and
+a view shapes them into a batch.
 
     import sharpwave as sw
 

@@ -118,7 +118,12 @@ class ReplayBuffer:
 
     def _adopt(self, table: _core.Table, address: str | None) -> None:
         """Takes a table as it is; everything about the buffer is read from it."""
-        description = json.loads(table.description)
+        try:
+            description = json.loads(table.description)
+        except ValueError:
+            description = {}
+        if description.get("face") != "ReplayBuffer":
+            raise StorageError("open(): the table was not written by a ReplayBuffer of the Python package")
         self._schema = Schema.from_plain(description["schema"])
         self._num_envs: int | None = description["num_envs"]
         self._capacity: int = table.capacity
