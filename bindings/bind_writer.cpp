@@ -21,11 +21,15 @@ constexpr std::size_t kScratchBytes = 4096;
 constexpr std::uint64_t kReleaseBytes = 256 << 10;
 
 struct BoundWriter {
-    BoundWriter(const BoundTable& bound, nb::object prepare_function)
-        : tree(bound.tree), writer(bound.open()->writer()), prepare(std::move(prepare_function)) {}
+    BoundWriter(const BoundTable& bound, nb::object prepare_function, bool takes_steps_axis)
+        : tree(bound.tree),
+          writer(bound.open()->writer()),
+          prepare(std::move(prepare_function)),
+          takes_steps(takes_steps_axis) {}
     std::shared_ptr<Tree> tree;
     std::shared_ptr<sharpwave::Writer> writer;  // null after close()
     nb::object prepare;
+    bool takes_steps;  // num_envs was given: rows may come as (steps, num_envs)
 };
 
 struct Keywords {
@@ -46,6 +50,7 @@ struct Incoming {
     PyObject* truncated = nullptr;
     PyObject* mask = nullptr;
     FieldMove fields[kMaxFields];
+    PyObject* sources[kMaxFields];  // the values behind the fields, borrowed
     npy_intp lead_shape[2];
     int lead = 0;  // leading axes: 0 is one row, 1 is (rows,), 2 is (steps, num_envs)
     std::size_t rows = 1;
@@ -198,6 +203,7 @@ bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldMov
 bool accept_node(const Tree& tree, const Node& node, PyObject* value, Incoming& incoming) {
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
+        incoming.sources[index] = value;
         return accept_leaf(tree.leaves()[index], value, incoming, incoming.fields[index]);
     }
     if (node.is_tuple) {
@@ -240,39 +246,51 @@ bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming
     return true;
 }
 
-void flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, std::uint8_t* flags) {
+// False for dtypes whose zeros are not all made of zero bytes, but for the two that everybody uses.
+bool flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, std::uint8_t* flags) {
     const int type = leaf.dtype->type_num;
-    if (leaf.bytes == 1) {
-        static_assert(sharpwave::kRowTerminated == 1);
-        for (std::size_t i = 0; i < rows; ++i) flags[i] |= data[i] != std::byte{0};
-        return;
-    }
-    for (std::size_t i = 0; i < rows; ++i, data += leaf.bytes) {
-        bool ended = false;
-        if (type == NPY_FLOAT || type == NPY_DOUBLE) {
-            float narrow;
-            double wide;
-            if (type == NPY_FLOAT) {
-                std::memcpy(&narrow, data, 4);
-                ended = narrow != 0;
-            } else {
-                std::memcpy(&wide, data, 8);
-                ended = wide != 0;
-            }
-        } else {
-            for (std::uint64_t b = 0; b < leaf.bytes; ++b) ended |= data[b] != std::byte{0};
+    const auto each = [&](auto zero) {
+        for (std::size_t i = 0; i < rows; ++i) {
+            auto item = zero;
+            std::memcpy(&item, data + i * sizeof item, sizeof item);
+            flags[i] |= item != zero ? sharpwave::kRowTerminated : 0;
         }
-        if (ended) flags[i] |= sharpwave::kRowTerminated;
-    }
+        return true;
+    };
+    if (type == NPY_FLOAT) return each(0.0f);
+    if (type == NPY_DOUBLE) return each(0.0);
+    if (!PyTypeNum_ISBOOL(type) && !PyTypeNum_ISINTEGER(type)) return false;
+    if (leaf.bytes == 1) return each(std::uint8_t{0});
+    if (leaf.bytes == 2) return each(std::uint16_t{0});
+    return leaf.bytes == 4 ? each(std::uint32_t{0}) : each(std::uint64_t{0});
 }
 
-void append(BoundWriter& self, const FieldMove* fields, std::size_t rows, const std::uint8_t* flags) {
+// Keeps objects alive while the interpreter is left to other threads: one of them may empty a dict that held them.
+class Held {
+public:
+    Held(PyObject* const* objects, std::size_t count) : objects_(objects), count_(count) {
+        for (std::size_t i = 0; i < count_; ++i) Py_INCREF(objects_[i]);
+    }
+    ~Held() {
+        for (std::size_t i = 0; i < count_; ++i) Py_DECREF(objects_[i]);
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+private:
+    PyObject* const* objects_;
+    std::size_t count_;
+};
+
+void append(const std::shared_ptr<sharpwave::Writer>& writer, const FieldMove* fields, std::size_t rows,
+            const std::uint8_t* flags, PyObject* const* sources = nullptr, std::size_t source_count = 0) {
     const RowBatch batch{fields, rows, flags};
-    const bool is_small = rows * self.writer->table().layout().payload_bytes() < kReleaseBytes;
-    if (is_small && self.writer->try_append(batch)) return;
-    const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // close() in another thread must not take it away
+    const bool is_small = rows * writer->table().layout().payload_bytes() < kReleaseBytes;
+    if (is_small && writer->try_append(batch)) return;
+    const std::shared_ptr<sharpwave::Writer> own = writer;  // close() in another thread must not take it away
+    const Held held(sources, source_count);
     const nb::gil_scoped_release release;
-    writer->append(batch);
+    own->append(batch);
 }
 
 // Returns false when the careful way must look at the call.
@@ -293,7 +311,9 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     const sharpwave::Table& table = self.writer->table();
     if (incoming.rows == 0 || incoming.rows > table.capacity()) return false;
     if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
-    if (incoming.lead == 2 && incoming.lead_shape[1] != static_cast<npy_intp>(table.width())) return false;
+    if (incoming.lead == 2 && (!self.takes_steps || incoming.lead_shape[1] != static_cast<npy_intp>(table.width()))) {
+        return false;
+    }
     for (std::size_t i = 0; i < top.size(); ++i) {
         if (!accept_node(tree, top[i], incoming.values[i], incoming)) return false;
     }
@@ -304,7 +324,7 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     if (incoming.rows > sizeof few) flags = (many.resize(incoming.rows), many.data());
     if (tree.done() >= 0) {
         const auto done = static_cast<std::size_t>(tree.done());
-        flag_terminated(tree.leaves()[done], incoming.fields[done].flat, incoming.rows, flags);
+        if (!flag_terminated(tree.leaves()[done], incoming.fields[done].flat, incoming.rows, flags)) return false;
     }
     if (incoming.truncated && incoming.truncated != Py_None &&
         !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
@@ -317,12 +337,13 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     // Mostly nothing ends: say so once, and the writer looks at no row's flags.
     std::uint8_t any = 0;
     for (std::size_t i = 0; i < incoming.rows; ++i) any |= flags[i];
-    append(self, incoming.fields, incoming.rows, any ? flags : nullptr);
+    append(self.writer, incoming.fields, incoming.rows, any ? flags : nullptr, incoming.sources, tree.leaves().size());
     return true;
 }
 
 // prepare(args, kwargs) -> (arrays, rows, flags): one C-contiguous array of the leaf's dtype a leaf, and a uint8 array.
 void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
+    const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // prepare() runs Python, which may close it
     nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(positional)));
     for (std::size_t i = 0; i < positional; ++i) {
         PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
@@ -348,7 +369,7 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
         fields.push_back({leaf.offset, leaf.bytes, static_cast<std::byte*>(PyArray_DATA(array))});
     }
     auto* flag_array = reinterpret_cast<PyArrayObject*>(flags.ptr());
-    append(self, fields.data(), rows, static_cast<const std::uint8_t*>(PyArray_DATA(flag_array)));
+    append(writer, fields.data(), rows, static_cast<const std::uint8_t*>(PyArray_DATA(flag_array)));
 }
 
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -383,7 +404,8 @@ PyType_Slot writer_slots[] = {{Py_tp_methods, writer_methods}, {0, nullptr}};
 
 void bind_writer(nb::module_& m) {
     nb::class_<BoundWriter>(m, "Writer", nb::type_slots(writer_slots), "One stream of rows into a table.")
-        .def(nb::init<const BoundTable&, nb::object>(), nb::arg("table"), nb::arg("prepare"))
+        .def(nb::init<const BoundTable&, nb::object, bool>(), nb::arg("table"), nb::arg("prepare"),
+             nb::arg("takes_steps"))
         .def("close", [](BoundWriter& self) {
             if (self.writer) self.writer->close();
             self.writer.reset();

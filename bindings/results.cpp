@@ -129,11 +129,12 @@ nb::object new_node(const Tree& tree, const Node& node, npy_intp rows, Batch& ba
     return result;
 }
 
+std::string text_of(nb::handle object) { return nb::steal<nb::str>(PyObject_Str(object.ptr())).c_str(); }
+
 [[noreturn]] void refuse(const std::string& where, const std::string& expected, nb::handle got) {
-    std::string what = nb::cast<std::string>(nb::str(nb::handle((PyObject*)Py_TYPE(got.ptr())).attr("__name__")));
+    std::string what = Py_TYPE(got.ptr())->tp_name;
     if (PyArray_Check(got.ptr())) {
-        what = nb::cast<std::string>(nb::str(got.attr("dtype"))) + " array of shape " +
-               nb::cast<std::string>(nb::str(got.attr("shape")));
+        what = text_of(nb::object(got.attr("dtype"))) + " array of shape " + text_of(nb::object(got.attr("shape")));
         if (!PyArray_IS_C_CONTIGUOUS(reinterpret_cast<PyArrayObject*>(got.ptr()))) what += ", not C-contiguous";
         if (!PyArray_ISWRITEABLE(reinterpret_cast<PyArrayObject*>(got.ptr()))) what += ", read-only";
     }
@@ -149,8 +150,7 @@ std::byte* check_array(const std::string& where, PyArray_Descr* dtype, const std
                 std::equal(shape.begin(), shape.end(), PyArray_DIMS(array) + 1);
     if (fits && PyArray_DESCR(array) != dtype) fits = PyArray_EquivTypes(PyArray_DESCR(array), dtype);
     if (!fits) {
-        std::string expected = nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(dtype)))) +
-                               " array of shape (" + std::to_string(rows);
+        std::string expected = text_of(reinterpret_cast<PyObject*>(dtype)) + " array of shape (" + std::to_string(rows);
         for (npy_intp extent : shape) expected += ", " + std::to_string(extent);
         refuse(where, expected + (shape.empty() ? ",)" : ")"), value);
     }
@@ -163,6 +163,7 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
         const Leaf& leaf = tree.leaves()[static_cast<std::size_t>(node.leaf)];
         batch.fields[static_cast<std::size_t>(node.leaf)] = {leaf.offset, leaf.bytes,
                                                              check_array(where, leaf.dtype, leaf.shape, rows, value)};
+        batch.held.push_back(nb::borrow(value));
         return;
     }
     if (node.is_tuple ? !PyTuple_Check(value.ptr()) : !PyDict_Check(value.ptr())) {
@@ -170,7 +171,7 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
     }
     for (std::size_t i = 0; i < node.children.size(); ++i) {
         const Node& child = node.children[i];
-        const std::string name = nb::cast<std::string>(nb::str(nb::handle(child.key)));
+        const std::string name = text_of(child.key);
         PyObject* item;
         if (node.is_tuple) {
             item = i < static_cast<std::size_t>(PyTuple_GET_SIZE(value.ptr()))
@@ -228,6 +229,7 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
     if (!PyDict_Check(out.ptr())) refuse("", "a dict of arrays, as sample() gives", out);
     Batch batch;
     batch.fields.resize(tree.leaves().size());
+    batch.held.reserve(tree.leaves().size() + 1);
     for (const Node& node : tree.top()) {
         PyObject* value = PyDict_GetItem(out.ptr(), node.key);
         if (node.leaf >= 0 && value && PyArray_Check(value)) {
@@ -239,15 +241,17 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
                 std::equal(leaf.shape.begin(), leaf.shape.end(), PyArray_DIMS(array) + 1)) {
                 batch.fields[static_cast<std::size_t>(node.leaf)] = {leaf.offset, leaf.bytes,
                                                                      static_cast<std::byte*>(PyArray_DATA(array))};
+                batch.held.push_back(nb::borrow(value));
                 continue;
             }
         }
-        const std::string name = nb::cast<std::string>(nb::str(nb::handle(node.key)));
+        const std::string name = text_of(node.key);
         check_node(tree, node, rows, value ? value : Py_None, "['" + name + "']", batch);
     }
     PyObject* indices = PyDict_GetItem(out.ptr(), names().indices);
     batch.indices = reinterpret_cast<std::uint64_t*>(
         check_array("['indices']", names().int64, {}, rows, indices ? indices : Py_None));
+    batch.held.push_back(nb::borrow(indices));
     refuse_overlap(batch, rows);
     batch.dict = nb::borrow(out);
     return batch;

@@ -11,6 +11,7 @@ struct Batch {
     std::vector<sharpwave::FieldMove> fields;  // one a leaf
     std::uint64_t* indices = nullptr;          // the array under "indices"
     std::uint8_t* truncated = nullptr;         // the array under "truncated", where asked for
+    std::vector<nb::object> held;              // the caller's arrays: nobody may free them while they are filled
 };
 
 // New arrays of `rows` rows. Large ones come from memory of batches that died: no page faults.

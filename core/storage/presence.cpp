@@ -1,10 +1,12 @@
 #include "storage/presence.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 
@@ -39,6 +41,7 @@ struct Presence::LockFile {
 
     int fd;
     int users = 0;
+    off_t seat = 0;
     std::mutex door;  // POSIX locks do not keep threads of one process apart
     std::uint64_t generation = process_generation();
 
@@ -59,13 +62,20 @@ struct Presence::LockFile {
         door.unlock();
     }
 
+    // False when the name was removed and perhaps given to another file.
+    bool is_named(const std::string& path) const {
+        struct stat mine{}, named{};
+        return fstat(fd, &mine) == 0 && stat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino &&
+               mine.st_dev == named.st_dev;
+    }
+
     bool others_inside() const {
         struct flock lock = region(F_WRLCK, 1, kSeats);
         return fcntl(fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
     }
 
     void take_seat() {
-        for (off_t seat = 1; seat <= kSeats; ++seat) {
+        for (seat = 1; seat <= kSeats; ++seat) {
             struct flock lock = region(F_WRLCK, seat, 1);
             if (fcntl(fd, F_SETLK, &lock) == 0) return;
         }
@@ -77,14 +87,29 @@ struct Presence::LockFile {
         static std::map<std::string, std::weak_ptr<LockFile>> files;
         std::lock_guard<std::mutex> guard(mutex);
         auto known = files[path].lock();
-        if (known && known->generation == process_generation()) return known;
+        if (known && known->generation == process_generation() && known->is_named(path)) return known;
         auto opened = std::make_shared<LockFile>(path);
         files[path] = opened;
         return opened;
     }
 };
 
-std::string lock_path(const std::string& table_path) { return table_path + ".lock"; }
+std::string lock_path(const std::string& table_path) {
+    std::error_code ignored;
+    const auto whole = std::filesystem::weakly_canonical(table_path, ignored);
+    return (whole.empty() ? table_path : whole.string()) + ".lock";
+}
+
+std::uint32_t Presence::seat() const { return static_cast<std::uint32_t>(file_->seat); }
+
+bool Presence::is_alive(std::uint32_t seat, std::uint64_t pid) const {
+    // The kernel does not report a process's own locks to itself.
+    if (seat == this->seat()) return pid == static_cast<std::uint64_t>(getpid());
+    struct flock lock = region(F_WRLCK, static_cast<off_t>(seat), 1);
+    if (fcntl(file_->fd, F_GETLK, &lock) != 0) return true;
+    // Another process may have got the seat since; one of another PID namespace shows no number we could compare.
+    return lock.l_type != F_UNLCK && (lock.l_pid <= 0 || static_cast<std::uint64_t>(lock.l_pid) == pid);
+}
 
 Presence::Presence(const std::string& table_path) : file_(LockFile::of(lock_path(table_path))) {
     file_->lock_door();

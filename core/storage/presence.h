@@ -2,6 +2,7 @@
 // beside the table, and the lock ends with the process, however it ends.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,10 @@ public:
 
     // True when no other process, and nobody else in this one, has the table open.
     bool is_first() const { return first_; }
+
+    // The byte that stands for this process, and whether the one that `pid` was given still stands for it.
+    std::uint32_t seat() const;
+    bool is_alive(std::uint32_t seat, std::uint64_t pid) const;
     void settle();
 
     // Takes the door again for the way out; true when nobody else is inside.
@@ -30,6 +35,7 @@ private:
     bool at_door_ = false;
 };
 
+// Beside the table, however the path to it was spelled.
 std::string lock_path(const std::string& table_path);
 
 }  // namespace sharpwave

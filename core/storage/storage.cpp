@@ -120,7 +120,7 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes) {
 }
 
 Storage Storage::attach(const std::string& path, bool read_only) {
-    const Descriptor fd(open(path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC));
+    const Descriptor fd(open(path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK));
     if (fd < 0) fail("cannot open '" + path + "'", errno);
     struct stat info{};
     if (fstat(fd, &info) != 0) fail("cannot open '" + path + "'", errno);
@@ -157,14 +157,16 @@ void Storage::release() noexcept {
     temporary_.clear();
 }
 
+void Storage::refuse_existing(const std::string& path) {
+    throw Error(ErrorKind::storage,
+                "'" + path + "' exists; open it with sharpwave.open(), or give exist=\"replace\" or exist=\"attach\"");
+}
+
 void Storage::publish(bool replace) {
     // link() refuses an existing name in one step, rename() replaces it in one step.
     const int result = replace ? rename(temporary_.c_str(), path_.c_str()) : link(temporary_.c_str(), path_.c_str());
     if (result != 0) {
-        if (errno == EEXIST) {
-            throw Error(ErrorKind::storage, "'" + path_ + "' exists; open it with sharpwave.open(), or give " +
-                                                "exist=\"replace\" or exist=\"attach\"");
-        }
+        if (errno == EEXIST) refuse_existing(path_);
         fail("cannot name '" + path_ + "'", errno);
     }
     if (!replace) unlink(temporary_.c_str());

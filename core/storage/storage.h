@@ -27,6 +27,8 @@ public:
     // Makes a created file visible, whole or not at all. An existing one is an error unless `replace`.
     void publish(bool replace);
 
+    [[noreturn]] static void refuse_existing(const std::string& path);
+
     // Asks for huge pages on whole 2 MB pages of this range. Best effort; huge_page_bytes() tells what was got.
     void advise_huge_pages(std::uint64_t offset, std::uint64_t bytes);
     std::uint64_t huge_page_bytes() const;

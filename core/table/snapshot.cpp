@@ -39,11 +39,12 @@ struct Words {
 };
 
 void refuse_to_replace(const std::string& path) {
-    if (!std::filesystem::exists(path)) return;
+    std::error_code ignored;  // what cannot be looked at cannot be created either, and says why then
+    if (!std::filesystem::exists(path, ignored)) return;
     const auto refuse = [&](const char* why) {
         throw Error(ErrorKind::storage, "save(): '" + path + "' " + why + "; give another path");
     };
-    if (!std::filesystem::is_regular_file(path)) refuse("exists and is not a file");
+    if (!std::filesystem::is_regular_file(path, ignored)) refuse("exists and is not a file");
     Header header{};
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     const ssize_t got = fd < 0 ? -1 : read(fd, &header, sizeof header);
@@ -207,6 +208,7 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
         std::memcpy(table->rows_ + slot * saved.row_bytes, row, saved.row_bytes);
         table->word(slot) = word;
     }
+    table->check_records();
     table->counters_->incarnation.value.fetch_add(1);
     table->recover(false);
     return table;

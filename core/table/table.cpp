@@ -1,6 +1,7 @@
 #include "table/table.h"
 
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 
 #include "base/crc32c.h"
@@ -49,6 +50,8 @@ Table::Table(Storage storage, RowLayout layout)
 std::shared_ptr<Table> Table::create(const TableConfig& config, const std::string& path, bool replace) {
     RowLayout layout(config.fields);
     Header header = plan(config, layout);
+    std::error_code ignored;
+    if (!path.empty() && !replace && std::filesystem::exists(path, ignored)) Storage::refuse_existing(path);
     Storage storage = path.empty() ? Storage::anonymous(header.total_bytes) : Storage::create(path, header.total_bytes);
     write_plan(storage.data(), header, config, layout);
     storage.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
@@ -71,12 +74,16 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
     RowLayout layout = read_layout(storage.data(), header, path);
     std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
     table->presence_ = std::move(presence);
+    table->check_records();
     table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
     if (table->presence_->is_first()) {
         Counters& counters = table->counters();
         if (counters.clean.value.load(std::memory_order_acquire) != 1) {
             // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
             const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
+            for (std::uint64_t i = 0; i < header.max_writers; ++i) {
+                if (table->writers_[i].taken.load()) table->settle_writer(table->writers_[i]);
+            }
             table->recover(!same_boot);
             counters.recoveries.value.fetch_add(1, std::memory_order_relaxed);
             counters.incarnation.value.fetch_add(1, std::memory_order_relaxed);
@@ -138,6 +145,7 @@ std::uint64_t Table::visible_slots() const {
 
 std::unique_ptr<Writer> Table::writer() {
     check_open();
+    if (presence_) reclaim_dead_writers();
     const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
     const auto left_half_full = [&](const WriterRecord& record) {
         const std::uint64_t ticket = record.ticket.load(std::memory_order_relaxed);
@@ -182,7 +190,7 @@ void Table::read(std::uint64_t* serials, std::size_t count, const FieldMove* fie
                  std::size_t* skipped) const {
     const std::uint64_t lap = header_->blocks * header_->block_rows;
     const auto gone = [&](std::uint64_t serial) {
-        throw Error(ErrorKind::stale_handle, "get(): row " + std::to_string(serial) +
+        throw Error(ErrorKind::stale_handle, "get(): row " + std::to_string(static_cast<std::int64_t>(serial)) +
                                                  " is not in the buffer: it was overwritten, cleared or never added");
     };
     std::vector<std::uint64_t> slots(count);
@@ -268,6 +276,83 @@ void Table::clear() {
 std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t serial) const {
     const std::byte* row = rows_ + slot * header_->row_bytes + header_->payload_offset;
     return crc32c(crc32c(0, &serial, sizeof serial), row, layout_->payload_bytes());
+}
+
+void Table::check_records() const {
+    const auto load = [](const Counter& counter) { return counter.value.load(std::memory_order_acquire); };
+    const std::uint64_t next = load(counters_->next_ticket), origin = load(counters_->origin_ticket);
+    const std::uint64_t most_tickets = kMaxSerial / header_->block_rows;
+    bool sane = load(counters_->writers_used) <= header_->max_writers && next <= most_tickets && origin <= next &&
+                origin % header_->blocks == 0;
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        const std::uint64_t ticket = writers_[i].ticket.load(std::memory_order_acquire);
+        sane = sane && (ticket == kNone || ticket <= most_tickets) &&
+               writers_[i].head.load(std::memory_order_acquire) <= header_->block_rows;
+    }
+    if (!sane) throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counters contradict its header");
+}
+
+void Table::end_episode(std::uint64_t serial) {
+    const std::uint64_t slot = serial % (header_->blocks * header_->block_rows);
+    if (slot >= header_->slots) return;
+    std::atomic_ref<std::uint64_t> seen(word(slot));
+    const std::uint64_t now = seen.load(std::memory_order_relaxed);
+    if (serial_of(now) != serial || state_of(now) != kCommitted || (now & kEndMask)) return;
+    seen.fetch_or(kTruncated | kClosedByEngine, std::memory_order_release);
+}
+
+void Table::settle_writer(WriterRecord& record) {
+    const std::uint64_t ticket = record.ticket.load();
+    if (ticket == kNone) return;
+    const std::uint64_t block = ticket % header_->blocks, width = header_->width;
+    const std::uint64_t base = block * header_->block_rows, first = ticket * header_->block_rows;
+    if (blocks_[block].ticket.load() != ticket) return;
+    // The head moves after the rows: whole steps past it were finished, a part of one was not. Either way the head
+    // goes past them, so that no serial is given twice.
+    std::uint64_t head = std::min(record.head.load() / width * width, block_length(block));
+    while (head < block_length(block)) {
+        std::uint64_t begun = 0, finished = 0;
+        for (std::uint64_t env = 0; env < width; ++env) {
+            const std::uint64_t seen = word(base + head + env);
+            if (serial_of(seen) != first + head + env || state_of(seen) == kEmpty) continue;
+            ++begun;
+            finished += state_of(seen) != kWriting;
+        }
+        if (begun == 0) break;
+        for (std::uint64_t env = 0; finished != width && env < width; ++env) {
+            word(base + head + env) = make_word(first + head + env, 0, kVoid);
+        }
+        head += width;
+    }
+    record.head.store(head);
+    for (std::uint64_t env = 0; env < width; ++env) {
+        // The env's newest row in this block; an episode with none here ended its last block unflagged, and its
+        // successor will start with a flag of its own.
+        for (std::uint64_t step = head; step >= width; step -= width) {
+            const std::uint64_t seen = word(base + step - width + env);
+            if (state_of(seen) != kCommitted) continue;
+            end_episode(first + step - width + env);
+            break;
+        }
+    }
+}
+
+void Table::reclaim_dead_writers() {
+    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) {
+        std::uint32_t taken = 1;
+        if (writers_[i].taken.load(std::memory_order_acquire) != taken) continue;
+        if (presence_->is_alive(writers_[i].participant, writers_[i].owner_pid)) continue;
+        constexpr std::uint32_t kBeingReclaimed = 2;
+        if (!writers_[i].taken.compare_exchange_strong(taken, kBeingReclaimed, std::memory_order_acq_rel)) continue;
+        settle_writer(writers_[i]);
+        const std::uint64_t ticket = writers_[i].ticket.load();
+        if (ticket != kNone) {
+            std::uint32_t owner = static_cast<std::uint32_t>(i + 1);
+            blocks_[ticket % header_->blocks].owner.compare_exchange_strong(owner, 0, std::memory_order_acq_rel);
+        }
+        writers_[i].taken.store(0, std::memory_order_release);
+    }
 }
 
 std::uint64_t Table::recover(bool verify) {

@@ -70,7 +70,7 @@ public:
     std::uint64_t size() const;  // O(writers)
     TableStats stats() const;
 
-    // Claims a writer record. All taken: ErrorKind::buffer_full.
+    // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full.
     std::unique_ptr<Writer> writer();
 
     // ---- reading ------------------------------------------------------------------------------------------------
@@ -118,6 +118,8 @@ public:
     // ---- for the rooms beside this one ----------------------------------------------------------------------------
     format::Counters& counters() const { return *counters_; }
     RowView view() const;
+    std::uint32_t seat() const { return presence_ ? presence_->seat() : 0; }
+    void end_episode(std::uint64_t serial);  // flags the row as truncated by the engine, if it is still there
     std::uint64_t blocks() const { return header_->blocks; }
     std::uint64_t block_rows() const { return header_->block_rows; }
     std::uint64_t block_length(std::uint64_t block) const;  // the last block may be short
@@ -134,6 +136,13 @@ public:
 private:
     Table(Storage storage, RowLayout layout);
     [[noreturn]] void refuse() const;
+
+    // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us.
+    void check_records() const;
+
+    // What a writer that can no longer speak left behind: rows past its head, a half-written step, open episodes.
+    void settle_writer(format::WriterRecord& record);
+    void reclaim_dead_writers();
 
     // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
     // `verify`, rows whose checksum is wrong; returns how many.

@@ -1,5 +1,7 @@
 #include "table/writer.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 
@@ -22,7 +24,9 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
     : table_(std::move(table)),
       record_(table_->writer_record(record_index)),
       owner_(static_cast<std::uint32_t>(record_index + 1)),
-      in_episode_(table_->width(), 0) {
+      open_rows_(table_->width(), 0) {
+    record_.participant = table_->seat();
+    record_.owner_pid = static_cast<std::uint64_t>(getpid());
     epoch_ = table_->counters().epoch.value.load(std::memory_order_acquire);
     if (record_.epoch.load(std::memory_order_relaxed) != epoch_) {
         record_.live.store(0, std::memory_order_relaxed);
@@ -92,7 +96,7 @@ void Writer::notice_clear() {
     epoch_ = epoch;
     record_.live.store(0, std::memory_order_relaxed);
     record_.epoch.store(epoch, std::memory_order_release);
-    std::fill(in_episode_.begin(), in_episode_.end(), 0);
+    std::fill(open_rows_.begin(), open_rows_.end(), 0);
     const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
     if (length_ != 0 && ticket_ < origin) {
         if (head_ != length_) table_->block_record(block_).owner.store(0, std::memory_order_release);
@@ -138,15 +142,15 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     const std::uint64_t least = table_->least_word();
     const std::uint64_t slot = block_ * table_->block_rows() + head_;
     const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
-    const std::uint64_t width = in_episode_.size();
+    const std::uint64_t width = open_rows_.size();
     std::uint64_t commit[kGroupRows];
     std::int64_t gained = 0;
     std::uint64_t voided = 0, ended = 0;
 
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint8_t given = batch.flags ? batch.flags[first + i] : 0;
-        std::uint8_t& in_episode = in_episode_[width == 1 ? 0 : (first + i) % width];
-        std::uint64_t flags = in_episode ? std::uint64_t{0} : kEpisodeStart;
+        std::uint64_t& open_row = open_rows_[width == 1 ? 0 : (first + i) % width];
+        std::uint64_t flags = open_row ? std::uint64_t{0} : kEpisodeStart;
         State state = kCommitted;
         if (given & kRowVoid) {
             state = kVoid;  // keeps the stride of its step; the episode neither starts nor goes on here
@@ -155,8 +159,9 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         } else {
             if (given & kRowTerminated) flags |= kTerminated;
             if (given & kRowTruncated) flags |= kTruncated;
-            in_episode = (flags & kEndMask) == 0;
-            ended += !in_episode;
+            const bool is_over = (flags & kEndMask) != 0;
+            open_row = is_over ? 0 : serial + i + 1;
+            ended += is_over;
             ++gained;
         }
         commit[i] = make_word(serial + i, flags, state);
@@ -205,15 +210,8 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
 }
 
 void Writer::end_open_episodes() {
-    const std::uint64_t width = table_->width();
-    if (length_ == 0 || head_ < width) return;
-    for (std::uint64_t env = 0; env < width; ++env) {
-        if (!in_episode_[env]) continue;
-        Word word(table_->word(block_ * table_->block_rows() + head_ - width + env));
-        const std::uint64_t seen = word.load(std::memory_order_relaxed);
-        if (state_of(seen) == kCommitted && serial_of(seen) == ticket_ * table_->block_rows() + head_ - width + env) {
-            word.fetch_or(kTruncated | kClosedByEngine, std::memory_order_release);
-        }
+    for (std::uint64_t open_row : open_rows_) {
+        if (open_row) table_->end_episode(open_row - 1);
     }
 }
 

@@ -58,7 +58,8 @@ private:
     std::uint64_t head_ = 0;    // next row in the block
     std::uint64_t length_ = 0;  // rows of the block; 0: none held
     std::uint64_t epoch_ = 0;
-    std::vector<std::uint8_t> in_episode_;  // one an env: the next row continues an episode
+    // One an env: the serial plus 1 of the newest row of its open episode; 0 while none is open.
+    std::vector<std::uint64_t> open_rows_;
 };
 
 }  // namespace sharpwave

@@ -67,7 +67,7 @@ def _match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, np.ndarray[Any, Any]]]) -> None:
     """A nested value to one array a leaf, in the schema's order."""
     if isinstance(node, Field):
-        raw.append((path, node, _as_array(path, value)))
+        raw.append((path, node, _as_array(f"field {path!r}", value)))
         return
     if isinstance(node, tuple):
         if not isinstance(value, (tuple, list)) or len(value) != len(node):
@@ -87,22 +87,20 @@ def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, np.n
         _flatten(f"{path}/{key}", part, value[key], raw)
 
 
-def _as_array(path: str, value: Any) -> np.ndarray[Any, Any]:
+def _as_array(what: str, value: Any) -> np.ndarray[Any, Any]:
     if hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor
         if value.device.type != "cpu":
-            raise SchemaError(
-                f"add(): field {path!r}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()"
-            )
+            raise SchemaError(f"add(): {what}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()")
         try:
             return value.detach().numpy()  # type: ignore[no-any-return]
         except TypeError as error:
-            raise SchemaError(f"add(): field {path!r}: {error}; pass .float()") from None
+            raise SchemaError(f"add(): {what}: {error}; pass .float()") from None
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise SchemaError(f"add(): field {path!r}: expected an array, got {type(value).__name__} ({error})") from None
+        raise SchemaError(f"add(): {what}: expected an array, got {type(value).__name__} ({error})") from None
     if array.dtype.hasobject:
-        raise SchemaError(f"add(): field {path!r}: expected numbers, got Python objects ({type(value).__name__})")
+        raise SchemaError(f"add(): {what}: expected numbers, got Python objects ({type(value).__name__})")
     return array
 
 
@@ -158,15 +156,15 @@ def _fit(
         place = f" in row 0 of {rows}" if lead else ""
         mend = f"; give the field shape {got}" if all(n > 0 for n in got) else ""
         raise SchemaError(f"add(): field {name!r}: expected shape {field.shape}, got {got}{place}{mend}")
-    return np.ascontiguousarray(_cast(name, field, array))
+    return np.require(_cast(f"field {name!r}", field, array), requirements=["C_CONTIGUOUS", "ALIGNED"])
 
 
-def _cast(name: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Casts that keep a value's meaning; any other is an error."""
     want, have = field.dtype, array.dtype
     if want == have:
         return array
-    refusal = f"add(): field {name!r}: expected {want}, got {have}"
+    refusal = f"add(): {what}: expected {want}, got {have}"
     if want.kind == "b" and have.kind in "iuf":
         if not np.isin(array, (0, 1)).all():
             raise SchemaError(f"{refusal} with values other than 0 and 1; compare before you add")
@@ -177,7 +175,7 @@ def _cast(name: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[An
             raise SchemaError(f"{refusal} with values beyond {want}; give the field dtype {have}")
         return cast
     if want.kind in "fc" and have.kind in "biufc" and not (want.kind == "f" and have.kind == "c"):
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             cast = array.astype(want)
         if not np.array_equal(np.isinf(cast), np.isinf(array)):
             raise SchemaError(f"{refusal} with values beyond {want}; give the field dtype {have}")
@@ -191,4 +189,6 @@ def _truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any
     array = _as_array(name, value)
     if array.shape != lead:
         raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {array.shape}")
-    return _cast(name, Field((), "bool"), array).reshape(-1)
+    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+        raise SchemaError(f"add(): {name}: expected truth values, got {array.dtype}")
+    return array.astype(bool).reshape(-1)

@@ -27,6 +27,7 @@ _RESERVED = {
 }
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
+_MAX_EXTENT = 2**62
 
 
 class Field:
@@ -65,8 +66,8 @@ def _read_shape(shape: Any) -> tuple[int, ...]:
         extents = tuple(operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
     except TypeError:
         raise SchemaError(f"Field(): shape: expected a tuple of whole numbers, got {shape!r}") from None
-    if any(n < 1 for n in extents):
-        raise SchemaError(f"Field(): shape: expected sizes of at least 1, got {extents}")
+    if any(not 1 <= n <= _MAX_EXTENT for n in extents):
+        raise SchemaError(f"Field(): shape: expected sizes of 1 to {_MAX_EXTENT}, got {extents}")
     if len(extents) > _MAX_DIMENSIONS:
         raise SchemaError(f"Field(): shape: expected at most {_MAX_DIMENSIONS} dimensions, got {len(extents)}")
     return extents
@@ -156,7 +157,7 @@ def _check_names(node: Node, path: str) -> None:
         raise SchemaError(f"schema: {f'field {path!r}' if path else 'a row'} needs at least one field, got none")
     for name, part in parts:
         if not isinstance(node, tuple):
-            if not isinstance(name, str) or not name or "/" in name:
+            if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
                 raise SchemaError(f"schema: expected names without '/', got {name!r}")
             if not path and name in _RESERVED:
                 raise SchemaError(f"schema: field {name!r}: the name is taken by batches or add(); give another")

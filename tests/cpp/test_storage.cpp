@@ -170,6 +170,33 @@ TEST_F(Storages, KeepEveryCommittedRowWhenTheirWriterIsKilled) {
     EXPECT_EQ(Table::attach(path("live"))->stats().recoveries, 1u) << "a clean close needs no recovery";
 }
 
+TEST_F(Storages, GiveNoSerialTwiceAfterAStepWasLeftHalfWritten) {
+    using namespace format;
+    std::uint64_t head;
+    {
+        auto table = Table::create(config(40, 4), path("live"));
+        auto writer = table->writer();
+        append(*writer, 0, 12);
+        head = table->writer_record(0).head.load();
+        const std::uint64_t slot = table->writer_record(0).ticket.load() * table->block_rows() + head;
+        // As a kill in the middle of a step leaves it: two rows finished, one begun, one not reached.
+        table->word(slot) = make_word(slot, kEpisodeStart, kCommitted);
+        table->word(slot + 1) = make_word(slot + 1, kEpisodeStart, kCommitted);
+        table->word(slot + 2) = make_word(slot + 2, 0, kWriting);
+        fs::copy_file(path("live"), path("crashed"));
+    }
+    auto table = Table::attach(path("crashed"));
+    EXPECT_EQ(table->size(), 12u) << "a part of a step is no step";
+    const auto before = table->live_serials();
+    for (std::uint64_t serial : {before[8], before[9], before[10], before[11]}) {
+        EXPECT_EQ(table->word(serial) & kFlagMask & (kTruncated | kClosedByEngine), kTruncated | kClosedByEngine);
+    }
+    append(*table->writer(), 100, 4);
+    const auto after = table->live_serials();
+    EXPECT_EQ(after.size(), 16u);
+    EXPECT_GE(after[12], before.back() + 4) << "the serials of the broken step are spent";
+}
+
 TEST_F(Storages, DropRowsWithAWrongChecksumAfterPowerLoss) {
     TableConfig durable = config(100);
     durable.checksums = true;

@@ -77,8 +77,6 @@ def test_demo_trains_as_long_as_the_example_by_default() -> None:
         pytest.importorskip(module)
     from sharpwave.tools import cli, dqn
 
-    commands = {
-        command.callback.__name__: command.callback for command in cli.build_app().registered_commands
-    }
+    commands = {command.callback.__name__: command.callback for command in cli.build_app().registered_commands}
     defaults = inspect.signature(commands["demo"]).parameters
     assert (defaults["steps"].default, defaults["seed"].default) == (dqn.Config.steps, dqn.Config.seed)

@@ -118,7 +118,7 @@ def test_rows_words_and_checksums_are_where_the_page_says(written):
             4: (2, False, False, False),
             5: (2, False, True, False),
             6: (3, True, False, False),
-            7: (3, False, False, False),
+            7: (3, False, is_closed, is_closed),
             8: (4, False, is_closed, is_closed),
         }
 

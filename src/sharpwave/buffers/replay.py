@@ -19,7 +19,7 @@ from ..arrays import prepare
 from ..errors import ClosedError, SchemaError, StorageError
 from ..sampling import Transitions, Uniform
 from ..schema import Node, Schema, from_space, transitions
-from .torch_batch import as_host_arrays, to_torch
+from .torch_batch import as_host_arrays, torch_converter
 
 __all__ = ["ReplayBuffer", "Writer", "open"]
 
@@ -120,17 +120,18 @@ class ReplayBuffer:
         """Takes a table as it is; everything about the buffer is read from it."""
         try:
             description = json.loads(table.description)
-        except ValueError:
-            description = {}
-        if description.get("face") != "ReplayBuffer":
+            self._schema = Schema.from_plain(description["schema"])
+            self._num_envs: int | None = description["num_envs"]
+            table.bind(self._schema.tree())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
+        if description.get("face") != "ReplayBuffer" or (self._num_envs or 1) != table.width:
             raise StorageError("open(): the table was not written by a ReplayBuffer of the Python package")
-        self._schema = Schema.from_plain(description["schema"])
-        self._num_envs: int | None = description["num_envs"]
+        self._dtypes = tuple((name, field.dtype) for name, field in self._schema.leaves)
         self._capacity: int = table.capacity
         self._address = address
         self._writer: _core.Writer | None = None
         self._table = table
-        table.bind(self._schema.tree())
 
     @classmethod
     def _from_table(cls, table: _core.Table, address: str | None) -> ReplayBuffer:
@@ -186,7 +187,7 @@ class ReplayBuffer:
 
     def _new_writer(self) -> _core.Writer:
         careful = functools.partial(prepare, self._schema, self._capacity, self._num_envs)
-        return _core.Writer(self._table, careful)
+        return _core.Writer(self._table, careful, self._num_envs is not None)
 
     def writer(self) -> Writer:
         """A writer of its own for a thread: threads that share one take turns, and their rows mix."""
@@ -213,8 +214,9 @@ class ReplayBuffer:
             batch_size = _whole("sample()", "batch_size", batch_size, 1, 2**32 - 1)
         if device is None:
             return self._table.sample(batch_size, out)
+        convert = torch_converter(device, self._dtypes)  # before anything is drawn
         if out is None:
-            return to_torch(self._table.sample(batch_size), device)
+            return convert(self._table.sample(batch_size))
         self._table.sample(batch_size, as_host_arrays(out, device))
         return out
 
@@ -225,6 +227,8 @@ class ReplayBuffer:
             StaleHandle: One of them is no longer in the buffer.
         """
         array = np.asarray(indices)
+        if array.size == 0:
+            array = array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise SchemaError(f"get(): indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
         return self._table.read(np.ascontiguousarray(array, np.int64), False)
@@ -233,10 +237,9 @@ class ReplayBuffer:
         """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""
         batch_size = _whole("rows()", "batch_size", batch_size, 1)
         serials = self._table.live_serials()
-        for start in range(0, len(serials), batch_size):
-            batch = self._table.read(serials[start : start + batch_size], True)
-            if len(batch["indices"]):
-                yield batch
+        parts = (serials[start : start + batch_size] for start in range(0, len(serials), batch_size))
+        batches = (self._table.read(part, True) for part in parts)
+        return (batch for batch in batches if len(batch["indices"]))
 
     # ---- facts --------------------------------------------------------------------------------------------------
 

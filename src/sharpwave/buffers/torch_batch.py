@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..errors import SchemaError
 
-__all__ = ["as_host_arrays", "to_torch"]
+__all__ = ["as_host_arrays", "torch_converter"]
 
 
 @functools.cache
-def _target(device: Any) -> tuple[Any, Any]:
-    """torch's ``from_numpy``, and the device to copy to; None for the CPU. Found once for each device."""
+def torch_converter(
+    device: Any, dtypes: tuple[tuple[str, np.dtype[Any]], ...]
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What turns a batch into tensors on the device. Found, and refused where there is none, once for each device."""
+    torch, target = _read_device(device)
+    for name, dtype in dtypes:
+        try:
+            torch.from_numpy(np.empty(0, dtype))
+        except TypeError:
+            raise SchemaError(f"sample(): device: torch has no dtype for field {name!r} ({dtype})") from None
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: convert(part) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(convert(part) for part in value)
+        tensor = from_numpy(value)
+        return tensor if is_host else tensor.to(target)
+
+    from_numpy, is_host = torch.from_numpy, target.type == "cpu"
+    return convert
+
+
+def _read_device(device: Any) -> tuple[Any, Any]:
     try:
         import torch
     except ImportError:
@@ -25,30 +48,17 @@ def _target(device: Any) -> tuple[Any, Any]:
         raise SchemaError(f"sample(): device: expected a torch device, got {device!r} ({error})") from None
     if read.type == "cuda" and not torch.cuda.is_available():
         raise SchemaError(f"sample(): device: torch finds no CUDA here, got {device!r}; give device='cpu'")
-    return torch.from_numpy, None if read.type == "cpu" else read
-
-
-def to_torch(batch: dict[str, Any], device: Any) -> dict[str, Any]:
-    """A batch of NumPy arrays as tensors; on the CPU they share its memory."""
-    from_numpy, target = _target(device)
     try:
-        return {name: _convert(value, from_numpy, target) for name, value in batch.items()}
-    except TypeError as error:
-        raise SchemaError(f"sample(): device: torch has no dtype for one of the fields ({error})") from None
-
-
-def _convert(value: Any, from_numpy: Any, target: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _convert(part, from_numpy, target) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_convert(part, from_numpy, target) for part in value)
-    tensor = from_numpy(value)
-    return tensor if target is None else tensor.to(target)
+        torch.empty(0, device=read)
+    except Exception as error:  # each back end has its own way to say that it is not there
+        reason = str(error).splitlines()[0]
+        raise SchemaError(f"sample(): device: torch cannot use {device!r} here ({reason}); give device='cpu'") from None
+    return torch, read
 
 
 def as_host_arrays(out: Any, device: Any) -> Any:
     """NumPy views of the tensors in ``out``, for the engine to fill."""
-    if _target(device)[1] is not None:
+    if _read_device(device)[1].type != "cpu":
         raise SchemaError(f"sample(): out: is filled on the host; give device='cpu' or leave out one, got {device!r}")
 
     def convert(value: Any) -> Any:
@@ -56,6 +66,10 @@ def as_host_arrays(out: Any, device: Any) -> Any:
             return {key: convert(part) for key, part in value.items()}
         if isinstance(value, tuple):
             return tuple(convert(part) for part in value)
-        return value if isinstance(value, np.ndarray) or not hasattr(value, "numpy") else value.numpy()
+        if isinstance(value, np.ndarray) or not hasattr(value, "numpy"):
+            return value
+        if value.requires_grad:
+            raise SchemaError("sample(): out: a tensor that requires grad cannot be filled; pass .detach()")
+        return value.numpy()
 
     return convert(out)

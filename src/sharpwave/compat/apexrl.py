@@ -86,7 +86,7 @@ class ReplayBuffer:
         row = {name: _to_host(value) for name, value in values.items() if value is not None}
         if row["reward"].size == 0:
             return
-        inner = self.inner or self._build(row["action"])
+        inner = self._build(row["action"]) if self.inner is None else self.inner
         inner.add(**row)
         self.inner = inner  # only now: a first add that fails leaves nothing decided
 
@@ -130,9 +130,15 @@ class ReplayBuffer:
         """Replaces the rows by those of ``state_dict()``."""
         if state["capacity"] != self._capacity:
             raise SchemaError(f"load_state_dict(): capacity: expected {self._capacity}, got {state['capacity']}")
-        self.clear()
-        if state["rows"]:
+        if not state["rows"]:
+            self.clear()
+            return
+        held, self.inner = self.inner, None
+        try:
             self.add(**state["rows"])
+        except SchemaError:
+            self.inner = held  # the rows do not fit: nothing has changed
+            raise
 
 
 def _to_host(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,68 @@
+"""How a typed program uses the package; test_typing.py has mypy read it. Nothing here is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import assert_type
+
+import sharpwave as sw
+from sharpwave.buffers.replay import Writer
+from sharpwave.errors import NotReady, SchemaError, SharpwaveError
+
+buffer = sw.ReplayBuffer(
+    1000,
+    schema={
+        "obs": {"image": sw.Field((64, 64, 3), "uint8"), "pair": (sw.Field(3), sw.Field())},
+        "action": sw.Field((7,)),
+    },
+    next_obs=None,
+    sampler=sw.Uniform(),
+    view=sw.Transitions(),
+    storage="shm://typed",
+    exist="replace",
+    num_envs=4,
+    writers=8,
+    seed=0,
+)
+short = sw.ReplayBuffer(1000, obs_shape=(17,), obs_dtype="float32", action_shape=6, action_dtype=float)
+
+assert_type(buffer, sw.ReplayBuffer)
+assert_type(buffer.capacity, int)
+assert_type(buffer.is_full, bool)
+assert_type(buffer.num_envs, int | None)
+assert_type(len(buffer), int)
+assert_type(buffer.stats(), dict[str, Any])
+assert_type(buffer.sample(32), dict[str, Any])
+assert_type(buffer.sample(32, out=buffer.sample(32), device="cpu"), dict[str, Any])
+assert_type(buffer.get([1, 2]), dict[str, Any])
+assert_type(buffer.rows(), Iterator[dict[str, Any]])
+assert_type(buffer.writer(), Writer)
+assert_type(sw.open("file://x"), sw.ReplayBuffer)
+assert_type(sw.open(Path("x")), sw.ReplayBuffer)
+assert_type(sw.ReplayBuffer.for_env(object(), 100), sw.ReplayBuffer)
+assert_type(sw.Field((2,)).shape, tuple[int, ...])
+assert_type(sw.__version__, str)
+
+buffer.add(obs=1, action=2, reward=3.0, terminated=False, truncated=True)
+buffer.save(Path("x"))
+with buffer as entered, entered.writer() as writer:
+    assert_type(entered, sw.ReplayBuffer)
+    writer.add(1, 2, 3)
+try:
+    buffer.sample(1)
+except (NotReady, SchemaError) as error:
+    problem: SharpwaveError = error
+
+# What must not pass: mypy reports an ignore that silences nothing.
+sw.ReplayBuffer("1000", obs_shape=(1,))  # type: ignore[arg-type]
+sw.ReplayBuffer(1000, obs_shape=(1,), exist="overwrite")  # type: ignore[arg-type]
+sw.ReplayBuffer(1000, obs_shape=(1,), next_obs="derived")  # type: ignore[arg-type]
+sw.ReplayBuffer(1000, (1,))  # type: ignore[call-arg, arg-type]
+buffer.sample("32")  # type: ignore[arg-type]
+buffer.sample(32, buffer.sample(32))  # type: ignore[call-arg]
+buffer.capacity = 5  # type: ignore[misc]
+buffer.unknown()  # type: ignore[attr-defined]
+sw.open(5)  # type: ignore[arg-type]

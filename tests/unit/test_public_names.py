@@ -1,0 +1,64 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import sharpwave as sw
+from sharpwave import errors
+
+
+def test_package_gives_exactly_these_names() -> None:
+    assert sw.__all__ == ["Field", "ReplayBuffer", "Transitions", "Uniform", "compat", "errors", "open"]
+    assert all(hasattr(sw, name) for name in sw.__all__)
+
+
+def test_buffer_gives_exactly_these_names() -> None:
+    names = {name for name in dir(sw.ReplayBuffer) if not name.startswith("_")}
+    verbs = {"add", "clear", "close", "flush", "get", "rows", "sample", "save", "stats", "writer", "for_env"}
+    assert names == verbs | {"capacity", "is_full", "num_envs", "schema"}
+
+
+def test_errors_are_ours_and_python_s() -> None:
+    bases = {
+        "SchemaError": ValueError,
+        "NotReady": TimeoutError,
+        "StorageError": OSError,
+        "StaleHandle": LookupError,
+        "ClosedError": RuntimeError,
+        "BufferFull": RuntimeError,
+    }
+    assert set(errors.__all__) == {*bases, "SharpwaveError"}
+    for name, base in bases.items():
+        assert getattr(errors, name).__bases__ == (errors.SharpwaveError, base)
+    assert errors.SharpwaveError.__bases__ == (Exception,)
+
+
+def test_import_brings_numpy_only() -> None:
+    code = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "import sharpwave, sharpwave.compat, sharpwave.errors\n"
+        "roots = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*sorted(roots - set(sys.stdlib_module_names)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["numpy", "sharpwave"]
+
+
+def test_use_without_torch_and_gymnasium_imports_neither() -> None:
+    code = (
+        "import sys\n"
+        "import sharpwave as sw\n"
+        "b = sw.ReplayBuffer(4, obs_shape=(2,)); b.add([0, 0], 0, 0, [0, 0], False); b.sample(2)\n"
+    )
+    code += "print(*({'torch', 'gymnasium'} & set(sys.modules)))\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_version_is_the_distribution_s() -> None:
+    from importlib.metadata import version
+
+    assert sw.__version__ == version("sharpwave")
