@@ -174,7 +174,7 @@ TEST_F(Storages, GiveNoSerialTwiceAfterAStepWasLeftHalfWritten) {
     using namespace format;
     std::uint64_t head;
     {
-        auto table = Table::create(config(40, 4), path("live"));
+        auto table = Table::create(config(4000, 4, 2), path("live"));
         auto writer = table->writer();
         append(*writer, 0, 12);
         head = table->writer_record(0).head.load();
