@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "numpy_api.h"
+#include "results.h"
 #include "table/table.h"
 #include "tree.h"
 
@@ -16,6 +17,7 @@ void bind_writer(nb::module_& m);
 struct BoundTable {
     std::shared_ptr<sharpwave::Table> table;  // null after close()
     std::shared_ptr<Tree> tree;
+    std::shared_ptr<LastArrays> last;
 
     // A reference of the caller's own: close() in another thread must not take the table away during a call.
     std::shared_ptr<sharpwave::Table> open() const {

@@ -8,6 +8,7 @@
 
 #include "bind.h"
 #include "errors.h"
+#include "held.h"
 #include "results.h"
 #include "sampling/uniform.h"
 
@@ -30,14 +31,37 @@ private:
     PyThreadState* state_;
 };
 
-nb::object sample_rows(BoundTable& self, npy_intp rows, nb::handle out) {
-    const std::shared_ptr<Table> table = self.open();
-    if (table->size() == 0) {
-        throw sharpwave::Error(sharpwave::ErrorKind::not_ready, "sample(): the buffer is empty; add rows first");
+// A batch size: a whole number, not a truth value, that positions of 32 bits can count.
+npy_intp read_batch_size(nb::handle value) {
+    constexpr long long kMost = 0xffffffff;
+    const nb::object index = PyBool_Check(value.ptr()) ? nb::object() : nb::steal(PyNumber_Index(value.ptr()));
+    long long size = 0;
+    if (index.is_valid()) {
+        int overflow;
+        size = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+        if (overflow) size = 0;
     }
-    Batch batch = out.is_none() ? new_batch(*self.tree, rows) : check_out(*self.tree, rows, out);
-    const MaybeRelease release(static_cast<std::uint64_t>(rows) * table->layout().payload_bytes() >= kReleaseBytes);
-    sharpwave::sample_uniform(*table, static_cast<std::size_t>(rows), batch.fields.data(), batch.indices);
+    PyErr_Clear();
+    if (size < 1 || size > kMost) {
+        const std::string given = nb::steal<nb::str>(PyObject_Repr(value.ptr())).c_str();
+        throw sharpwave::Error(sharpwave::ErrorKind::schema, "sample(): batch_size: expected a whole number, 1 to " +
+                                                                 std::to_string(kMost) + ", got " + given);
+    }
+    return static_cast<npy_intp>(size);
+}
+
+nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) {
+    const std::shared_ptr<Table> table = self.open();
+    const npy_intp rows = read_batch_size(batch_size);
+    if (table->size() == 0) sharpwave::refuse_empty();
+    Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
+    if (static_cast<std::uint64_t>(rows) * table->layout().payload_bytes() < kReleaseBytes) {
+        sharpwave::sample_uniform(*table, static_cast<std::size_t>(rows), batch.fields.data(), batch.indices);
+    } else {
+        const Held held(batch.arrays.data(), batch.arrays.size());
+        const nb::gil_scoped_release release;
+        sharpwave::sample_uniform(*table, static_cast<std::size_t>(rows), batch.fields.data(), batch.indices);
+    }
     return std::move(batch.dict);
 }
 
@@ -54,7 +78,7 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     const npy_intp count = PyArray_SIZE(array);
     std::vector<std::uint64_t> wanted(static_cast<std::size_t>(count)), words(wanted.size());
     std::copy_n(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count, wanted.begin());
-    Batch batch = new_batch(*self.tree, count, true);
+    Batch batch = new_batch(*self.tree, count, nullptr, true);
     std::size_t skipped = 0;
     {
         const MaybeRelease release(wanted.size() * table->layout().payload_bytes() >= kReleaseBytes);
@@ -62,7 +86,7 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     }
     if (skipped) {
         // Seldom: writers lapped the reader. Copy what is left into arrays of the right length.
-        Batch shorter = new_batch(*self.tree, count - static_cast<npy_intp>(skipped), true);
+        Batch shorter = new_batch(*self.tree, count - static_cast<npy_intp>(skipped), nullptr, true);
         const std::size_t left = wanted.size() - skipped;
         for (std::size_t f = 0; f < batch.fields.size(); ++f) {
             std::copy_n(batch.fields[f].flat, left * batch.fields[f].bytes, shorter.fields[f].flat);
@@ -130,7 +154,7 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
     config.checksums = checksums;
     config.description = description;
     const nb::gil_scoped_release release;
-    return {Table::create(config, path, replace), nullptr};
+    return {Table::create(config, path, replace), nullptr, {}};
 }
 
 }  // namespace
@@ -140,20 +164,21 @@ void bind_table(nb::module_& m) {
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
                     nb::arg("seed"), nb::arg("checksums"), nb::arg("description"), nb::arg("path"), nb::arg("replace"))
         .def_static(
-            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr}; }, nb::arg("path"),
-            nb::call_guard<nb::gil_scoped_release>())
+            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr, {}}; },
+            nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
         .def_static(
-            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr}; }, nb::arg("path"),
+            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr, {}}; }, nb::arg("path"),
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "bind",
             [](BoundTable& self, std::shared_ptr<Tree> tree) {
                 tree->meet(self.table->layout());
                 self.tree = std::move(tree);
+                self.last = std::make_shared<LastArrays>();
             },
             nb::arg("tree"), "Gives the table the shape that its rows have in Python.")
-        .def("sample", &sample_rows, nb::arg("rows"), nb::arg("out").none() = nb::none(),
-             nb::sig("def sample(self, rows: int, out: object | None = None) -> dict[str, typing.Any]"))
+        .def("sample", &sample_rows, nb::arg("batch_size").none(), nb::arg("out").none() = nb::none(),
+             nb::sig("def sample(self, batch_size: int, out: object | None = None) -> dict[str, typing.Any]"))
         .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"),
              nb::sig("def read(self, serials: object, skip_gone: bool) -> dict[str, typing.Any]"))
         .def("live_serials", &live_serials, nb::sig("def live_serials(self) -> typing.Any"))

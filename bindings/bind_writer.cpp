@@ -9,6 +9,7 @@
 
 #include "bind.h"
 #include "errors.h"
+#include "held.h"
 #include "table/writer.h"
 
 using sharpwave::FieldMove;
@@ -264,23 +265,6 @@ bool flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, 
     if (leaf.bytes == 2) return each(std::uint16_t{0});
     return leaf.bytes == 4 ? each(std::uint32_t{0}) : each(std::uint64_t{0});
 }
-
-// Keeps objects alive while the interpreter is left to other threads: one of them may empty a dict that held them.
-class Held {
-public:
-    Held(PyObject* const* objects, std::size_t count) : objects_(objects), count_(count) {
-        for (std::size_t i = 0; i < count_; ++i) Py_INCREF(objects_[i]);
-    }
-    ~Held() {
-        for (std::size_t i = 0; i < count_; ++i) Py_DECREF(objects_[i]);
-    }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-
-private:
-    PyObject* const* objects_;
-    std::size_t count_;
-};
 
 void append(const std::shared_ptr<sharpwave::Writer>& writer, const FieldMove* fields, std::size_t rows,
             const std::uint8_t* flags, PyObject* const* sources = nullptr, std::size_t source_count = 0) {

@@ -86,6 +86,19 @@ PyArrayObject* new_array(PyArray_Descr* dtype, int dimensions, const npy_intp* s
     return reinterpret_cast<PyArrayObject*>(array);
 }
 
+PyArrayObject* last_or_new(LastArrays* last, std::size_t place, PyArray_Descr* dtype, int dimensions,
+                           const npy_intp* shape, std::size_t bytes) {
+    const bool is_small = last && bytes < kPooledFrom;
+    if (is_small) {
+        if (PyObject* array = last->take(place, dtype, dimensions, shape)) {
+            return reinterpret_cast<PyArrayObject*>(array);
+        }
+    }
+    PyArrayObject* array = new_array(dtype, dimensions, shape, bytes);
+    if (is_small) last->keep(place, reinterpret_cast<PyObject*>(array));
+    return array;
+}
+
 struct Names {
     PyObject* indices = PyUnicode_InternFromString("indices");
     PyObject* truncated = PyUnicode_InternFromString("truncated");
@@ -98,31 +111,32 @@ const Names& names() {
     return *instance;
 }
 
-nb::object new_leaf(const Leaf& leaf, npy_intp rows, sharpwave::FieldMove& move) {
+nb::object new_leaf(const Leaf& leaf, npy_intp rows, Batch& batch, std::size_t index, LastArrays* last) {
     npy_intp shape[9] = {rows};  // a field has at most 8 dimensions
     std::copy(leaf.shape.begin(), leaf.shape.end(), shape + 1);
-    PyArrayObject* array = new_array(leaf.dtype, static_cast<int>(leaf.shape.size()) + 1, shape,
-                                     leaf.bytes * static_cast<std::size_t>(rows));
-    move = {leaf.offset, leaf.bytes, static_cast<std::byte*>(PyArray_DATA(array))};
+    PyArrayObject* array = last_or_new(last, index, leaf.dtype, static_cast<int>(leaf.shape.size()) + 1, shape,
+                                       leaf.bytes * static_cast<std::size_t>(rows));
+    batch.fields[index] = {leaf.offset, leaf.bytes, static_cast<std::byte*>(PyArray_DATA(array))};
+    batch.arrays[index] = reinterpret_cast<PyObject*>(array);
     return nb::steal(reinterpret_cast<PyObject*>(array));
 }
 
-nb::object new_node(const Tree& tree, const Node& node, npy_intp rows, Batch& batch) {
+nb::object new_node(const Tree& tree, const Node& node, npy_intp rows, Batch& batch, LastArrays* last) {
     if (node.leaf >= 0) {
-        return new_leaf(tree.leaves()[static_cast<std::size_t>(node.leaf)], rows,
-                        batch.fields[static_cast<std::size_t>(node.leaf)]);
+        const auto index = static_cast<std::size_t>(node.leaf);
+        return new_leaf(tree.leaves()[index], rows, batch, index, last);
     }
     if (node.is_tuple) {
         nb::object result = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(node.children.size())));
         for (std::size_t i = 0; i < node.children.size(); ++i) {
             PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i),
-                             new_node(tree, node.children[i], rows, batch).release().ptr());
+                             new_node(tree, node.children[i], rows, batch, last).release().ptr());
         }
         return result;
     }
     nb::dict result;
     for (const Node& child : node.children) {
-        if (PyDict_SetItem(result.ptr(), child.key, new_node(tree, child, rows, batch).ptr()) != 0) {
+        if (PyDict_SetItem(result.ptr(), child.key, new_node(tree, child, rows, batch, last).ptr()) != 0) {
             throw nb::python_error();
         }
     }
@@ -157,13 +171,22 @@ std::byte* check_array(const std::string& where, PyArray_Descr* dtype, const std
     return static_cast<std::byte*>(PyArray_DATA(array));
 }
 
+// The same without a word: what every call but a mistaken one takes.
+bool fits_at_once(PyArray_Descr* dtype, const std::vector<npy_intp>& shape, npy_intp rows, PyObject* value) {
+    if (!value || !PyArray_Check(value)) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    return PyArray_DESCR(array) == dtype && PyArray_ISCARRAY(array) &&
+           PyArray_NDIM(array) == static_cast<int>(shape.size()) + 1 && PyArray_DIM(array, 0) == rows &&
+           std::equal(shape.begin(), shape.end(), PyArray_DIMS(array) + 1);
+}
+
 void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle value, const std::string& where,
                 Batch& batch) {
     if (node.leaf >= 0) {
-        const Leaf& leaf = tree.leaves()[static_cast<std::size_t>(node.leaf)];
-        batch.fields[static_cast<std::size_t>(node.leaf)] = {leaf.offset, leaf.bytes,
-                                                             check_array(where, leaf.dtype, leaf.shape, rows, value)};
-        batch.held.push_back(nb::borrow(value));
+        const auto index = static_cast<std::size_t>(node.leaf);
+        const Leaf& leaf = tree.leaves()[index];
+        batch.fields[index] = {leaf.offset, leaf.bytes, check_array(where, leaf.dtype, leaf.shape, rows, value)};
+        batch.arrays[index] = value.ptr();
         return;
     }
     if (node.is_tuple ? !PyTuple_Check(value.ptr()) : !PyDict_Check(value.ptr())) {
@@ -171,27 +194,26 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
     }
     for (std::size_t i = 0; i < node.children.size(); ++i) {
         const Node& child = node.children[i];
-        const std::string name = text_of(child.key);
-        PyObject* item;
-        if (node.is_tuple) {
-            item = i < static_cast<std::size_t>(PyTuple_GET_SIZE(value.ptr()))
-                       ? PyTuple_GET_ITEM(value.ptr(), static_cast<Py_ssize_t>(i))
-                       : Py_None;
-        } else {
-            item = PyDict_GetItem(value.ptr(), child.key);
+        PyObject* item = nullptr;
+        if (!node.is_tuple) {
+            item = PyDict_GetItemWithError(value.ptr(), child.key);
+        } else if (i < static_cast<std::size_t>(PyTuple_GET_SIZE(value.ptr()))) {
+            item = PyTuple_GET_ITEM(value.ptr(), static_cast<Py_ssize_t>(i));
         }
-        check_node(tree, child, rows, item ? item : Py_None, where + "['" + name + "']", batch);
+        check_node(tree, child, rows, item ? item : Py_None, where + "['" + text_of(child.key) + "']", batch);
     }
 }
 
-void refuse_overlap(const Batch& batch, npy_intp rows) {
-    std::vector<std::pair<const std::byte*, std::size_t>> spans;
-    for (const auto& field : batch.fields) spans.emplace_back(field.flat, field.bytes * static_cast<std::size_t>(rows));
-    spans.emplace_back(reinterpret_cast<const std::byte*>(batch.indices), static_cast<std::size_t>(rows) * 8);
-    for (std::size_t a = 0; a < spans.size(); ++a) {
+void refuse_overlap(Batch& batch, npy_intp rows) {
+    const auto span = [&](std::size_t i) {
+        if (i == batch.fields.size()) return std::pair{reinterpret_cast<std::byte*>(batch.indices), rows * 8};
+        return std::pair{batch.fields[i].flat, rows * static_cast<npy_intp>(batch.fields[i].bytes)};
+    };
+    for (std::size_t a = 1; a <= batch.fields.size(); ++a) {
+        const auto [start, bytes] = span(a);
         for (std::size_t b = 0; b < a; ++b) {
-            if (spans[a].first < spans[b].first + spans[b].second &&
-                spans[b].first < spans[a].first + spans[a].second) {
+            const auto [other, other_bytes] = span(b);
+            if (start < other + other_bytes && other < start + bytes) {
                 throw sharpwave::Error(sharpwave::ErrorKind::schema,
                                        "sample(): out: two of its arrays share memory; give each its own");
             }
@@ -201,57 +223,86 @@ void refuse_overlap(const Batch& batch, npy_intp rows) {
 
 }  // namespace
 
+LastArrays::~LastArrays() {
+    for (Pair& pair : pairs_) {
+        for (PyObject* array : pair.arrays) Py_XDECREF(array);
+    }
+}
+
+PyObject* LastArrays::take(std::size_t place, PyArray_Descr* dtype, int dimensions, const npy_intp* shape) {
+    if (place >= pairs_.size()) return nullptr;
+    for (PyObject* object : pairs_[place].arrays) {
+        // One reference is ours. Views, tensors and exported buffers hold another; so does whoever kept the array.
+        if (!object || Py_REFCNT(object) != 1) continue;
+        auto* array = reinterpret_cast<PyArrayObject*>(object);
+        // Its last holder may have reshaped it or made it read-only.
+        if (PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == dimensions && PyArray_ISCARRAY(array) &&
+            std::equal(shape, shape + dimensions, PyArray_DIMS(array))) {
+            return Py_NewRef(object);
+        }
+    }
+    return nullptr;
+}
+
+void LastArrays::keep(std::size_t place, PyObject* array) {
+    if (place >= pairs_.size()) pairs_.resize(place + 1);
+    Pair& pair = pairs_[place];
+    PyObject* old = pair.arrays[pair.oldest];
+    pair.arrays[pair.oldest] = Py_NewRef(array);
+    pair.oldest ^= 1;
+    Py_XDECREF(old);  // last: it may run code
+}
+
 std::size_t pooled_bytes() { return pool().held(); }
 
-Batch new_batch(const Tree& tree, npy_intp rows, bool with_truncated) {
-    Batch batch;
-    nb::dict dict;
-    batch.fields.resize(tree.leaves().size());
-    for (const Node& node : tree.top()) {
-        if (PyDict_SetItem(dict.ptr(), node.key, new_node(tree, node, rows, batch).ptr()) != 0)
-            throw nb::python_error();
-    }
+Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool with_truncated) {
+    Batch batch(tree.leaves().size());
+    // A copy of a dict with the same keys: its table has the right size at once.
+    nb::object dict = nb::steal(with_truncated ? PyDict_New() : PyDict_Copy(tree.batch_template()));
+    if (!dict.is_valid()) throw nb::python_error();
+    const auto put = [&](PyObject* name, const nb::object& value) {
+        if (PyDict_SetItem(dict.ptr(), name, value.ptr()) != 0) throw nb::python_error();
+    };
+    for (const Node& node : tree.top()) put(node.key, new_node(tree, node, rows, batch, last));
     const auto extra = [&](PyObject* name, PyArray_Descr* dtype, std::size_t item) {
-        PyArrayObject* array = new_array(dtype, 1, &rows, static_cast<std::size_t>(rows) * item);
-        const nb::object owner = nb::steal(reinterpret_cast<PyObject*>(array));
-        if (PyDict_SetItem(dict.ptr(), name, owner.ptr()) != 0) throw nb::python_error();
-        return PyArray_DATA(array);
+        PyArrayObject* array =
+            last_or_new(last, tree.leaves().size(), dtype, 1, &rows, static_cast<std::size_t>(rows) * item);
+        put(name, nb::steal(reinterpret_cast<PyObject*>(array)));
+        return array;
     };
     if (with_truncated) {
-        batch.truncated = static_cast<std::uint8_t*>(extra(names().truncated, names().boolean, 1));
+        batch.truncated = static_cast<std::uint8_t*>(PyArray_DATA(extra(names().truncated, names().boolean, 1)));
     }
-    batch.indices = static_cast<std::uint64_t*>(extra(names().indices, names().int64, 8));
+    PyArrayObject* indices = extra(names().indices, names().int64, 8);
+    batch.arrays[tree.leaves().size()] = reinterpret_cast<PyObject*>(indices);
+    batch.indices = static_cast<std::uint64_t*>(PyArray_DATA(indices));
     batch.dict = std::move(dict);
     return batch;
 }
 
 Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
     if (!PyDict_Check(out.ptr())) refuse("", "a dict of arrays, as sample() gives", out);
-    Batch batch;
-    batch.fields.resize(tree.leaves().size());
-    batch.held.reserve(tree.leaves().size() + 1);
+    Batch batch(tree.leaves().size());
     for (const Node& node : tree.top()) {
-        PyObject* value = PyDict_GetItem(out.ptr(), node.key);
-        if (node.leaf >= 0 && value && PyArray_Check(value)) {
-            // The common case without building the text of where we are.
-            auto* array = reinterpret_cast<PyArrayObject*>(value);
-            const Leaf& leaf = tree.leaves()[static_cast<std::size_t>(node.leaf)];
-            if (PyArray_DESCR(array) == leaf.dtype && PyArray_ISCARRAY(array) &&
-                PyArray_NDIM(array) == static_cast<int>(leaf.shape.size()) + 1 && PyArray_DIM(array, 0) == rows &&
-                std::equal(leaf.shape.begin(), leaf.shape.end(), PyArray_DIMS(array) + 1)) {
-                batch.fields[static_cast<std::size_t>(node.leaf)] = {leaf.offset, leaf.bytes,
-                                                                     static_cast<std::byte*>(PyArray_DATA(array))};
-                batch.held.push_back(nb::borrow(value));
+        PyObject* value = PyDict_GetItemWithError(out.ptr(), node.key);
+        if (node.leaf >= 0) {
+            const auto index = static_cast<std::size_t>(node.leaf);
+            const Leaf& leaf = tree.leaves()[index];
+            if (fits_at_once(leaf.dtype, leaf.shape, rows, value)) {
+                auto* data = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(value)));
+                batch.fields[index] = {leaf.offset, leaf.bytes, data};
+                batch.arrays[index] = value;
                 continue;
             }
         }
-        const std::string name = text_of(node.key);
-        check_node(tree, node, rows, value ? value : Py_None, "['" + name + "']", batch);
+        check_node(tree, node, rows, value ? value : Py_None, "['" + text_of(node.key) + "']", batch);
     }
-    PyObject* indices = PyDict_GetItem(out.ptr(), names().indices);
-    batch.indices = reinterpret_cast<std::uint64_t*>(
-        check_array("['indices']", names().int64, {}, rows, indices ? indices : Py_None));
-    batch.held.push_back(nb::borrow(indices));
+    PyObject* indices = PyDict_GetItemWithError(out.ptr(), names().indices);
+    if (!fits_at_once(names().int64, {}, rows, indices)) {
+        check_array("['indices']", names().int64, {}, rows, indices ? indices : Py_None);
+    }
+    batch.indices = static_cast<std::uint64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(indices)));
+    batch.arrays[tree.leaves().size()] = indices;
     refuse_overlap(batch, rows);
     batch.dict = nb::borrow(out);
     return batch;

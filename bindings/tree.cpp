@@ -49,9 +49,14 @@ Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from) : done_(don
         leaves_.push_back(std::move(leaf));
     }
     top_ = read_nodes(nodes);
+    nb::dict keys;
+    for (const Node& node : top_) keys[nb::handle(node.key)] = nb::none();
+    keys["indices"] = nb::none();
+    batch_template_ = keys.release().ptr();
 }
 
 Tree::~Tree() {
+    Py_XDECREF(batch_template_);
     release(top_);
     for (Leaf& leaf : leaves_) Py_XDECREF(reinterpret_cast<PyObject*>(leaf.dtype));
 }

@@ -37,6 +37,7 @@ public:
     void meet(const sharpwave::RowLayout& layout);
 
     const std::vector<Node>& top() const { return top_; }
+    PyObject* batch_template() const { return batch_template_; }  // the keys of a batch, each with None
     const std::vector<Leaf>& leaves() const { return leaves_; }
     int done() const { return done_; }
     int rows_from() const { return rows_from_; }
@@ -47,4 +48,5 @@ private:
     std::vector<Node> top_;
     std::vector<Leaf> leaves_;
     int done_, rows_from_;
+    PyObject* batch_template_ = nullptr;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -11,6 +12,14 @@
 
 namespace sharpwave {
 namespace {
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
 
 class Workers {
 public:
@@ -30,7 +39,7 @@ public:
             // Four pieces a thread: a helper that wakes late takes fewer of them.
             piece_ = std::max<std::size_t>(1, count / (4 * (threads_.size() + 1)));
             next_.store(0, std::memory_order_relaxed);
-            ++job_;
+            job_.fetch_add(1, std::memory_order_relaxed);
         }
         wake_.notify_all();
         take_pieces(part, count, piece_);
@@ -48,12 +57,26 @@ private:
         }
     }
 
+    // Whoever draws one large batch often draws the next at once: looking for it a little longer than waking up takes
+    // saves the waking. A training loop comes back later than that, and then the helper is asleep.
+    void linger(std::uint64_t seen) const {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(30);
+        while (job_.load(std::memory_order_relaxed) == seen && std::chrono::steady_clock::now() < until) {
+            for (int i = 0; i < 16; ++i) pause();
+        }
+    }
+
     void help() {
         std::uint64_t seen = 0;
         std::unique_lock<std::mutex> guard(mutex_);
         for (;;) {
-            wake_.wait(guard, [&] { return job_ != seen; });
-            seen = job_;
+            if (seen) {
+                guard.unlock();
+                linger(seen);
+                guard.lock();
+            }
+            wake_.wait(guard, [&] { return job_.load(std::memory_order_relaxed) != seen; });
+            seen = job_.load(std::memory_order_relaxed);
             if (!part_) continue;
             ++busy_;  // from here on run() waits for this thread, so its part stays alive
             const auto& part = *part_;
@@ -71,7 +94,7 @@ private:
     const std::function<void(std::size_t, std::size_t)>* part_ = nullptr;
     std::size_t count_ = 0, piece_ = 1;
     std::atomic<std::size_t> next_{0};
-    std::uint64_t job_ = 0;
+    std::atomic<std::uint64_t> job_{0};
     unsigned busy_ = 0;
     std::uint64_t generation_;
     std::vector<std::thread> threads_;

@@ -19,8 +19,6 @@ struct Scratch {
     std::vector<std::uint32_t> missed;
 };
 
-[[noreturn]] void refuse_empty() { throw Error(ErrorKind::not_ready, "sample(): the buffer is empty; add rows first"); }
-
 // A slot by the blocks' counts of live rows. Concurrent writers may move the row found; then it is drawn again.
 class Census {
 public:
@@ -79,6 +77,8 @@ void redraw(const Table& table, const Substream& stream, std::uint64_t reach, Sc
 
 }  // namespace
 
+void refuse_empty() { throw Error(ErrorKind::not_ready, "sample(): the buffer is empty; add rows first"); }
+
 void sample_uniform(Table& table, std::size_t count, const FieldMove* fields, std::uint64_t* serials) {
     thread_local Scratch scratch;
     table.check_open();
@@ -91,7 +91,13 @@ void sample_uniform(Table& table, std::size_t count, const FieldMove* fields, st
     format::Counters& counters = table.counters();
     const std::uint64_t call = counters.call_number.value.fetch_add(1, std::memory_order_relaxed);
     const Substream stream(table.seed(), call);
-    for (std::size_t i = 0; i < count; ++i) scratch.slots[i] = stream.below(reach, i);
+    // The first rows are on their way while the rest is drawn.
+    const std::size_t first = std::min<std::size_t>(count, 16);
+    for (std::size_t i = 0; i < first; ++i) {
+        scratch.slots[i] = stream.below(reach, i);
+        table.prefetch(scratch.slots[i]);
+    }
+    for (std::size_t i = first; i < count; ++i) scratch.slots[i] = stream.below(reach, i);
 
     std::uint64_t* words = serials;  // the words become serials at the end, in place
     const std::size_t misses = table.gather(scratch.slots.data(), count, fields, words, scratch.missed.data());

@@ -15,4 +15,7 @@ namespace sharpwave {
 // own random substream. After 16 misses a position is drawn from the blocks' counts instead, which is exact and slow.
 void sample_uniform(Table& table, std::size_t count, const FieldMove* fields, std::uint64_t* serials);
 
+// What an empty table answers.
+[[noreturn]] void refuse_empty();
+
 }  // namespace sharpwave

@@ -78,6 +78,13 @@ public:
     // Slots below this may hold rows. Exact for one writer before the ring wraps.
     std::uint64_t visible_slots() const;
 
+    // Asks for the first lines of a row; costs next to nothing and promises nothing.
+    void prefetch(std::uint64_t slot) const {
+        const std::byte* row = rows_ + slot * header_->row_bytes;
+        const std::uint64_t reach = std::min<std::uint64_t>(header_->row_bytes, 256);
+        for (std::uint64_t line = 0; line < reach; line += 64) __builtin_prefetch(row + line);
+    }
+
     // Copies rows by slot. Positions not read go to `missed` (room for `count`); returns their number. Large copies
     // use several threads.
     std::size_t gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields, std::uint64_t* words,
