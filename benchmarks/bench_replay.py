@@ -12,7 +12,7 @@ import argparse
 from contextlib import ExitStack
 
 from harness import machine, results
-from harness.contest import ENVIRONMENTS, LeftOut, run_case, start
+from harness.contest import ENVIRONMENTS, ONLY, LeftOut, run_case, start
 from harness.workloads import ATARI, W1, WORKLOADS, Workload
 
 MEMORY_SHARE = 1.3  # of the raw bytes that a contender needs, generously
@@ -28,6 +28,8 @@ def run_workload(workload: Workload, options: argparse.Namespace, left_out: Left
     with ExitStack() as stack:
         players, about = {}, {}
         for name in options.contenders:
+            if ONLY.get(name, workload.name) != workload.name:
+                continue
             print(f"{workload.name}: filling {name}", flush=True)
             if started := start(name, name, workload, capacity, left_out):
                 players[name], about[name] = started

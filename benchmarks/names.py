@@ -10,7 +10,7 @@ NAMES = {
     "engine": "Sharpwave's engine from C++",
     "numpy_ring": "NumPy ring",
     "numpy_ring/take": "NumPy ring with take",
-    "c_limit": "bare C gather, one thread",
+    "c_limit": "bare C copies, one thread",
     "empty_loop": "the timing loop itself",
     "sb3": "Stable-Baselines3",
     "reverb": "Reverb",

@@ -20,7 +20,7 @@ OURS, RING, LIMIT, LIBRARY = "#d1495b", "#00798c", "#2b2d42", "#8d99ae"
 ROLE_COLORS = {"sharpwave": OURS, "numpy_ring": RING, "c_limit": LIMIT}
 LINE_COLORS = ROLE_COLORS | {"cpprb": "#edae49", "sb3": LIBRARY}
 # One bar or line a contender, two where users choose between two forms.
-LEFT_OUT = ("empty_loop", "sharpwave/keyword", "sharpwave/torch")
+LEFT_OUT = ("empty_loop", "engine", "sharpwave/keyword", "sharpwave/torch")
 PANELS = {"add_1": "add one row", "sample_256": "sample a batch of 256"}
 
 

@@ -34,6 +34,11 @@ private:
 // A batch size: a whole number, not a truth value, that positions of 32 bits can count.
 npy_intp read_batch_size(nb::handle value) {
     constexpr long long kMost = 0xffffffff;
+    if (PyLong_CheckExact(value.ptr())) {
+        int overflow;
+        const long long size = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+        if (!overflow && size >= 1 && size <= kMost) return static_cast<npy_intp>(size);
+    }
     const nb::object index = PyBool_Check(value.ptr()) ? nb::object() : nb::steal(PyNumber_Index(value.ptr()));
     long long size = 0;
     if (index.is_valid()) {

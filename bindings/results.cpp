@@ -13,6 +13,8 @@ namespace {
 
 // Arrays below this come from NumPy's own allocator, which is as fast for them.
 constexpr std::size_t kPooledFrom = 16 << 10;
+// And array objects below this are given out again themselves.
+constexpr std::size_t kSameArrayBelow = 64 << 10;
 constexpr std::size_t kPoolLimit = std::size_t{256} << 20;
 constexpr std::size_t kHugePage = 2 << 20;
 
@@ -88,7 +90,7 @@ PyArrayObject* new_array(PyArray_Descr* dtype, int dimensions, const npy_intp* s
 
 PyArrayObject* last_or_new(LastArrays* last, std::size_t place, PyArray_Descr* dtype, int dimensions,
                            const npy_intp* shape, std::size_t bytes) {
-    const bool is_small = last && bytes < kPooledFrom;
+    const bool is_small = last && bytes < kSameArrayBelow;
     if (is_small) {
         if (PyObject* array = last->take(place, dtype, dimensions, shape)) {
             return reinterpret_cast<PyArrayObject*>(array);

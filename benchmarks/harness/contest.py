@@ -38,6 +38,9 @@ ENVIRONMENTS: dict[str, str | None] = {
     "reverb": "reverb",
 }
 
+# Who takes part in one kind of row only.
+ONLY: dict[str, str] = {"engine": "w1"}
+
 
 class ContenderError(RuntimeError):
     """A contender could not start, failed, or did not answer in time."""

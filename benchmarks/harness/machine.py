@@ -15,7 +15,7 @@ def describe() -> dict[str, str | int | float]:
         "cores": os.cpu_count() or 0,
         "memory_gib": round(_meminfo_bytes("MemTotal") / 2**30, 1),
         "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],  # a vendor's suffix says nothing
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "load_at_start": round(os.getloadavg()[0], 2),

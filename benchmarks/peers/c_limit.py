@@ -38,6 +38,21 @@ class CLimit(Contender):
         self.rows = np.ones((capacity, RECORD_BYTES if workload == W1 else 2 * self.image_bytes), np.uint8)
         self.library = compiled()
 
+    def add_many(self, count: int) -> dict[str, Operation]:
+        source, head = np.ones((count, self.rows.shape[1]), np.uint8), np.zeros(1, np.int64)
+
+        def append(calls: int) -> None:
+            self.library.append_records(
+                address(self.rows),
+                self.capacity,
+                ctypes.c_int64(count),
+                ctypes.c_int64(calls),
+                address(source),
+                address(head),
+            )
+
+        return {"": Operation(append)}
+
     def sample(self, count: int) -> dict[str, Operation]:
         specs = self.workload.field_specs
         outputs = {name: np.ones((count, *shape), dtype) for name, (shape, dtype) in specs.items()}

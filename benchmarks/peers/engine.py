@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from harness.worker import Contender, Operation
-from harness.workloads import W1, Workload
+from harness.workloads import Workload
 
 CORE = Path(__file__).resolve().parents[2] / "core"
 
@@ -41,8 +41,6 @@ class Engine(Contender):
     note = "the loop over calls is in C++; outputs exist"
 
     def fill(self, workload: Workload, capacity: int) -> None:
-        if workload != W1:
-            raise NotImplementedError("small rows only")
         self.workload, self.library = workload, compiled()
         self.handle = ctypes.c_void_p(self.library.engine_create(ctypes.c_uint64(capacity)))
         for chunk in workload.chunks(capacity):

@@ -51,3 +51,12 @@ void gather_images(const char* rows, int64_t capacity, int64_t count, int64_t ca
         }
     }
 }
+
+// The least that an add of many rows can do: one copy of their bytes to where the ring stands.
+void append_records(char* rows, int64_t capacity, int64_t count, int64_t calls, const char* source, int64_t* head) {
+    for (int64_t call = 0; call < calls; call++) {
+        if (*head + count > capacity) *head = 0;
+        memcpy(rows + *head * STRIDE, source, (size_t)(count * STRIDE));
+        *head += count;
+    }
+}

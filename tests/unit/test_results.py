@@ -378,3 +378,42 @@ def test_rows_leave_out_what_was_overwritten_meanwhile() -> None:
 
 def test_empty_buffer_has_no_rows() -> None:
     assert list(make().rows()) == []
+
+
+# ---- arrays that come back -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", ["array", "view", "memoryview", "tensor", "transposed"])
+def test_small_array_that_somebody_still_holds_is_never_given_out_again(keep: str) -> None:
+    buffer = filled(50)
+    batch = buffer.sample(8)
+    held: Any = {
+        "array": lambda a: a,
+        "view": lambda a: a[2:4],
+        "memoryview": memoryview,
+        "tensor": lambda a: pytest.importorskip("torch").from_numpy(a),
+        "transposed": lambda a: a.T,
+    }[keep](batch["obs"])
+    expected = np.array(held)
+    del batch
+    for _ in range(20):
+        fresh = buffer.sample(8)
+        assert not np.shares_memory(np.asarray(held), fresh["obs"])
+    assert np.array_equal(np.asarray(held), expected)
+
+
+def test_small_array_that_was_dropped_is_given_out_again_only_as_it_was_made() -> None:
+    buffer = filled(50)
+    for change in (lambda a: setattr(a, "shape", (4, 4)), lambda a: a.setflags(write=False)):
+        for _ in range(4):
+            batch = buffer.sample(8)
+            change(batch["obs"])
+            del batch
+        batch = buffer.sample(8)
+        assert batch["obs"].shape == (8, 2)
+        assert batch["obs"].flags.writeable
+    seen = set()
+    for _ in range(20):
+        batch = buffer.sample(8)
+        seen.add(batch["obs"].ctypes.data)
+    assert len(seen) <= 2, "a loop that drops its batches goes round between two"
