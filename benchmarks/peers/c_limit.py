@@ -36,13 +36,13 @@ class CLimit(Contender):
         self.image_bytes = int(np.prod(workload.obs_shape)) * np.dtype(workload.obs_dtype).itemsize
         # From NumPy, whose large arrays ask for huge pages; ones, so that every page is there.
         self.rows = np.ones((capacity, RECORD_BYTES if workload == W1 else 2 * self.image_bytes), np.uint8)
-        self.library = compiled()
+        self.native = compiled()
 
     def add_many(self, count: int) -> dict[str, Operation]:
         source, head = np.ones((count, self.rows.shape[1]), np.uint8), np.zeros(1, np.int64)
 
         def append(calls: int) -> None:
-            self.library.append_records(
+            self.native.append_records(
                 address(self.rows),
                 self.capacity,
                 ctypes.c_int64(count),
@@ -61,11 +61,11 @@ class CLimit(Contender):
 
         def records(calls: int) -> None:
             targets = [address(drawn), *map(address, outputs.values())]
-            self.library.gather_records(*source, ctypes.c_int64(calls), *targets)
+            self.native.gather_records(*source, ctypes.c_int64(calls), *targets)
 
         def images(calls: int) -> None:
             targets = [address(outputs["obs"]), address(outputs["next_obs"])]
-            self.library.gather_images(*source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets)
+            self.native.gather_images(*source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets)
 
         return {"": Operation(records if self.workload == W1 else images)}
 

@@ -41,13 +41,13 @@ class Engine(Contender):
     note = "the loop over calls is in C++; outputs exist"
 
     def fill(self, workload: Workload, capacity: int) -> None:
-        self.workload, self.library = workload, compiled()
-        self.handle = ctypes.c_void_p(self.library.engine_create(ctypes.c_uint64(capacity)))
+        self.workload, self.native = workload, compiled()
+        self.handle = ctypes.c_void_p(self.native.engine_create(ctypes.c_uint64(capacity)))
         for chunk in workload.chunks(capacity):
             self._add(chunk, len(chunk["reward"]), 1)
 
     def _add(self, columns: dict[str, np.ndarray], rows: int, calls: int) -> None:
-        self.library.engine_add(self.handle, ctypes.c_uint64(rows), ctypes.c_uint64(calls), pointers(columns))
+        self.native.engine_add(self.handle, ctypes.c_uint64(rows), ctypes.c_uint64(calls), pointers(columns))
 
     def add_one(self) -> dict[str, Operation]:
         return self.add_many(1)
@@ -62,7 +62,7 @@ class Engine(Contender):
         serials = np.ones(count, np.uint64)
 
         def draw(calls: int) -> None:
-            self.library.engine_sample(
+            self.native.engine_sample(
                 self.handle,
                 ctypes.c_uint64(count),
                 ctypes.c_uint64(calls),
