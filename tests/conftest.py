@@ -15,7 +15,9 @@ from sharpwave import _core
 settings.register_profile(
     "sharpwave", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.load_profile("sharpwave")
+# `make soak`: other cases each time, and many more of them.
+settings.register_profile("soak", parent=settings.get_profile("sharpwave"), derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sharpwave"))
 
 _PREFIX = f"test-{os.getpid()}-"
 
