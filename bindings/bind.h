@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "numpy_api.h"
 #include "results.h"
+#include "sampling/sampler.h"
 #include "table/table.h"
 #include "tree.h"
 
@@ -18,6 +19,7 @@ struct BoundTable {
     std::shared_ptr<sharpwave::Table> table;  // null after close()
     std::shared_ptr<Tree> tree;
     std::shared_ptr<LastArrays> last;
+    std::shared_ptr<sharpwave::Sampler> sampler;
 
     // A reference of the caller's own: close() in another thread must not take the table away during a call.
     std::shared_ptr<sharpwave::Table> open() const {

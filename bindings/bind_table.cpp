@@ -1,15 +1,19 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
+#include <limits>
 #include <tuple>
 
 #include "bind.h"
 #include "errors.h"
 #include "held.h"
 #include "results.h"
+#include "sampling/sampler.h"
 #include "sampling/uniform.h"
 
 using sharpwave::Table;
@@ -60,14 +64,82 @@ nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) 
     const npy_intp rows = read_batch_size(batch_size);
     if (table->size() == 0) sharpwave::refuse_empty();
     Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
-    if (static_cast<std::uint64_t>(rows) * table->layout().payload_bytes() < kReleaseBytes) {
-        sharpwave::sample_uniform(*table, static_cast<std::size_t>(rows), batch.fields.data(), batch.indices);
+    const sharpwave::Drawings drawn{batch.indices, batch.weights, batch.probabilities};
+    const auto count = static_cast<std::size_t>(rows);
+    if (count * self.sampler->view().example_bytes() < kReleaseBytes) {
+        self.sampler->sample(count, batch.outputs(), drawn);
     } else {
-        const Held held(batch.arrays.data(), batch.arrays.size());
+        const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+        const Held held(batch.arrays.data(), batch.array_count);
         const nb::gil_scoped_release release;
-        sharpwave::sample_uniform(*table, static_cast<std::size_t>(rows), batch.fields.data(), batch.indices);
+        sampler->sample(count, batch.outputs(), drawn);
     }
     return std::move(batch.dict);
+}
+
+sharpwave::Index& index_of(BoundTable& self) {
+    self.open();
+    return *self.sampler->index();
+}
+
+// Serials and priorities are contiguous arrays of int64 and float32 of one length, checked by the caller.
+std::pair<std::uint64_t, std::uint64_t> update_priorities(BoundTable& self, nb::handle serials, nb::handle priorities) {
+    const std::shared_ptr<Table> table = self.open();
+    auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
+    auto* values = reinterpret_cast<PyArrayObject*>(priorities.ptr());
+    const auto fits = [](PyArrayObject* array, int type) {
+        return PyArray_Check(reinterpret_cast<PyObject*>(array)) && PyArray_TYPE(array) == type &&
+               PyArray_NDIM(array) == 1 && PyArray_ISCARRAY_RO(array);
+    };
+    if (!fits(names, NPY_INT64) || !fits(values, NPY_FLOAT) || PyArray_SIZE(names) != PyArray_SIZE(values)) {
+        throw nb::value_error("update_priorities() takes int64 and float32 arrays of one length");
+    }
+    const auto count = static_cast<std::size_t>(PyArray_SIZE(names));
+    const auto* from = static_cast<const std::uint64_t*>(PyArray_DATA(names));
+    const auto* with = static_cast<const float*>(PyArray_DATA(values));
+    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+    const MaybeRelease release(count > 8192);
+    const auto updated = sampler->index()->update(from, with, count);
+    return {updated.applied, updated.stale};
+}
+
+// The common case without a step in Python: arrays as sample() and NumPy give them. None: the careful way must look.
+nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle priorities) {
+    if (!PyArray_Check(serials.ptr()) || !PyArray_Check(priorities.ptr())) return nb::none();
+    auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
+    auto* values = reinterpret_cast<PyArrayObject*>(priorities.ptr());
+    if (PyArray_TYPE(names) != NPY_INT64 || PyArray_NDIM(names) != 1 || !PyArray_ISCARRAY_RO(names)) return nb::none();
+    if (PyArray_NDIM(values) != 1 || !PyArray_ISCARRAY_RO(values) || PyArray_SIZE(names) != PyArray_SIZE(values)) {
+        return nb::none();
+    }
+    const auto count = static_cast<std::size_t>(PyArray_SIZE(names));
+    if (count > 8192) return nb::none();
+    float few[1024];
+    std::vector<float> many;
+    float* magnitudes = few;
+    if (count > 1024) magnitudes = (many.resize(count), many.data());
+    bool finite = true;
+    const auto each = [&](const auto* from) {
+        for (std::size_t i = 0; i < count; ++i) {
+            magnitudes[i] = std::fabs(static_cast<float>(from[i]));
+            finite &= magnitudes[i] <= std::numeric_limits<float>::max();
+        }
+    };
+    if (PyArray_TYPE(values) == NPY_FLOAT) {
+        each(static_cast<const float*>(PyArray_DATA(values)));
+    } else if (PyArray_TYPE(values) == NPY_DOUBLE) {
+        each(static_cast<const double*>(PyArray_DATA(values)));
+    } else {
+        return nb::none();
+    }
+    if (!finite) return nb::none();
+    self.open();
+    const auto updated =
+        self.sampler->index()->update(static_cast<const std::uint64_t*>(PyArray_DATA(names)), magnitudes, count);
+    nb::dict result;
+    result["applied"] = updated.applied;
+    result["stale"] = updated.stale;
+    return result;
 }
 
 void flag_truncated(const Batch& batch, const std::vector<std::uint64_t>& words) {
@@ -79,6 +151,7 @@ void flag_truncated(const Batch& batch, const std::vector<std::uint64_t>& words)
 // Rows by serial. With skip_gone, rows that left meanwhile are left out and the batch is shorter.
 nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     const std::shared_ptr<Table> table = self.open();
+    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
     auto* array = reinterpret_cast<PyArrayObject*>(serials.ptr());
     const npy_intp count = PyArray_SIZE(array);
     std::vector<std::uint64_t> wanted(static_cast<std::size_t>(count)), words(wanted.size());
@@ -86,15 +159,16 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     Batch batch = new_batch(*self.tree, count, nullptr, true);
     std::size_t skipped = 0;
     {
-        const MaybeRelease release(wanted.size() * table->layout().payload_bytes() >= kReleaseBytes);
-        table->read(wanted.data(), wanted.size(), batch.fields.data(), words.data(), skip_gone ? &skipped : nullptr);
+        const MaybeRelease release(wanted.size() * sampler->view().example_bytes() >= kReleaseBytes);
+        sampler->read(wanted.data(), wanted.size(), batch.outputs(), words.data(), skip_gone ? &skipped : nullptr);
     }
     if (skipped) {
         // Seldom: writers lapped the reader. Copy what is left into arrays of the right length.
         Batch shorter = new_batch(*self.tree, count - static_cast<npy_intp>(skipped), nullptr, true);
         const std::size_t left = wanted.size() - skipped;
-        for (std::size_t f = 0; f < batch.fields.size(); ++f) {
-            std::copy_n(batch.fields[f].flat, left * batch.fields[f].bytes, shorter.fields[f].flat);
+        for (std::size_t f = 0; f < batch.flats.size(); ++f) {
+            std::copy_n(batch.flats[f], left * self.tree->leaves()[f].bytes, shorter.flats[f]);
+            if (batch.is_ragged && batch.lengths[f]) std::copy_n(batch.lengths[f], left, shorter.lengths[f]);
         }
         batch = std::move(shorter);
         words.resize(left);
@@ -116,7 +190,8 @@ nb::object live_serials(BoundTable& self) {
 }
 
 nb::dict stats(BoundTable& self) {
-    const sharpwave::TableStats s = self.open()->stats();
+    const std::shared_ptr<Table> table = self.open();
+    const sharpwave::TableStats s = table->stats();
     nb::dict result;
     const auto put = [&](const char* name, std::uint64_t value) { result[name] = value; };
     put("size", s.size);
@@ -140,26 +215,66 @@ nb::dict stats(BoundTable& self) {
     put("recoveries", s.recoveries);
     put("rows_lost", s.rows_lost);
     put("seed", s.seed);
+    put("resets_unflagged", s.resets_unflagged);
+    put("rows_retired", s.rows_retired);
+    put("heap_bytes", s.heap_bytes);
+    if (table->header().sampler) {
+        put("updates_applied", s.updates_applied);
+        put("updates_stale", s.updates_stale);
+        result["alpha"] = self.sampler->index()->alpha();
+        result["beta"] = self.sampler->index()->beta();
+    }
     result["copy_kernel"] = s.copy_kernel;
     return result;
 }
 
-using FieldTuple = std::tuple<std::string, std::string, std::uint32_t, std::vector<std::int64_t>>;
+using FieldTuple = std::tuple<std::string, std::string, std::uint32_t, std::vector<std::int64_t>, std::uint32_t,
+                              std::uint32_t, bool, bool>;
+using SamplerTuple = std::tuple<double, double, double, double>;  // alpha, beta start, end and steps
 
 BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity, std::uint64_t width,
-                  std::uint64_t writers, std::uint64_t seed, bool checksums, const std::string& description,
+                  std::uint64_t writers, std::uint64_t seed, bool checksums,
+                  const std::optional<SamplerTuple>& priorities, const std::string& description,
                   const std::string& path, bool replace) {
     sharpwave::TableConfig config;
-    for (const auto& [name, dtype, item_bytes, shape] : fields)
-        config.fields.push_back({name, dtype, item_bytes, shape});
+    for (const auto& [name, dtype, item_bytes, shape, stack, codec, ragged, gives_next] : fields) {
+        config.fields.push_back(
+            {name, dtype, item_bytes, shape, stack, static_cast<sharpwave::Codec>(codec), ragged, gives_next});
+    }
     config.capacity = capacity;
     config.width = width;
     config.max_writers = writers;
     config.seed = seed;
     config.checksums = checksums;
+    if (priorities) {
+        const auto [alpha, start, end, steps] = *priorities;
+        config.sampler = {true, alpha, start, end, steps};
+    }
     config.description = description;
     const nb::gil_scoped_release release;
-    return {Table::create(config, path, replace), nullptr, {}};
+    return {Table::create(config, path, replace), nullptr, {}, {}};
+}
+
+using IndexTuple = std::tuple<double, bool, bool, int, double, int, float>;
+
+void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, std::uint32_t n_step, double gamma,
+                  const std::optional<IndexTuple>& index) {
+    tree->meet(self.table->layout());
+    sharpwave::ViewConfig view{n_step, gamma, {}};
+    for (const Leaf& leaf : tree->leaves()) view.leaves.push_back(leaf.place);
+    std::optional<sharpwave::IndexConfig> config;
+    if (index.has_value() != (self.table->header().sampler != 0))
+        throw nb::value_error("the sampler and the table differ");
+    if (index) {
+        const auto [eps, rank_based, stratified, normalize, mix, new_rows, new_priority] = *index;
+        config = {eps,         rank_based,
+                  stratified,  static_cast<sharpwave::Normalize>(normalize),
+                  mix,         static_cast<sharpwave::NewRows>(new_rows),
+                  new_priority};
+    }
+    self.sampler = std::make_shared<sharpwave::Sampler>(self.table, std::move(view), config);
+    self.tree = std::move(tree);
+    self.last = std::make_shared<LastArrays>();
 }
 
 }  // namespace
@@ -167,21 +282,41 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
 void bind_table(nb::module_& m) {
     nb::class_<BoundTable>(m, "Table", "Rows over a storage.")
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
-                    nb::arg("seed"), nb::arg("checksums"), nb::arg("description"), nb::arg("path"), nb::arg("replace"))
+                    nb::arg("seed"), nb::arg("checksums"), nb::arg("priorities").none(), nb::arg("description"),
+                    nb::arg("path"), nb::arg("replace"))
         .def_static(
-            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr, {}}; },
+            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr, {}, {}}; },
             nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
         .def_static(
-            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr, {}}; }, nb::arg("path"),
-            nb::call_guard<nb::gil_scoped_release>())
+            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr, {}, {}}; },
+            nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+        .def("bind", &bind_tree_to, nb::arg("tree"), nb::arg("n_step"), nb::arg("gamma"), nb::arg("index").none(),
+             "Gives the table the shape that its rows have in Python, its view and its sampler.")
+        .def("update_priorities", &update_priorities, nb::arg("serials"), nb::arg("priorities"),
+             nb::sig("def update_priorities(self, serials: object, priorities: object) -> tuple[int, int]"))
+        .def("update_at_once", &update_at_once, nb::arg("serials").none(), nb::arg("priorities").none(),
+             nb::sig("def update_at_once(self, serials: object, priorities: object) -> dict[str, int] | None"))
         .def(
-            "bind",
-            [](BoundTable& self, std::shared_ptr<Tree> tree) {
-                tree->meet(self.table->layout());
-                self.tree = std::move(tree);
-                self.last = std::make_shared<LastArrays>();
+            "set_alpha",
+            [](BoundTable& self, double alpha) {
+                sharpwave::Index& index = index_of(self);
+                const nb::gil_scoped_release release;
+                index.set_alpha(alpha);
             },
-            nb::arg("tree"), "Gives the table the shape that its rows have in Python.")
+            nb::arg("alpha"))
+        .def(
+            "set_beta",
+            [](BoundTable& self, double start, double end, double steps) {
+                index_of(self).set_beta(start, end, steps);
+            },
+            nb::arg("start"), nb::arg("end"), nb::arg("steps"))
+        .def("sampler_numbers",
+             [](BoundTable& self) {
+                 sharpwave::Index& index = index_of(self);
+                 double start, end, steps;
+                 index.beta_schedule(start, end, steps);
+                 return std::make_tuple(index.alpha(), start, end, steps);
+             })
         .def("sample", &sample_rows, nb::arg("batch_size").none(), nb::arg("out").none() = nb::none(),
              nb::sig("def sample(self, batch_size: int, out: object | None = None) -> dict[str, typing.Any]"))
         .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"),
@@ -207,6 +342,7 @@ void bind_table(nb::module_& m) {
         .def("close",
              [](BoundTable& self) {
                  if (self.table) self.table->close();
+                 self.sampler.reset();
                  self.table.reset();
              })
         .def_prop_ro("closed", [](BoundTable& self) { return !self.table; })

@@ -12,7 +12,7 @@
 #include "held.h"
 #include "table/writer.h"
 
-using sharpwave::FieldMove;
+using sharpwave::FieldInput;
 using sharpwave::RowBatch;
 
 namespace {
@@ -22,15 +22,17 @@ constexpr std::size_t kScratchBytes = 4096;
 constexpr std::uint64_t kReleaseBytes = 256 << 10;
 
 struct BoundWriter {
-    BoundWriter(const BoundTable& bound, nb::object prepare_function, bool takes_steps_axis)
+    BoundWriter(const BoundTable& bound, nb::object prepare_function, bool takes_steps_axis, bool takes_one_row)
         : tree(bound.tree),
           writer(bound.open()->writer()),
           prepare(std::move(prepare_function)),
-          takes_steps(takes_steps_axis) {}
+          takes_steps(takes_steps_axis),
+          one_row(takes_one_row) {}
     std::shared_ptr<Tree> tree;
     std::shared_ptr<sharpwave::Writer> writer;  // null after close()
     nb::object prepare;
     bool takes_steps;  // num_envs was given: rows may come as (steps, num_envs)
+    bool one_row;      // it was not, and rows depend on their order: several at once are a mistake
 };
 
 struct Keywords {
@@ -38,6 +40,7 @@ struct Keywords {
     PyObject* done = PyUnicode_InternFromString("done");
     PyObject* truncated = PyUnicode_InternFromString("truncated");
     PyObject* mask = PyUnicode_InternFromString("mask");
+    PyObject* priority = PyUnicode_InternFromString("priority");
 };
 
 const Keywords& keywords() {
@@ -50,8 +53,10 @@ struct Incoming {
     PyObject* values[kMaxFields];  // match_arguments() clears as many as there are
     PyObject* truncated = nullptr;
     PyObject* mask = nullptr;
-    FieldMove fields[kMaxFields];
-    PyObject* sources[kMaxFields];  // the values behind the fields, borrowed
+    PyObject* priority = nullptr;
+    FieldInput fields[kMaxFields];
+    FieldInput next[kMaxFields];
+    PyObject* sources[kMaxFields];  // the values behind the leaves, borrowed
     npy_intp lead_shape[2];
     int lead = 0;  // leading axes: 0 is one row, 1 is (rows,), 2 is (steps, num_envs)
     std::size_t rows = 1;
@@ -86,6 +91,7 @@ bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positi
             if (name == words.terminated && tree.done() >= 0) name = words.done;
             if (name == words.truncated) place = &incoming.truncated;
             if (name == words.mask) place = &incoming.mask;
+            if (name == words.priority && tree.has_weights()) place = &incoming.priority;
             for (std::size_t i = 0; !place && i < top.size(); ++i) {
                 if (top[i].key == name) place = &incoming.values[i];
             }
@@ -161,33 +167,66 @@ bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
     return true;
 }
 
-bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldMove& move) {
-    move.offset = leaf.offset;
-    move.bytes = leaf.bytes;
+// A value of fewer items than the field has at most; one row at a time.
+bool accept_ragged(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
+    if (incoming.lead != 0 || !PyArray_Check(value)) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    if (PyArray_NDIM(array) != static_cast<int>(leaf.shape.size()) || !PyArray_ISCARRAY_RO(array) ||
+        PyArray_TYPE(array) != leaf.dtype->type_num || PyArray_DIM(array, 0) > leaf.shape[0]) {
+        return false;
+    }
+    for (std::size_t i = 1; i < leaf.shape.size(); ++i) {
+        if (PyArray_DIM(array, static_cast<int>(i)) != leaf.shape[i]) return false;
+    }
+    if (!PyTypeNum_ISNUMBER(leaf.dtype->type_num) && !PyTypeNum_ISBOOL(leaf.dtype->type_num)) return false;
+    auto* starts = reinterpret_cast<std::uint64_t*>(incoming.room(16));
+    if (!starts) return false;
+    starts[0] = 0;
+    starts[1] = static_cast<std::uint64_t>(PyArray_NBYTES(array));
+    input = {static_cast<const std::byte*>(PyArray_DATA(array)), 0, 1, starts};
+    return true;
+}
+
+bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
+    if (leaf.is_ragged) return accept_ragged(leaf, value, incoming, input);
+    input.stride = leaf.frame_bytes;
+    input.frames = 1;
+    input.starts = nullptr;
     const int type = leaf.dtype->type_num;
     if (!PyArray_Check(value)) {
         if (incoming.lead != 0 || !leaf.shape.empty()) return false;
-        move.flat = incoming.room(leaf.bytes);
-        return move.flat && number_into(value, type, move.flat);
+        std::byte* to = incoming.room(leaf.frame_bytes);
+        input.flat = to;
+        return to && number_into(value, type, to);
     }
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     const int own = static_cast<int>(leaf.shape.size());
-    if (PyArray_NDIM(array) != own + incoming.lead || !PyArray_ISCARRAY_RO(array)) return false;
+    if (!PyArray_ISCARRAY_RO(array)) return false;
     const npy_intp* shape = PyArray_DIMS(array);
+    int at = incoming.lead;
+    if (PyArray_NDIM(array) != own + at) {
+        // A whole stack: the newest frame is what is kept.
+        if (leaf.stack == 1 || PyArray_NDIM(array) != own + at + 1 || shape[at] != static_cast<npy_intp>(leaf.stack)) {
+            return false;
+        }
+        input.frames = leaf.stack;
+        ++at;
+    }
     for (int i = 0; i < incoming.lead; ++i) {
         if (shape[i] != incoming.lead_shape[i]) return false;
     }
     for (int i = 0; i < own; ++i) {
-        if (shape[incoming.lead + i] != leaf.shape[static_cast<std::size_t>(i)]) return false;
+        if (shape[at + i] != leaf.shape[static_cast<std::size_t>(i)]) return false;
     }
     const int given = PyArray_TYPE(array);
     if (given == type && (PyTypeNum_ISNUMBER(type) || PyTypeNum_ISBOOL(type))) {
-        move.flat = static_cast<std::byte*>(PyArray_DATA(array));
+        input.flat = static_cast<const std::byte*>(PyArray_DATA(array)) + (input.frames - 1) * leaf.frame_bytes;
+        input.stride = input.frames * leaf.frame_bytes;
         return true;
     }
-    if (given != NPY_DOUBLE || type != NPY_FLOAT) return false;
+    if (given != NPY_DOUBLE || type != NPY_FLOAT || input.frames != 1) return false;
     // Environments give float64 and learners want float32: common enough to be fast.
-    const std::size_t items = incoming.rows * leaf.bytes / 4;
+    const std::size_t items = incoming.rows * leaf.frame_bytes / 4;
     std::byte* to = incoming.room(items * 4);
     if (!to) return false;
     const double* from = static_cast<const double*>(PyArray_DATA(array));
@@ -197,15 +236,50 @@ bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldMov
         kept &= std::isinf(narrow) == std::isinf(from[i]);
         std::memcpy(to + 4 * i, &narrow, 4);
     }
-    move.flat = to;
+    input.flat = to;
     return kept;
+}
+
+// One priority a row, by magnitude; null: the careful way must look.
+const float* accept_priorities(PyObject* value, Incoming& incoming) {
+    auto* to = reinterpret_cast<float*>(incoming.room(incoming.rows * 4));
+    if (!to) return nullptr;
+    bool finite = true;
+    const auto put = [&](std::size_t i, double real) {
+        to[i] = std::fabs(static_cast<float>(real));
+        finite &= std::isfinite(to[i]) != 0;
+    };
+    if (incoming.lead == 0 && is_number(value)) {
+        double real;
+        if (!number_into(value, NPY_DOUBLE, reinterpret_cast<std::byte*>(&real))) return nullptr;
+        put(0, real);
+        return finite ? to : nullptr;
+    }
+    if (!PyArray_Check(value)) return nullptr;
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    if (PyArray_NDIM(array) != incoming.lead || !PyArray_ISCARRAY_RO(array)) return nullptr;
+    for (int i = 0; i < incoming.lead; ++i) {
+        if (PyArray_DIM(array, i) != incoming.lead_shape[i]) return nullptr;
+    }
+    for (std::size_t i = 0; i < incoming.rows; ++i) {
+        if (PyArray_TYPE(array) == NPY_FLOAT) {
+            put(i, static_cast<const float*>(PyArray_DATA(array))[i]);
+        } else if (PyArray_TYPE(array) == NPY_DOUBLE) {
+            put(i, static_cast<const double*>(PyArray_DATA(array))[i]);
+        } else {
+            return nullptr;
+        }
+    }
+    return finite ? to : nullptr;
 }
 
 bool accept_node(const Tree& tree, const Node& node, PyObject* value, Incoming& incoming) {
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
         incoming.sources[index] = value;
-        return accept_leaf(tree.leaves()[index], value, incoming, incoming.fields[index]);
+        const Leaf& leaf = tree.leaves()[index];
+        FieldInput& input = leaf.is_next() ? incoming.next[leaf.input] : incoming.fields[leaf.input];
+        return accept_leaf(leaf, value, incoming, input);
     }
     if (node.is_tuple) {
         if (!PyTuple_CheckExact(value) || static_cast<std::size_t>(PyTuple_GET_SIZE(value)) != node.children.size()) {
@@ -261,15 +335,14 @@ bool flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, 
     if (type == NPY_FLOAT) return each(0.0f);
     if (type == NPY_DOUBLE) return each(0.0);
     if (!PyTypeNum_ISBOOL(type) && !PyTypeNum_ISINTEGER(type)) return false;
-    if (leaf.bytes == 1) return each(std::uint8_t{0});
-    if (leaf.bytes == 2) return each(std::uint16_t{0});
-    return leaf.bytes == 4 ? each(std::uint32_t{0}) : each(std::uint64_t{0});
+    if (leaf.frame_bytes == 1) return each(std::uint8_t{0});
+    if (leaf.frame_bytes == 2) return each(std::uint16_t{0});
+    return leaf.frame_bytes == 4 ? each(std::uint32_t{0}) : each(std::uint64_t{0});
 }
 
-void append(const std::shared_ptr<sharpwave::Writer>& writer, const FieldMove* fields, std::size_t rows,
-            const std::uint8_t* flags, PyObject* const* sources = nullptr, std::size_t source_count = 0) {
-    const RowBatch batch{fields, rows, flags};
-    const bool is_small = rows * writer->table().layout().payload_bytes() < kReleaseBytes;
+void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& batch, PyObject* const* sources = nullptr,
+            std::size_t source_count = 0) {
+    const bool is_small = batch.rows * writer->table().layout().payload_bytes() < kReleaseBytes;
     if (is_small && writer->try_append(batch)) return;
     const std::shared_ptr<sharpwave::Writer> own = writer;  // close() in another thread must not take it away
     const Held held(sources, source_count);
@@ -293,7 +366,7 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
         }
     }
     const sharpwave::Table& table = self.writer->table();
-    if (incoming.rows == 0 || incoming.rows > table.capacity()) return false;
+    if (incoming.rows == 0 || incoming.rows > table.capacity() || (self.one_row && incoming.rows > 1)) return false;
     if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
     if (incoming.lead == 2 && (!self.takes_steps || incoming.lead_shape[1] != static_cast<npy_intp>(table.width()))) {
         return false;
@@ -308,7 +381,9 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     if (incoming.rows > sizeof few) flags = (many.resize(incoming.rows), many.data());
     if (tree.done() >= 0) {
         const auto done = static_cast<std::size_t>(tree.done());
-        if (!flag_terminated(tree.leaves()[done], incoming.fields[done].flat, incoming.rows, flags)) return false;
+        if (!flag_terminated(tree.leaves()[done], incoming.fields[tree.leaves()[done].input].flat, incoming.rows,
+                             flags))
+            return false;
     }
     if (incoming.truncated && incoming.truncated != Py_None &&
         !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
@@ -318,14 +393,20 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
         !flag_rows(incoming.mask, sharpwave::kRowVoid, false, incoming, flags)) {
         return false;
     }
+    const float* priorities = nullptr;
+    if (incoming.priority && incoming.priority != Py_None) {
+        priorities = accept_priorities(incoming.priority, incoming);
+        if (!priorities) return false;
+    }
     // Mostly nothing ends: say so once, and the writer looks at no row's flags.
     std::uint8_t any = 0;
     for (std::size_t i = 0; i < incoming.rows; ++i) any |= flags[i];
-    append(self.writer, incoming.fields, incoming.rows, any ? flags : nullptr, incoming.sources, tree.leaves().size());
+    append(self.writer, {incoming.fields, incoming.rows, any ? flags : nullptr, incoming.next, priorities},
+           incoming.sources, tree.leaves().size());
     return true;
 }
 
-// prepare(args, kwargs) -> (arrays, rows, flags): one C-contiguous array of the leaf's dtype a leaf, and a uint8 array.
+// prepare(args, kwargs) -> (arrays, rows, flags, priorities): what src/sharpwave/arrays.py says.
 void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
     const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // prepare() runs Python, which may close it
     nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(positional)));
@@ -341,19 +422,43 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
     const nb::tuple ready = nb::cast<nb::tuple>(self.prepare(tuple, named));
     const nb::list arrays = nb::cast<nb::list>(ready[0]);
     const auto rows = nb::cast<std::size_t>(ready[1]);
-    const nb::object flags = ready[2];
-    std::vector<FieldMove> fields;
+    const nb::object flags = ready[2], priorities = ready[3];
+    std::vector<FieldInput> fields(self.tree->leaves().size()), next(self.tree->leaves().size());
+    const auto bytes_of = [](nb::handle object) -> std::uint64_t {
+        auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
+        if (!PyArray_Check(object.ptr()) || !PyArray_ISCARRAY_RO(array))
+            throw nb::value_error("prepare() gave no array");
+        return static_cast<std::uint64_t>(PyArray_NBYTES(array));
+    };
+    const auto data_of = [](nb::handle object) { return PyArray_DATA(reinterpret_cast<PyArrayObject*>(object.ptr())); };
     for (std::size_t i = 0; i < self.tree->leaves().size(); ++i) {
         const Leaf& leaf = self.tree->leaves()[i];
-        auto* array = reinterpret_cast<PyArrayObject*>(arrays[i].ptr());
-        if (!PyArray_Check(arrays[i].ptr()) || !PyArray_ISCARRAY_RO(array) ||
-            static_cast<std::uint64_t>(PyArray_NBYTES(array)) != rows * leaf.bytes) {
+        FieldInput& input = leaf.is_next() ? next[leaf.input] : fields[leaf.input];
+        nb::object value = arrays[i];
+        if (leaf.is_ragged) {
+            const nb::object starts = value[1];
+            value = value[0];
+            if (bytes_of(starts) != (rows + 1) * 8) throw nb::value_error("prepare() gave no starts");
+            input = {static_cast<const std::byte*>(data_of(value)), 0, 1,
+                     static_cast<const std::uint64_t*>(data_of(starts))};
+            if (bytes_of(value) != input.starts[rows]) throw nb::value_error("prepare() gave an array of another size");
+            continue;
+        }
+        const std::uint64_t bytes = bytes_of(value);
+        const std::uint32_t frames = leaf.stack > 1 && bytes == rows * leaf.bytes ? leaf.stack : 1;
+        if (bytes != rows * leaf.frame_bytes * frames) {
             throw nb::value_error("prepare() returned an array that does not fill its field");
         }
-        fields.push_back({leaf.offset, leaf.bytes, static_cast<std::byte*>(PyArray_DATA(array))});
+        input = {static_cast<const std::byte*>(data_of(value)) + (frames - 1) * leaf.frame_bytes,
+                 frames * leaf.frame_bytes, frames, nullptr};
     }
-    auto* flag_array = reinterpret_cast<PyArrayObject*>(flags.ptr());
-    append(writer, fields.data(), rows, static_cast<const std::uint8_t*>(PyArray_DATA(flag_array)));
+    const float* given = nullptr;
+    if (!priorities.is_none()) {
+        if (bytes_of(priorities) != rows * 4) throw nb::value_error("prepare() returned priorities of another size");
+        given = static_cast<const float*>(data_of(priorities));
+    }
+    if (bytes_of(flags) != rows) throw nb::value_error("prepare() returned flags of another size");
+    append(writer, {fields.data(), rows, static_cast<const std::uint8_t*>(data_of(flags)), next.data(), given});
 }
 
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -388,8 +493,8 @@ PyType_Slot writer_slots[] = {{Py_tp_methods, writer_methods}, {0, nullptr}};
 
 void bind_writer(nb::module_& m) {
     nb::class_<BoundWriter>(m, "Writer", nb::type_slots(writer_slots), "One stream of rows into a table.")
-        .def(nb::init<const BoundTable&, nb::object, bool>(), nb::arg("table"), nb::arg("prepare"),
-             nb::arg("takes_steps"))
+        .def(nb::init<const BoundTable&, nb::object, bool, bool>(), nb::arg("table"), nb::arg("prepare"),
+             nb::arg("takes_steps"), nb::arg("one_row"))
         .def("close", [](BoundWriter& self) {
             if (self.writer) self.writer->close();
             self.writer.reset();

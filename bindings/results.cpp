@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <type_traits>
 
 #include "errors.h"
 
@@ -104,7 +105,13 @@ PyArrayObject* last_or_new(LastArrays* last, std::size_t place, PyArray_Descr* d
 struct Names {
     PyObject* indices = PyUnicode_InternFromString("indices");
     PyObject* truncated = PyUnicode_InternFromString("truncated");
+    PyObject* discount = PyUnicode_InternFromString("discount");
+    PyObject* weights = PyUnicode_InternFromString("weights");
+    PyObject* probabilities = PyUnicode_InternFromString("probabilities");
+    PyObject* lengths = PyUnicode_InternFromString("lengths");
     PyArray_Descr* int64 = PyArray_DescrFromType(NPY_INT64);
+    PyArray_Descr* float32 = PyArray_DescrFromType(NPY_FLOAT);
+    PyArray_Descr* float64 = PyArray_DescrFromType(NPY_DOUBLE);
     PyArray_Descr* boolean = PyArray_DescrFromType(NPY_BOOL);
 };
 
@@ -114,11 +121,12 @@ const Names& names() {
 }
 
 nb::object new_leaf(const Leaf& leaf, npy_intp rows, Batch& batch, std::size_t index, LastArrays* last) {
-    npy_intp shape[9] = {rows};  // a field has at most 8 dimensions
-    std::copy(leaf.shape.begin(), leaf.shape.end(), shape + 1);
-    PyArrayObject* array = last_or_new(last, index, leaf.dtype, static_cast<int>(leaf.shape.size()) + 1, shape,
+    npy_intp shape[10] = {rows};  // a field has at most 8 dimensions, and a stack
+    std::copy(leaf.batch_shape.begin(), leaf.batch_shape.end(), shape + 1);
+    PyArrayObject* array = last_or_new(last, index, leaf.dtype, static_cast<int>(leaf.batch_shape.size()) + 1, shape,
                                        leaf.bytes * static_cast<std::size_t>(rows));
-    batch.fields[index] = {leaf.offset, leaf.bytes, static_cast<std::byte*>(PyArray_DATA(array))};
+    batch.flats[index] = static_cast<std::byte*>(PyArray_DATA(array));
+    batch.lengths[index] = nullptr;
     batch.arrays[index] = reinterpret_cast<PyObject*>(array);
     return nb::steal(reinterpret_cast<PyObject*>(array));
 }
@@ -187,7 +195,8 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
         const Leaf& leaf = tree.leaves()[index];
-        batch.fields[index] = {leaf.offset, leaf.bytes, check_array(where, leaf.dtype, leaf.shape, rows, value)};
+        batch.flats[index] = check_array(where, leaf.dtype, leaf.batch_shape, rows, value);
+        batch.lengths[index] = nullptr;
         batch.arrays[index] = value.ptr();
         return;
     }
@@ -206,12 +215,12 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
     }
 }
 
-void refuse_overlap(Batch& batch, npy_intp rows) {
+void refuse_overlap(const Batch& batch) {
     const auto span = [&](std::size_t i) {
-        if (i == batch.fields.size()) return std::pair{reinterpret_cast<std::byte*>(batch.indices), rows * 8};
-        return std::pair{batch.fields[i].flat, rows * static_cast<npy_intp>(batch.fields[i].bytes)};
+        auto* array = reinterpret_cast<PyArrayObject*>(const_cast<Batch&>(batch).arrays[i]);
+        return std::pair{static_cast<std::byte*>(PyArray_DATA(array)), PyArray_NBYTES(array)};
     };
-    for (std::size_t a = 1; a <= batch.fields.size(); ++a) {
+    for (std::size_t a = 1; a < batch.array_count; ++a) {
         const auto [start, bytes] = span(a);
         for (std::size_t b = 0; b < a; ++b) {
             const auto [other, other_bytes] = span(b);
@@ -221,6 +230,25 @@ void refuse_overlap(Batch& batch, npy_intp rows) {
             }
         }
     }
+}
+
+// The arrays that sampling adds to a batch, in the order of its keys: each(name, dtype, data pointer).
+template <class Each>
+void over_extras(const Tree& tree, Batch& batch, bool is_read_back, Each each) {
+    const Names& n = names();
+    const auto at = [&](PyObject* name, PyArray_Descr* dtype, auto*& data) {
+        data = static_cast<std::remove_reference_t<decltype(data)>>(each(name, dtype));
+    };
+    if (is_read_back) {
+        at(n.truncated, n.boolean, batch.truncated);
+    } else {
+        if (tree.has_discount()) at(n.discount, n.float32, batch.discounts);
+        if (tree.has_weights()) {
+            at(n.weights, n.float32, batch.weights);
+            at(n.probabilities, n.float64, batch.probabilities);
+        }
+    }
+    at(n.indices, n.int64, batch.indices);
 }
 
 }  // namespace
@@ -257,27 +285,34 @@ void LastArrays::keep(std::size_t place, PyObject* array) {
 
 std::size_t pooled_bytes() { return pool().held(); }
 
-Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool with_truncated) {
+Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_back) {
     Batch batch(tree.leaves().size());
     // A copy of a dict with the same keys: its table has the right size at once.
-    nb::object dict = nb::steal(with_truncated ? PyDict_New() : PyDict_Copy(tree.batch_template()));
+    nb::object dict = nb::steal(is_read_back ? PyDict_New() : PyDict_Copy(tree.batch_template()));
     if (!dict.is_valid()) throw nb::python_error();
     const auto put = [&](PyObject* name, const nb::object& value) {
         if (PyDict_SetItem(dict.ptr(), name, value.ptr()) != 0) throw nb::python_error();
     };
     for (const Node& node : tree.top()) put(node.key, new_node(tree, node, rows, batch, last));
-    const auto extra = [&](PyObject* name, PyArray_Descr* dtype, std::size_t item) {
-        PyArrayObject* array =
-            last_or_new(last, tree.leaves().size(), dtype, 1, &rows, static_cast<std::size_t>(rows) * item);
+    batch.array_count = tree.leaves().size();
+    over_extras(tree, batch, is_read_back, [&](PyObject* name, PyArray_Descr* dtype) {
+        PyArrayObject* array = last_or_new(last, batch.array_count, dtype, 1, &rows,
+                                           static_cast<std::size_t>(rows * PyDataType_ELSIZE(dtype)));
         put(name, nb::steal(reinterpret_cast<PyObject*>(array)));
-        return array;
-    };
-    if (with_truncated) {
-        batch.truncated = static_cast<std::uint8_t*>(PyArray_DATA(extra(names().truncated, names().boolean, 1)));
+        batch.arrays[batch.array_count++] = reinterpret_cast<PyObject*>(array);
+        return PyArray_DATA(array);
+    });
+    if (tree.has_ragged()) {
+        nb::list lengths;
+        batch.is_ragged = true;
+        for (std::size_t i = 0; i < tree.leaves().size(); ++i) {
+            if (!tree.leaves()[i].is_ragged) continue;
+            PyArrayObject* array = new_array(names().int64, 1, &rows, static_cast<std::size_t>(rows) * 8);
+            batch.lengths[i] = static_cast<std::int64_t*>(PyArray_DATA(array));
+            lengths.append(nb::steal(reinterpret_cast<PyObject*>(array)));
+        }
+        put(names().lengths, lengths);
     }
-    PyArrayObject* indices = extra(names().indices, names().int64, 8);
-    batch.arrays[tree.leaves().size()] = reinterpret_cast<PyObject*>(indices);
-    batch.indices = static_cast<std::uint64_t*>(PyArray_DATA(indices));
     batch.dict = std::move(dict);
     return batch;
 }
@@ -290,22 +325,25 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
         if (node.leaf >= 0) {
             const auto index = static_cast<std::size_t>(node.leaf);
             const Leaf& leaf = tree.leaves()[index];
-            if (fits_at_once(leaf.dtype, leaf.shape, rows, value)) {
-                auto* data = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(value)));
-                batch.fields[index] = {leaf.offset, leaf.bytes, data};
+            if (fits_at_once(leaf.dtype, leaf.batch_shape, rows, value)) {
+                batch.flats[index] = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(value)));
+                batch.lengths[index] = nullptr;
                 batch.arrays[index] = value;
                 continue;
             }
         }
         check_node(tree, node, rows, value ? value : Py_None, "['" + text_of(node.key) + "']", batch);
     }
-    PyObject* indices = PyDict_GetItemWithError(out.ptr(), names().indices);
-    if (!fits_at_once(names().int64, {}, rows, indices)) {
-        check_array("['indices']", names().int64, {}, rows, indices ? indices : Py_None);
-    }
-    batch.indices = static_cast<std::uint64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(indices)));
-    batch.arrays[tree.leaves().size()] = indices;
-    refuse_overlap(batch, rows);
+    batch.array_count = tree.leaves().size();
+    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype) {
+        PyObject* value = PyDict_GetItemWithError(out.ptr(), name);
+        if (!fits_at_once(dtype, {}, rows, value)) {
+            check_array("['" + text_of(name) + "']", dtype, {}, rows, value ? value : Py_None);
+        }
+        batch.arrays[batch.array_count++] = value;
+        return PyArray_DATA(reinterpret_cast<PyArrayObject*>(value));
+    });
+    refuse_overlap(batch);
     batch.dict = nb::borrow(out);
     return batch;
 }

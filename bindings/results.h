@@ -9,12 +9,21 @@
 
 // The arrays of one batch while it is being filled.
 struct Batch {
-    explicit Batch(std::size_t leaves) : fields(leaves), arrays(leaves + 1) {}
+    static constexpr std::size_t kExtras = 4;
+    explicit Batch(std::size_t leaves) : flats(leaves), lengths(leaves), arrays(leaves + kExtras) {}
     nb::object dict;
-    Few<sharpwave::FieldMove> fields;   // one a leaf
-    Few<PyObject*> arrays;              // one a leaf, and that of the indices; borrowed from the dict
+    Few<std::byte*> flats;       // one a leaf
+    Few<std::int64_t*> lengths;  // one a leaf; null where it is not ragged
+    Few<PyObject*> arrays;       // one a leaf, then those of the extras; borrowed from the dict
+    std::size_t array_count = 0;
     std::uint64_t* indices = nullptr;   // the array under "indices"
-    std::uint8_t* truncated = nullptr;  // the array under "truncated", where asked for
+    std::uint8_t* truncated = nullptr;  // and so on, where asked for
+    float* discounts = nullptr;
+    float* weights = nullptr;
+    double* probabilities = nullptr;
+    bool is_ragged = false;
+
+    sharpwave::Outputs outputs() { return {flats.data(), is_ragged ? lengths.data() : nullptr, discounts}; }
 };
 
 // The small arrays of the last two batches. One that nobody else holds any more is given out again as it is: for them
@@ -35,8 +44,9 @@ private:
 };
 
 // New arrays of `rows` rows, small ones by way of `last` if it is given. Large ones come from memory of batches that
-// died: no page faults.
-Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool with_truncated = false);
+// died: no page faults. Rows read back carry "truncated" instead of what sampling adds. A batch with ragged leaves has
+// their lengths under "lengths", a list.
+Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_back = false);
 
 // The caller's arrays, every one checked (dtype, shape, order, writable, no overlap) before anything is drawn.
 Batch check_out(const Tree& tree, npy_intp rows, nb::handle out);

@@ -35,22 +35,33 @@ std::vector<Node> Tree::read_nodes(nb::list nodes) {
     return result;
 }
 
-Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from) : done_(done), rows_from_(rows_from) {
+Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights)
+    : done_(done), rows_from_(rows_from), discount_(discount), weights_(weights) {
     for (nb::handle item : leaves) {
         const nb::tuple parts = nb::cast<nb::tuple>(item);
         Leaf leaf;
         leaf.name = nb::cast<std::string>(parts[0]);
         if (!PyArray_DescrConverter(parts[1].ptr(), &leaf.dtype)) throw nb::python_error();
-        leaf.bytes = static_cast<std::uint64_t>(PyDataType_ELSIZE(leaf.dtype));
+        leaf.frame_bytes = static_cast<std::uint64_t>(PyDataType_ELSIZE(leaf.dtype));
         for (nb::handle extent : nb::cast<nb::tuple>(parts[2])) {
             leaf.shape.push_back(nb::cast<npy_intp>(extent));
-            leaf.bytes *= static_cast<std::uint64_t>(leaf.shape.back());
+            leaf.frame_bytes *= static_cast<std::uint64_t>(leaf.shape.back());
         }
+        leaf.stack = nb::cast<std::uint32_t>(parts[3]);
+        leaf.is_ragged = nb::cast<bool>(parts[4]);
+        leaf.place = {nb::cast<std::uint32_t>(parts[5]), static_cast<sharpwave::Role>(nb::cast<int>(parts[6])),
+                      nb::cast<std::uint32_t>(parts[7])};
+        leaf.bytes = leaf.frame_bytes * leaf.stack;
+        leaf.batch_shape = leaf.shape;
+        if (leaf.stack > 1) leaf.batch_shape.insert(leaf.batch_shape.begin(), static_cast<npy_intp>(leaf.stack));
+        ragged_ = ragged_ || leaf.is_ragged;
         leaves_.push_back(std::move(leaf));
     }
     top_ = read_nodes(nodes);
     nb::dict keys;
     for (const Node& node : top_) keys[nb::handle(node.key)] = nb::none();
+    if (discount_) keys["discount"] = nb::none();
+    if (weights_) keys["weights"] = keys["probabilities"] = nb::none();
     keys["indices"] = nb::none();
     batch_template_ = keys.release().ptr();
 }
@@ -62,18 +73,34 @@ Tree::~Tree() {
 }
 
 void Tree::meet(const sharpwave::RowLayout& layout) {
-    if (layout.fields().size() != leaves_.size()) throw nb::value_error("the tree and the table differ");
-    for (std::size_t i = 0; i < leaves_.size(); ++i) {
-        const sharpwave::Field& field = layout.fields()[i];
-        if (field.bytes != leaves_[i].bytes) throw nb::value_error("the tree and the table differ");
-        leaves_[i].offset = field.offset;
+    const std::vector<sharpwave::Field>& fields = layout.fields();
+    // Next observations come in the order of their fields.
+    std::vector<std::size_t> next_of(fields.size(), 0);
+    next_inputs_ = 0;
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+        if (fields[f].gives_next) next_of[f] = next_inputs_++;
     }
+    std::size_t kept = 0;
+    for (Leaf& leaf : leaves_) {
+        if (leaf.place.field >= fields.size() || leaf.place.older >= fields.size()) {
+            throw nb::value_error("the tree and the table differ");
+        }
+        const sharpwave::Field& field = fields[leaf.place.field];
+        if (field.full_bytes != leaf.frame_bytes || field.stack != leaf.stack || field.is_ragged != leaf.is_ragged ||
+            (leaf.is_next() && !field.gives_next)) {
+            throw nb::value_error("the tree and the table differ");
+        }
+        kept += !leaf.is_next();
+        leaf.input = leaf.is_next() ? next_of[leaf.place.field] : leaf.place.field;
+    }
+    if (kept != fields.size() || leaves_.size() != kept + next_inputs_)
+        throw nb::value_error("the tree and the table differ");
 }
 
 void bind_tree(nb::module_& m) {
     nb::class_<Tree>(m, "Tree", "The shape of a row: names, nesting, dtypes.")
-        .def(nb::init<nb::list, nb::list, int, int>(), nb::arg("nodes"), nb::arg("leaves"), nb::arg("done"),
-             nb::arg("rows_from"),
+        .def(nb::init<nb::list, nb::list, int, int, bool, bool>(), nb::arg("nodes"), nb::arg("leaves"), nb::arg("done"),
+             nb::arg("rows_from"), nb::arg("discount"), nb::arg("weights"),
              nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], done: int, "
-                     "rows_from: int) -> None"));
+                     "rows_from: int, discount: bool, weights: bool) -> None"));
 }

@@ -8,13 +8,20 @@
 #include "numpy_api.h"
 #include "table/copy.h"
 #include "table/table.h"
+#include "views/transitions.h"
 
 struct Leaf {
-    PyArray_Descr* dtype = nullptr;  // owned by the tree
-    std::vector<npy_intp> shape;
-    std::uint64_t bytes = 0;   // of one row
-    std::uint64_t offset = 0;  // in the row; filled when the tree meets its table
-    std::string name;          // for messages: "obs/image"
+    PyArray_Descr* dtype = nullptr;     // owned by the tree
+    std::vector<npy_intp> shape;        // of one frame, as a row holds it
+    std::vector<npy_intp> batch_shape;  // with the stack in front
+    std::uint32_t stack = 1;
+    bool is_ragged = false;
+    std::uint64_t frame_bytes = 0;
+    std::uint64_t bytes = 0;      // of one example: all frames
+    sharpwave::ViewLeaf place{};  // where it is in the table
+    std::size_t input = 0;        // where it goes in an add: a field, or for a next observation its place among those
+    std::string name;             // for messages: "obs/image"
+    bool is_next() const { return place.role == sharpwave::Role::next; }
 };
 
 struct Node {
@@ -26,10 +33,11 @@ struct Node {
 
 class Tree {
 public:
-    // nodes: (name, leaf index) or (name, "dict" | "tuple", [nodes]); leaves: (name, dtype, shape).
+    // nodes: (name, leaf index) or (name, "dict" | "tuple", [nodes]);
+    // leaves: (name, dtype, shape, stack, is ragged, field, role, field of older frames).
     // done and rows_from are leaf indices: which leaf flags termination (-1: none), and which one's rank tells how
-    // many rows an add brings.
-    Tree(nb::list nodes, nb::list leaves, int done, int rows_from);
+    // many rows an add brings. discount and weights: whether batches carry those.
+    Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights);
     ~Tree();
     Tree(const Tree&) = delete;
     Tree& operator=(const Tree&) = delete;
@@ -41,6 +49,10 @@ public:
     const std::vector<Leaf>& leaves() const { return leaves_; }
     int done() const { return done_; }
     int rows_from() const { return rows_from_; }
+    bool has_discount() const { return discount_; }
+    bool has_weights() const { return weights_; }
+    bool has_ragged() const { return ragged_; }
+    std::size_t next_inputs() const { return next_inputs_; }
 
 private:
     std::vector<Node> read_nodes(nb::list nodes);
@@ -48,5 +60,7 @@ private:
     std::vector<Node> top_;
     std::vector<Leaf> leaves_;
     int done_, rows_from_;
+    bool discount_, weights_, ragged_ = false;
+    std::size_t next_inputs_ = 0;
     PyObject* batch_template_ = nullptr;
 };

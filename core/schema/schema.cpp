@@ -11,6 +11,8 @@ namespace {
 
 // A row of this size is a mistake in a shape; the bound also keeps products of sizes inside 64 bits.
 constexpr std::uint64_t kMaxRowBytes = std::uint64_t{1} << 40;
+constexpr std::uint64_t kMaxHeapValue = std::uint64_t{1} << 31;
+constexpr std::uint32_t kMaxStack = 256;
 
 std::uint64_t checked_bytes(const Field& field) {
     Wide total = field.item_bytes;
@@ -23,6 +25,7 @@ std::uint64_t checked_bytes(const Field& field) {
 }
 
 std::uint64_t alignment(const Field& field) {
+    if (field.is_in_heap()) return 8;
     const std::uint64_t lowest_bit = field.item_bytes & (~field.item_bytes + 1);
     return std::min<std::uint64_t>(lowest_bit, 8);
 }
@@ -34,7 +37,23 @@ RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
     std::uint64_t total = 0;
     for (Field& field : fields_) {
         if (field.item_bytes == 0) throw Error(ErrorKind::schema, "field '" + field.name + "': item size is 0");
-        field.bytes = checked_bytes(field);
+        field.full_bytes = checked_bytes(field);
+        if (field.is_in_heap() && field.full_bytes >= kMaxHeapValue) {
+            throw Error(ErrorKind::schema,
+                        "field '" + field.name + "': more than 2 GiB cannot be compressed or ragged");
+        }
+        if (field.is_ragged && (field.shape.empty() || field.stack > 1)) {
+            throw Error(ErrorKind::schema, "field '" + field.name + "': ragged needs a first axis and no stack");
+        }
+        if (field.stack == 0 || field.stack > kMaxStack) {
+            throw Error(ErrorKind::schema, "field '" + field.name + "': stack: expected 1 to 256");
+        }
+        field.bytes = field.is_in_heap() ? sizeof(HeapPlace) : field.full_bytes;
+        const std::uint64_t rounded = (field.full_bytes + 15) / 16 * 16;
+        if (field.is_in_heap()) heap_row_bytes_ += 16 + rounded;
+        if (field.gives_next) final_bytes_ += 16 + rounded;
+        gives_next_ = gives_next_ || field.gives_next;
+        stack_ = std::max(stack_, field.stack);
         total += field.bytes;
         if (total > kMaxRowBytes) throw Error(ErrorKind::schema, "more than 1 TiB a row");
     }

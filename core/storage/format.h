@@ -32,12 +32,13 @@ enum RegionId : std::uint32_t {
     kRows,         // the records
     kWords,        // 8 bytes a row, where words are not embedded
     kChecksums,    // 4 bytes a row: CRC32C of serial and payload
-    kPriorities,   // reserved: raw priorities, float32 a row
-    kGiven,        // reserved: priorities given at add, float32 a row
-    kTree,         // reserved: sums, maxima and minima over the leaf masses
-    kOrder,        // reserved: rank order
-    kHeap,         // reserved: variable-size bytes, one heap a block
-    kFinals,       // reserved: final observations
+    kPriorities,   // the index's head, its cursors, and priority and mass of each row
+    kGiven,        // priorities given at add, float32 a row
+    kTree,         // sums, largest priorities and smallest masses over them; made anew, never saved
+    kOrder,        // reserved
+    kHeap,         // bytes of no fixed size, one heap a block; allocated as it fills
+    kFinals,       // 8 bytes a row: where the final observation of an episode's last row stands in the heap
+    kWaiting,      // the next observations of each writer's newest rows; allocated as it fills
     kRegionCount = 24,
 };
 
@@ -52,7 +53,7 @@ struct Header {
     std::uint64_t total_bytes;
     std::uint64_t capacity;    // rows that may be drawn
     std::uint64_t slots;       // rows that exist: capacity plus spare ones
-    std::uint64_t spare_rows;  // reserved: derived observations
+    std::uint64_t spare_rows;  // slots less capacity: rows kept for the stacks of the oldest
     std::uint64_t block_rows;
     std::uint64_t blocks;
     std::uint64_t width;  // rows of one step (num_envs)
@@ -65,12 +66,15 @@ struct Header {
     std::uint64_t saved_slots;  // snapshot: rows in kRows; live: equal to slots
     std::uint32_t word_is_embedded;
     std::uint32_t has_checksums;
-    std::uint32_t sampler;    // reserved: 0 uniform
+    std::uint32_t sampler;    // 0 uniform, 1 by priority
     std::uint32_t meta_crc;   // snapshot: CRC32C over counters, writers, blocks, fields, description, checksums
     std::uint32_t words_crc;  // snapshot: CRC32C over the words in slot order
     std::uint32_t reserved0;
     std::uint8_t uuid[16];
-    std::uint8_t reserved[256];
+    std::uint64_t block_heap_bytes;    // of each block's heap
+    std::uint64_t block_finals_bytes;  // of those, the first ones: places for final observations
+    std::uint64_t waiting_bytes;       // of one place in the waiting region
+    std::uint8_t reserved[232];
     Region regions[kRegionCount];
 };
 static_assert(sizeof(Header) <= kPageBytes);
@@ -95,11 +99,23 @@ struct Counters {
     char boot_id[40];
     char libc[16];
     Counter recoveries;
-    Counter rows_lost;    // rows that a recovery dropped: half written, or with a wrong checksum
-    Counter pace[4];      // reserved: rate limiting
-    Counter priority[8];  // reserved: beta's counter, running maximum, update counts
+    Counter rows_lost;  // rows that a recovery dropped: half written, or with a wrong checksum
+    Counter pace[4];    // reserved: rate limiting
+    // Bits of doubles.
+    Counter alpha;
+    Counter beta_start;
+    Counter beta_end;
+    Counter beta_steps;  // sample calls from start to end; 0: always the end
+    Counter running_max;
+    Counter updates_applied;
+    Counter updates_stale;
+    Counter index_epoch;       // the epoch that the index was made for; all ones: make it anew
+    Counter resets_unflagged;  // episodes that ended because the next observation was another one
+    Counter rows_retired;      // rows that left early: their bytes in a heap were needed
+    Counter heap_bytes;        // in use, less what its blocks' last lap left
 };
-static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640);
+static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640 &&
+              offsetof(Counters, alpha) == 1024);
 
 // ---- writers and blocks ---------------------------------------------------------------------------------------
 inline constexpr std::uint64_t kNone = ~std::uint64_t{0};
@@ -115,7 +131,8 @@ struct alignas(128) WriterRecord {
     std::atomic<std::uint64_t> voided;    // rows it wrote as VOID, ever
     std::atomic<std::uint64_t> episodes;  // episode ends it was told of, ever
     std::uint64_t owner_pid;
-    std::uint64_t reserved[6];
+    std::uint64_t indexed_ticket;  // of the newest of its blocks that the index has seen
+    std::uint64_t reserved[5];
 };
 static_assert(sizeof(WriterRecord) == 128);
 
@@ -123,12 +140,12 @@ struct alignas(64) BlockRecord {
     std::atomic<std::uint32_t> owner;  // index of the writer that fills it, plus 1; 0: nobody
     std::uint32_t reserved0;
     std::atomic<std::uint64_t> ticket;           // its sequence number; kNone: never claimed
-    std::atomic<std::uint64_t> previous_ticket;  // the same writer's block before
-    std::atomic<std::uint64_t> next_ticket;      // and after; kNone while there is none
+    std::atomic<std::uint64_t> previous_ticket;  // the same writer record's block before
+    std::atomic<std::uint64_t> next_ticket;      // where the rows at its end go on: the block after that of ...
     std::atomic<std::uint64_t> live;             // committed rows in it, of this lap and the last
-    std::atomic<std::uint64_t> heap_used;        // reserved
+    std::atomic<std::uint64_t> heap_used;        // bytes of its heap that this lap has used
     std::atomic<std::uint64_t> changed;          // reserved: stamp for incremental snapshots
-    std::uint64_t reserved1;
+    std::atomic<std::uint64_t> linked_ticket;    // ... this lap, the last one that filled it to its end; kNone: none
 };
 static_assert(sizeof(BlockRecord) == 64);
 
@@ -140,15 +157,62 @@ struct FieldRecord {
     std::uint32_t item_bytes;
     std::uint64_t offset;
     std::uint64_t bytes;
-    std::uint32_t stack;        // reserved, 1
-    std::uint32_t compression;  // reserved, 0 none
-    std::uint32_t ragged;       // reserved, 0
-    std::uint32_t reserved[11];
+    std::uint32_t stack;        // frames that batches give
+    std::uint32_t compression;  // 0 none, 1 LZ4, 2 Zstd (Blosc2 frames)
+    std::uint32_t ragged;       // 1: shape[0] is the most, a value may have fewer items
+    std::uint32_t gives_next;   // 1: the next row's value is this row's next observation
+    std::uint64_t full_bytes;   // of a whole value; `bytes` is 16 where the value is in the heap
+    std::uint32_t reserved[8];
 };
 static_assert(sizeof(FieldRecord) == 256);
 
 // Room for a mutex, wake-up words and 128 participants of 64 bytes.
 inline constexpr std::uint64_t kRuntimeBytes = 3 * kPageBytes;
+
+// ---- the index --------------------------------------------------------------------------------------------------
+// priorities: head, one cursor a block, then for every sixteen rows their priorities and their masses. A priority is
+// stored negated, so that zeroed bytes mean "no row".
+inline constexpr std::uint64_t kIndexHeadBytes = 64;
+inline constexpr std::uint64_t kLeafGroupBytes = 128;
+inline constexpr std::uint64_t kNodeGroupBytes = 256;
+constexpr std::uint64_t groups_of_16(std::uint64_t children) { return (children + 15) / 16; }
+constexpr std::uint64_t leaves_offset(std::uint64_t blocks) { return kIndexHeadBytes + (blocks * 8 + 63) / 64 * 64; }
+constexpr std::uint64_t priorities_bytes(std::uint64_t blocks, std::uint64_t slots) {
+    return leaves_offset(blocks) + groups_of_16(slots) * kLeafGroupBytes;
+}
+// In a snapshot: head, cursors, then the priorities alone, float32 a row.
+constexpr std::uint64_t saved_priorities_bytes(std::uint64_t blocks, std::uint64_t slots) {
+    return leaves_offset(blocks) + slots * 4;
+}
+constexpr std::uint64_t tree_bytes(std::uint64_t slots) {
+    std::uint64_t nodes = groups_of_16(slots), total = 0;
+    for (;; nodes = groups_of_16(nodes)) {
+        total += groups_of_16(nodes) * kNodeGroupBytes;
+        if (nodes <= 1) return total;
+    }
+}
+
+// ---- heaps --------------------------------------------------------------------------------------------------------
+// A block's heap begins with places of equal size for final observations. Behind them stands a chain of pieces, each a
+// header and bytes rounded up to 16. A new lap writes over the last one's pieces from the start on; a gap before the
+// next old piece is a piece without an owner.
+struct PieceHeader {
+    std::uint64_t owner;  // serial of the row plus 1; 0: nobody
+    std::uint64_t span;   // to the next piece; 0: the chain's end
+};
+static_assert(sizeof(PieceHeader) == 16);
+constexpr std::uint64_t piece_bytes(std::uint64_t bytes) { return sizeof(PieceHeader) + (bytes + 15) / 16 * 16; }
+
+// A final observation, and a waiting next one behind 16 bytes with its row's serial: for each field this, then its
+// bytes rounded up to 16 (waiting: the whole field's room).
+struct FinalValue {
+    std::uint32_t kept_bytes;
+    std::uint32_t value_bytes;  // equal: kept as given
+    std::uint32_t crc;          // of the kept bytes, CRC32C
+    std::uint32_t reserved;
+};
+static_assert(sizeof(FinalValue) == 16);
+inline constexpr std::uint64_t kWaitingHead = 16;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 

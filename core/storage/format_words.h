@@ -16,9 +16,9 @@ enum Flag : std::uint64_t {
     kTerminated = 1 << 3,
     kTruncated = 1 << 4,
     kClosedByEngine = 1 << 5,       // the episode's end was not told: a reset, a closed or a dead writer
-    kHasFinalObservation = 1 << 6,  // reserved: derived observations
-    kProvisional = 1 << 7,          // reserved: derived observations
-    kRetired = 1 << 8,              // reserved: kept for its neighbours, not drawable
+    kHasFinalObservation = 1 << 6,  // its next observation is in a heap, not in the row after it
+    kReservedFlag = 1 << 7,
+    kRetired = 1 << 8,  // kept for the stacks of its neighbours, not drawn, not counted
     kSpareFlag = 1 << 9,
 };
 inline constexpr std::uint64_t kFlagMask = 0x3fc;
@@ -27,6 +27,10 @@ inline constexpr std::uint64_t kMaxSerial = (std::uint64_t{1} << (64 - kSerialSh
 
 constexpr std::uint64_t serial_of(std::uint64_t word) { return word >> kSerialShift; }
 constexpr std::uint64_t state_of(std::uint64_t word) { return word & kStateMask; }
+// Whether a row may be drawn; words below `least` belong to cleared rows.
+constexpr bool is_live(std::uint64_t word, std::uint64_t least) {
+    return (word & (kStateMask | kRetired)) == kCommitted && word >= least;
+}
 constexpr std::uint64_t make_word(std::uint64_t serial, std::uint64_t flags, State state) {
     return serial << kSerialShift | flags | state;
 }

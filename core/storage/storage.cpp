@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/process.h"
@@ -73,13 +75,17 @@ std::byte* map_file(int fd, std::uint64_t bytes, const std::string& path, bool r
     return place;
 }
 
-int allocate_blocks(int fd, std::uint64_t bytes) {
+int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
 #if defined(__APPLE__)
-    return ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    (void)fd, (void)offset, (void)bytes;
+    return 0;
 #else
-    return posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+    return posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
 #endif
 }
+
+// Space is given in chunks of this size.
+constexpr std::uint64_t kChunk = 256 << 10;
 
 }  // namespace
 
@@ -102,7 +108,17 @@ Storage Storage::anonymous(std::uint64_t bytes) {
     return storage;
 }
 
-Storage Storage::create(const std::string& path, std::uint64_t bytes) {
+// Which chunks are known to have their space. Another process may know more; asking twice does no harm.
+struct Storage::Sparse {
+    Sparse(int descriptor, std::uint64_t bytes) : fd(descriptor), known((bytes + kChunk - 1) / kChunk) {}
+    ~Sparse() { close(fd); }
+    int fd;
+    std::vector<std::atomic<bool>> known;
+};
+
+Storage::Storage() = default;
+
+Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint64_t sparse_from) {
     Storage storage;
     storage.path_ = path;
     storage.bytes_ = round_up(bytes, kPageBytes);
@@ -110,13 +126,35 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes) {
     const Descriptor fd(mkstemp(name.data()));  // 0600, and never an existing file
     if (fd < 0) fail("cannot create '" + path + "'", errno);
     storage.temporary_ = name;
-    if (const int code = allocate_blocks(fd, storage.bytes_)) {
-        fail("cannot allocate " + in_gib(storage.bytes_) + " for '" + path +
+    int code = ftruncate(fd, static_cast<off_t>(storage.bytes_)) == 0 ? 0 : errno;
+    if (code == 0) code = allocate_blocks(fd, 0, std::min(sparse_from, storage.bytes_));
+    if (code != 0) {
+        fail("cannot allocate " + in_gib(std::min(sparse_from, storage.bytes_)) + " for '" + path +
                  "'; give a smaller capacity or another storage=",
              code);
     }
     storage.data_ = map_file(fd, storage.bytes_, path);
+    storage.sparse_ = std::make_unique<Sparse>(dup(fd), storage.bytes_);
     return storage;
+}
+
+void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
+    for (std::uint64_t chunk = offset / kChunk; chunk * kChunk < offset + bytes; ++chunk) {
+        if (sparse_->known[chunk].load(std::memory_order_relaxed)) continue;
+        const std::uint64_t begin = chunk * kChunk, end = std::min(begin + kChunk, bytes_);
+        if (const int code = allocate_blocks(sparse_->fd, begin, end - begin)) {
+            fail("add(): '" + path_ + "' cannot grow", code);
+        }
+        sparse_->known[chunk].store(true, std::memory_order_relaxed);
+    }
+}
+
+void Storage::shorten(std::uint64_t bytes) {
+    bytes = round_up(bytes, kPageBytes);
+    if (bytes >= bytes_) return;
+    munmap(data_ + bytes, bytes_ - bytes);
+    bytes_ = bytes;
+    if (ftruncate(sparse_->fd, static_cast<off_t>(bytes)) != 0) fail("cannot shorten '" + path_ + "'", errno);
 }
 
 Storage Storage::attach(const std::string& path, bool read_only) {
@@ -133,6 +171,7 @@ Storage Storage::attach(const std::string& path, bool read_only) {
     storage.path_ = path;
     storage.bytes_ = static_cast<std::uint64_t>(info.st_size);
     storage.data_ = map_file(fd, storage.bytes_, path, read_only);
+    storage.sparse_ = std::make_unique<Sparse>(dup(fd), storage.bytes_);
     return storage;
 }
 
@@ -145,6 +184,7 @@ Storage& Storage::operator=(Storage&& other) noexcept {
     bytes_ = std::exchange(other.bytes_, 0);
     path_ = std::exchange(other.path_, {});
     temporary_ = std::exchange(other.temporary_, {});
+    sparse_ = std::move(other.sparse_);
     return *this;
 }
 

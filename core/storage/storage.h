@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace sharpwave {
@@ -13,13 +14,14 @@ public:
     static Storage anonymous(std::uint64_t bytes);
 
     // Makes a file of `bytes`, readable by its owner only, under a temporary name beside `path`; publish() gives it
-    // its own name. The space is allocated now: lack of it is an error here, never a bus error later.
-    static Storage create(const std::string& path, std::uint64_t bytes);
+    // its own name. The space up to `sparse_from` is allocated now: lack of it is an error here, never a bus error
+    // later. What follows gets its space from ensure().
+    static Storage create(const std::string& path, std::uint64_t bytes, std::uint64_t sparse_from);
 
     // Maps an existing file as it is. The caller checks what is in it.
     static Storage attach(const std::string& path, bool read_only = false);
 
-    Storage() = default;
+    Storage();
     Storage(Storage&& other) noexcept;
     Storage& operator=(Storage&& other) noexcept;
     ~Storage();
@@ -32,6 +34,12 @@ public:
     // Asks for huge pages on whole 2 MB pages of this range. Best effort; huge_page_bytes() tells what was got.
     void advise_huge_pages(std::uint64_t offset, std::uint64_t bytes);
     std::uint64_t huge_page_bytes() const;
+
+    // Gives a range of a file its space, if it has none yet. Costs next to nothing where it has.
+    void ensure(std::uint64_t offset, std::uint64_t bytes) const;
+
+    // Cuts a file that is not published yet to what is used of it.
+    void shorten(std::uint64_t bytes);
 
     // Returns when what was written is on the disk (nothing to do for anonymous memory).
     void flush() const;
@@ -47,6 +55,8 @@ private:
     std::byte* data_ = nullptr;
     std::uint64_t bytes_ = 0;
     std::string path_, temporary_;
+    struct Sparse;
+    std::unique_ptr<Sparse> sparse_;  // files only
 };
 
 // The folder where a file is shared memory.

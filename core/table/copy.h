@@ -17,7 +17,8 @@ namespace sharpwave {
 struct FieldMove {
     std::uint64_t offset;  // in the row
     std::uint64_t bytes;
-    std::byte* flat;  // `bytes` a row; the source of a scatter is only read
+    std::byte* flat;           // `bytes` a row; the source of a scatter is only read
+    std::uint64_t stride = 0;  // scatter: between two rows of `flat`; gather writes them side by side
 };
 
 // Where rows and their words stand. Embedded words have the rows' own base and stride.
@@ -51,5 +52,18 @@ struct CopyKernels {
 };
 
 const CopyKernels& kernels();
+
+// A plain copy of bytes that others may be changing or reading, for what stands outside the rows.
+inline void racy_copy(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+#if defined(SHARPWAVE_TSAN)
+    for (std::uint64_t i = 0; i < bytes; ++i) {
+        __atomic_store_n(reinterpret_cast<unsigned char*>(to) + i,
+                         __atomic_load_n(reinterpret_cast<const unsigned char*>(from) + i, __ATOMIC_ACQUIRE),
+                         __ATOMIC_RELEASE);
+    }
+#else
+    __builtin_memcpy(to, from, bytes);
+#endif
+}
 
 }  // namespace sharpwave

@@ -1,5 +1,6 @@
 #include "table/geometry.h"
 
+#include <bit>
 #include <cstring>
 #include <new>
 #include <random>
@@ -20,10 +21,21 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value 
 
 // The largest power of two times the width that still leaves four blocks a writer; the width itself where the ring
 // is too small for that (a block of one step is never held between adds, so it holds nobody up).
-std::uint64_t choose_block_rows(const TableConfig& config) {
+// A block holds at least a stack, so that rows and the history they need lie in two neighbouring blocks at most.
+std::uint64_t choose_block_rows(const TableConfig& config, const RowLayout& layout) {
     std::uint64_t rows = config.width;
+    while (rows < config.width * layout.stack()) rows *= 2;
     while (config.capacity / (rows * 2) >= 4 * config.max_writers) rows *= 2;
     return rows;
+}
+
+// Each row of a block may have a final observation, and before them those of the step before the block.
+std::uint64_t block_finals_bytes(const RowLayout& layout, std::uint64_t block_rows, std::uint64_t width) {
+    return layout.gives_next() ? round_up((block_rows + width) * piece_bytes(layout.final_bytes()), kPageBytes) : 0;
+}
+
+std::uint64_t block_heap_bytes(const RowLayout& layout, std::uint64_t block_rows, std::uint64_t width) {
+    return block_finals_bytes(layout, block_rows, width) + round_up(block_rows * layout.heap_row_bytes(), kPageBytes);
 }
 
 void check_config(const TableConfig& config) {
@@ -50,21 +62,32 @@ void check_config(const TableConfig& config) {
 
 Header plan(const TableConfig& config, const RowLayout& layout) {
     check_config(config);
-    const Wide row_total = static_cast<Wide>(config.capacity) * layout.stride();
+    const Wide row_total = static_cast<Wide>(config.capacity) * (layout.stride() + layout.heap_row_bytes());
     if (row_total >> 62) {
         throw Error(ErrorKind::storage, "capacity: " + std::to_string(config.capacity) + " rows of " +
-                                            std::to_string(layout.stride()) +
+                                            std::to_string(layout.stride() + layout.heap_row_bytes()) +
                                             " bytes are more than an address can name; give a smaller capacity");
     }
     Header header{};
+    const bool derived = layout.gives_next();
     std::memcpy(header.magic, kMagic, sizeof kMagic);
     header.version = kVersion;
     header.endian_mark = kEndianMark;
     header.kind = kLive;
-    header.capacity = header.slots = header.saved_slots = config.capacity;
-    header.block_rows = config.block_rows ? config.block_rows : choose_block_rows(config);
+    header.block_rows = config.block_rows ? config.block_rows : choose_block_rows(config, layout);
+    header.capacity = header.slots = config.capacity;
+    if (layout.stack() > 1) {
+        // The rows that the oldest stacks look back to are kept, and not drawn.
+        header.slots = round_up(config.capacity + (layout.stack() - 1) * config.width, header.block_rows);
+    }
+    header.spare_rows = header.slots - header.capacity;
+    header.saved_slots = header.slots;
+    header.waiting_bytes = derived ? layout.waiting_bytes() : 0;
+    header.sampler = config.sampler.is_by_priority;
     header.blocks = (header.slots + header.block_rows - 1) / header.block_rows;
     header.width = config.width;
+    header.block_heap_bytes = block_heap_bytes(layout, header.block_rows, header.width);
+    header.block_finals_bytes = block_finals_bytes(layout, header.block_rows, header.width);
     header.max_writers = config.max_writers;
     header.field_count = layout.fields().size();
     header.row_bytes = layout.stride();
@@ -91,16 +114,40 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     place(kDescription, config.description.size(), 64);
     place(kChecksums, config.checksums ? header.slots * 4 : 0, 64);
     place(kWords, layout.word_is_embedded() ? 0 : header.slots * 8, 64);
+    place(kGiven, header.sampler ? header.slots * 4 : 0, 64);
+    if (header.sampler) {
+        const std::uint64_t bytes = priorities_bytes(header.blocks, header.slots);
+        place(kPriorities, bytes, bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+        place(kTree, tree_bytes(header.slots));
+    }
+    place(kFinals, derived ? header.slots * 8 : 0, 64);
     // Small tables stay small; only rows worth a huge page start on one.
     const std::uint64_t row_bytes = header.slots * header.row_bytes;
     place(kRows, row_bytes, row_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+    // What fills as it is used comes last: a file gives it no space before.
+    place(kHeap, header.blocks * header.block_heap_bytes);
+    place(kWaiting, derived ? header.max_writers * header.width * 2 * header.waiting_bytes : 0);
     header.total_bytes = round_up(at, kPageBytes);
     return header;
+}
+
+std::uint64_t sparse_offset(const Header& header) {
+    for (RegionId id : {kHeap, kWaiting}) {
+        if (header.regions[id].bytes) return header.regions[id].offset;
+    }
+    return header.total_bytes;
 }
 
 void write_plan(std::byte* base, const Header& header, const TableConfig& config, const RowLayout& layout) {
     auto* counters = new (base + header.regions[kCounters].offset) Counters{};
     counters->incarnation.value = 1;
+    const SamplerNumbers& sampler = config.sampler;
+    const auto bits = [](double value) { return std::bit_cast<std::uint64_t>(value); };
+    counters->alpha.value = bits(sampler.alpha);
+    counters->beta_start.value = bits(sampler.beta_start);
+    counters->beta_end.value = bits(sampler.beta_end);
+    counters->beta_steps.value = bits(sampler.beta_steps);
+    counters->running_max.value = bits(1.0);
     auto* writers = reinterpret_cast<WriterRecord*>(base + header.regions[kWriters].offset);
     for (std::uint64_t i = 0; i < header.max_writers; ++i) {
         (new (writers + i) WriterRecord{})->ticket = kNone;
@@ -108,7 +155,7 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
     auto* blocks = reinterpret_cast<BlockRecord*>(base + header.regions[kBlocks].offset);
     for (std::uint64_t i = 0; i < header.blocks; ++i) {
         auto* block = new (blocks + i) BlockRecord{};
-        block->ticket = block->previous_ticket = block->next_ticket = kNone;
+        block->ticket = block->previous_ticket = block->next_ticket = block->linked_ticket = kNone;
     }
     auto* fields = reinterpret_cast<FieldRecord*>(base + header.regions[kFields].offset);
     for (const Field& field : layout.fields()) {
@@ -120,7 +167,11 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
         record.item_bytes = field.item_bytes;
         record.offset = field.offset;
         record.bytes = field.bytes;
-        record.stack = 1;
+        record.stack = field.stack;
+        record.compression = static_cast<std::uint32_t>(field.codec);
+        record.ragged = field.is_ragged;
+        record.gives_next = field.gives_next;
+        record.full_bytes = field.full_bytes;
     }
     std::memcpy(base + header.regions[kDescription].offset, config.description.data(), config.description.size());
     auto* placed = new (base) Header(header);
@@ -159,8 +210,8 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     const auto wide = [](std::uint64_t a, std::uint64_t b) { return static_cast<Wide>(a) * b; };
     if ((header.kind != kLive && header.kind != kSnapshot) || header.width == 0 || header.block_rows == 0 ||
         header.block_rows % header.width || header.blocks == 0 || header.max_writers == 0 ||
-        header.max_writers > 4096 || header.field_count == 0 || header.capacity != header.slots ||
-        header.saved_slots > header.slots || header.row_bytes % 8 != 0 ||
+        header.max_writers > 4096 || header.field_count == 0 || header.capacity + header.spare_rows != header.slots ||
+        header.spare_rows > header.slots || header.saved_slots > header.slots || header.row_bytes % 8 != 0 ||
         header.blocks != (header.slots + header.block_rows - 1) / header.block_rows) {
         refuse("is damaged: its header contradicts itself");
     }
@@ -173,6 +224,20 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kRows, wide(header.saved_slots, header.row_bytes));
     need(kWords, header.word_is_embedded ? 0 : wide(header.saved_slots, 8));
     need(kChecksums, header.has_checksums ? wide(header.saved_slots, 4) : 0);
+    const bool derived = header.waiting_bytes != 0;
+    if (header.kind == kSnapshot) {
+        need(kPriorities, header.sampler ? saved_priorities_bytes(header.blocks, header.saved_slots) : 0);
+        need(kGiven, header.sampler ? wide(header.saved_slots, 4) : 0);
+        need(kFinals, derived ? wide(header.saved_slots, 8) : 0);
+        need(kHeap, header.regions[kHeap].bytes);
+        return header;
+    }
+    need(kGiven, header.sampler ? wide(header.slots, 4) : 0);
+    need(kPriorities, header.sampler ? priorities_bytes(header.blocks, header.slots) : 0);
+    need(kTree, header.sampler ? tree_bytes(header.slots) : 0);
+    need(kFinals, derived ? wide(header.slots, 8) : 0);
+    need(kHeap, wide(header.blocks, header.block_heap_bytes));
+    need(kWaiting, derived ? wide(header.max_writers * header.width * 2, header.waiting_bytes) : 0);
     return header;
 }
 
@@ -184,14 +249,26 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         if (record.dimensions > 8 || record.name[sizeof record.name - 1] || record.dtype[sizeof record.dtype - 1]) {
             throw Error(ErrorKind::storage, "'" + path + "' is damaged: a field record is wrong");
         }
-        fields.push_back({record.name, record.dtype, record.item_bytes,
-                          std::vector<std::int64_t>(record.shape, record.shape + record.dimensions)});
+        Field field{record.name, record.dtype, record.item_bytes,
+                    std::vector<std::int64_t>(record.shape, record.shape + record.dimensions)};
+        if (record.compression > static_cast<std::uint32_t>(Codec::zstd)) {
+            throw Error(ErrorKind::storage, "'" + path + "' has a field compressed in a way that is not known here");
+        }
+        field.stack = record.stack;
+        field.codec = static_cast<Codec>(record.compression);
+        field.is_ragged = record.ragged != 0;
+        field.gives_next = record.gives_next != 0;
+        fields.push_back(std::move(field));
     }
     RowLayout layout(std::move(fields));
     bool same = layout.stride() == header.row_bytes && layout.payload_offset() == header.payload_offset &&
-                layout.word_is_embedded() == (header.word_is_embedded != 0);
+                layout.word_is_embedded() == (header.word_is_embedded != 0) &&
+                header.waiting_bytes == (layout.gives_next() ? layout.waiting_bytes() : 0) &&
+                header.block_finals_bytes == block_finals_bytes(layout, header.block_rows, header.width) &&
+                header.block_heap_bytes == block_heap_bytes(layout, header.block_rows, header.width);
     for (std::uint64_t i = 0; i < header.field_count; ++i) {
-        same = same && layout.fields()[i].offset == records[i].offset && layout.fields()[i].bytes == records[i].bytes;
+        same = same && layout.fields()[i].offset == records[i].offset && layout.fields()[i].bytes == records[i].bytes &&
+               layout.fields()[i].full_bytes == records[i].full_bytes;
     }
     if (!same) throw Error(ErrorKind::storage, "'" + path + "' is damaged: its fields do not fill its rows");
     return layout;

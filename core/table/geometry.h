@@ -13,6 +13,9 @@ struct TableConfig;
 // Chooses block size and region offsets. Sizes that cannot be are ErrorKind::schema.
 format::Header plan(const TableConfig& config, const RowLayout& layout);
 
+// Where the part begins that gets its space as it fills.
+std::uint64_t sparse_offset(const format::Header& header);
+
 // Writes header, fields, description and starting records into zeroed bytes.
 void write_plan(std::byte* base, const format::Header& header, const TableConfig& config, const RowLayout& layout);
 

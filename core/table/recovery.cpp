@@ -1,7 +1,10 @@
 // What a table does about those who can no longer speak: processes that died, machines that went down, damaged files.
 #include <algorithm>
+#include <cstring>
 
+#include "base/crc32c.h"
 #include "base/error.h"
+#include "table/heap.h"
 #include "table/table.h"
 
 namespace sharpwave {
@@ -55,6 +58,10 @@ void Table::settle_writer(WriterRecord& record) {
         head += width;
     }
     record.head.store(head);
+    if (layout_->gives_next()) {
+        BlockHeap heap(*this, block);
+        settle_waiting(*this, heap, static_cast<std::uint64_t>(&record - writers_) * width);
+    }
     for (std::uint64_t env = 0; env < width; ++env) {
         // The env's newest row in this block; an episode with none here ended its last block unflagged, and its
         // successor will start with a flag of its own.
@@ -85,25 +92,58 @@ void Table::reclaim_dead_writers() {
     }
 }
 
+void Table::retire_without_history() {
+    for (std::uint64_t slot = 0; layout_->stack() > 1 && slot < header_->slots; ++slot) {
+        std::uint64_t seen = word(slot);
+        if (!is_live(seen, least_word())) continue;
+        bool gone = false;
+        for (std::uint32_t k = 1; k < layout_->stack() && !gone && predecessor(seen, gone); ++k) {
+        }
+        if (gone) word(slot) |= kRetired;
+    }
+}
+
 std::uint64_t Table::recover(bool verify) {
     std::uint64_t lost = 0;
     std::int64_t live = 0;
-    const std::uint64_t least = least_word();
+    const auto is_final_wrong = [&](std::uint64_t slot, std::uint64_t seen) {
+        if (!layout_->gives_next() || !(seen & kHasFinalObservation)) return false;
+        const std::uint64_t room = header_->regions[kHeap].bytes, bytes = layout_->final_bytes();
+        std::uint64_t at = final_place(slot);
+        if (at > room || bytes > room - at) return true;
+        for (const Field& field : layout_->fields()) {
+            if (!field.gives_next) continue;
+            FinalValue value;
+            std::memcpy(&value, region(kHeap) + at, sizeof value);
+            if (value.kept_bytes > field.full_bytes) return true;
+            if (value.crc != crc32c(0, region(kHeap) + at + sizeof value, value.kept_bytes)) return true;
+            at += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
+        }
+        return false;
+    };
     for (std::uint64_t b = 0; b < header_->blocks; ++b) {
-        std::uint64_t live_here = 0;
         const bool was_used = blocks_[b].ticket.load() != kNone;
         for (std::uint64_t i = 0; was_used && i < block_length(b); ++i) {
             const std::uint64_t slot = b * header_->block_rows + i;
             std::uint64_t& seen = word(slot);
             const bool torn = state_of(seen) == kWriting;
             const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
-                               checksums_[slot] != row_checksum(slot, serial_of(seen));
+                               (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_final_wrong(slot, seen));
             if (torn || wrong) {
-                seen = make_word(serial_of(seen), 0, kVoid);
+                // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
+                const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
+                seen = make_word(serial_of(seen), 0, has_neighbours && wrong ? kEmpty : kVoid);
                 ++lost;
             }
-            live_here += state_of(seen) == kCommitted && seen >= least;
         }
+    }
+    retire_without_history();
+    const std::uint64_t least = least_word();
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        std::uint64_t live_here = 0;
+        for (std::uint64_t i = 0; i < block_length(b); ++i)
+            live_here += is_live(word(b * header_->block_rows + i), least);
+        if (blocks_[b].ticket.load() == kNone) live_here = 0;
         blocks_[b].live.store(live_here);
         blocks_[b].owner.store(0);
         live += static_cast<std::int64_t>(live_here);

@@ -2,12 +2,10 @@
 
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/process.h"
-#include "base/workers.h"
 #include "table/geometry.h"
 #include "table/writer.h"
 
@@ -16,10 +14,6 @@ namespace sharpwave {
 using namespace format;
 
 namespace {
-
-// From here on a copy is worth waking other threads for, and its outputs are worth keeping out of the caches.
-constexpr std::uint64_t kParallelBytes = 512 << 10;
-constexpr std::uint64_t kStreamingBytes = 4 << 20;
 
 void remember_system(Counters& counters) {
     std::strncpy(counters.boot_id, boot_id().c_str(), sizeof counters.boot_id - 1);
@@ -45,6 +39,8 @@ Table::Table(Storage storage, RowLayout layout)
     words_ = header_->word_is_embedded ? rows_ : at(kWords);
     word_stride_ = header_->word_is_embedded ? header_->row_bytes : 8;
     checksums_ = header_->has_checksums ? reinterpret_cast<std::uint32_t*>(at(kChecksums)) : nullptr;
+    given_ = header_->sampler ? reinterpret_cast<float*>(at(kGiven)) : nullptr;
+    finals_ = layout_->gives_next() ? reinterpret_cast<std::uint64_t*>(at(kFinals)) : nullptr;
 }
 
 std::shared_ptr<Table> Table::create(const TableConfig& config, const std::string& path, bool replace) {
@@ -52,10 +48,13 @@ std::shared_ptr<Table> Table::create(const TableConfig& config, const std::strin
     Header header = plan(config, layout);
     std::error_code ignored;
     if (!path.empty() && !replace && std::filesystem::exists(path, ignored)) Storage::refuse_existing(path);
-    Storage storage = path.empty() ? Storage::anonymous(header.total_bytes) : Storage::create(path, header.total_bytes);
+    Storage storage = path.empty() ? Storage::anonymous(header.total_bytes)
+                                   : Storage::create(path, header.total_bytes, sparse_offset(header));
     write_plan(storage.data(), header, config, layout);
-    storage.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
+    for (RegionId id : {kRows, kPriorities})
+        storage.advise_huge_pages(header.regions[id].offset, header.regions[id].bytes);
     std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
+    table->index_lock().initialise();
     remember_system(table->counters());
     if (path.empty()) return table;
     table->presence_ = std::make_unique<Presence>(path);
@@ -78,6 +77,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
     table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
     if (table->presence_->is_first()) {
         Counters& counters = table->counters();
+        table->index_lock().initialise();
         if (counters.clean.value.load(std::memory_order_acquire) != 1) {
             // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
             const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
@@ -87,6 +87,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
             table->recover(!same_boot);
             counters.recoveries.value.fetch_add(1, std::memory_order_relaxed);
             counters.incarnation.value.fetch_add(1, std::memory_order_relaxed);
+            counters.index_epoch.value.store(kNone, std::memory_order_relaxed);
         }
         remember_system(counters);
         counters.clean.value.store(0, std::memory_order_release);
@@ -168,66 +169,97 @@ std::unique_ptr<Writer> Table::writer() {
                                             " writers are taken; close one, or give writers= a larger number");
 }
 
-std::size_t Table::gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields, std::uint64_t* words,
-                          std::uint32_t* missed) const {
-    const std::uint64_t bytes = count * layout_->payload_bytes();
-    const Gather job{view(), least_word(), slots, fields, layout_->fields().size(), words, bytes >= kStreamingBytes};
-    if (bytes < kParallelBytes) return kernels().gather(job, 0, count, missed);
-    std::mutex mutex;
-    std::size_t total = 0;
-    in_parallel(count, [&](std::size_t begin, std::size_t end) {
-        std::vector<std::uint32_t> own(end - begin);
-        const std::size_t misses = kernels().gather(job, begin, end, own.data());
-        if (misses == 0) return;
-        std::lock_guard<std::mutex> guard(mutex);
-        std::copy_n(own.data(), misses, missed + total);
-        total += misses;
-    });
-    return total;
+std::optional<std::uint64_t> Table::successor(std::uint64_t& seen) const {
+    if (seen & kEndMask) return std::nullopt;
+    const std::uint64_t width = header_->width, rows = header_->block_rows;
+    for (std::uint64_t serial = serial_of(seen);;) {
+        const std::uint64_t slot = slot_of(serial), offset = slot % rows;
+        std::uint64_t next = serial + width;
+        if (offset + width >= block_length(slot / rows)) {
+            const BlockRecord& block = blocks_[slot / rows];
+            if (block.linked_ticket.load(std::memory_order_acquire) != serial / rows) return std::nullopt;
+            const std::uint64_t ticket = block.next_ticket.load(std::memory_order_acquire);
+            if (block.linked_ticket.load(std::memory_order_relaxed) != serial / rows || ticket == kNone)
+                return std::nullopt;
+            next = ticket * rows + offset % width;
+        }
+        const std::uint64_t next_slot = slot_of(next);
+        const std::uint64_t word =
+            std::atomic_ref<std::uint64_t>(this->word(next_slot)).load(std::memory_order_acquire);
+        if (serial_of(word) != next) return std::nullopt;
+        if (state_of(word) == kVoid) {
+            serial = next;
+            continue;
+        }
+        if (state_of(word) != kCommitted || (word & kEpisodeStart)) return std::nullopt;
+        seen = word;
+        return next_slot;
+    }
 }
 
-void Table::read(std::uint64_t* serials, std::size_t count, const FieldMove* fields, std::uint64_t* words,
-                 std::size_t* skipped) const {
-    const std::uint64_t lap = header_->blocks * header_->block_rows;
-    const auto gone = [&](std::uint64_t serial) {
-        throw Error(ErrorKind::stale_handle, "get(): row " + std::to_string(static_cast<std::int64_t>(serial)) +
-                                                 " is not in the buffer: it was overwritten, cleared or never added");
-    };
-    std::vector<std::uint64_t> slots(count);
-    std::vector<std::uint32_t> missed(count);
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::uint64_t slot = serials[i] % lap;
-        if (slot >= header_->slots || serials[i] > kMaxSerial) {
-            if (!skipped) gone(serials[i]);
+std::optional<std::uint64_t> Table::predecessor(std::uint64_t& seen, bool& gone) const {
+    gone = false;
+    if (seen & kEpisodeStart) return std::nullopt;
+    gone = true;
+    const std::uint64_t width = header_->width, rows = header_->block_rows;
+    for (std::uint64_t serial = serial_of(seen);;) {
+        const std::uint64_t slot = slot_of(serial), offset = slot % rows;
+        std::uint64_t before = serial - width;
+        if (offset < width) {
+            const BlockRecord& block = blocks_[slot / rows];
+            if (block.ticket.load(std::memory_order_acquire) != serial / rows) return std::nullopt;
+            const std::uint64_t ticket = block.previous_ticket.load(std::memory_order_acquire);
+            if (block.ticket.load(std::memory_order_relaxed) != serial / rows || ticket == kNone) return std::nullopt;
+            before = ticket * rows + block_length(ticket % header_->blocks) - width + offset % width;
+        }
+        const std::uint64_t slot_before = slot_of(before);
+        const std::uint64_t word =
+            std::atomic_ref<std::uint64_t>(this->word(slot_before)).load(std::memory_order_acquire);
+        if (serial_of(word) != before || word < least_word()) return std::nullopt;
+        if (state_of(word) == kVoid) {
+            serial = before;
             continue;
         }
-        serials[kept] = serials[i];
-        slots[kept++] = slot;
+        if (state_of(word) != kCommitted) return std::nullopt;
+        seen = word;
+        gone = false;
+        return slot_before;
     }
-    gather(slots.data(), kept, fields, words, missed.data());
-    // A missed position also fails the comparison below: its word has another state, serial or age.
-    const std::uint64_t least = least_word();
-    std::size_t out = 0;
-    for (std::size_t i = 0; i < kept; ++i) {
-        const std::uint64_t again = std::atomic_ref<std::uint64_t>(word(slots[i])).load(std::memory_order_acquire);
-        const bool live = state_of(words[i]) == kCommitted && words[i] >= least && serial_of(words[i]) == serials[i] &&
-                          ((again ^ words[i]) & ~kFlagMask) == 0;
-        if (!live) {
-            if (!skipped) gone(serials[i]);
-            continue;
-        }
-        if (out != i) {
-            serials[out] = serials[i];
-            words[out] = words[i];
-            for (std::size_t f = 0; f < layout_->fields().size(); ++f) {
-                std::memcpy(fields[f].flat + out * fields[f].bytes, fields[f].flat + i * fields[f].bytes,
-                            fields[f].bytes);
-            }
-        }
-        ++out;
+}
+
+bool Table::retire(std::uint64_t slot, std::uint64_t least) const {
+    std::atomic_ref<std::uint64_t> seen(word(slot));
+    std::uint64_t now = seen.load(std::memory_order_relaxed);
+    while (is_live(now, least)) {
+        if (!seen.compare_exchange_weak(now, now | kRetired, std::memory_order_relaxed)) continue;
+        blocks_[slot / header_->block_rows].live.fetch_sub(1, std::memory_order_relaxed);
+        return true;
     }
-    if (skipped) *skipped = count - out;
+    return false;
+}
+
+std::int64_t Table::lose(std::uint64_t serial) const {
+    const std::uint64_t slot = slot_of(serial), least = least_word();
+    if (slot >= header_->slots) return 0;
+    std::atomic_ref<std::uint64_t> seen(word(slot));
+    std::uint64_t now = seen.load(std::memory_order_relaxed);
+    std::int64_t gone = 0;
+    std::uint64_t neighbour = now;
+    if (serial_of(now) != serial || state_of(now) != kCommitted) return 0;
+    for (std::uint32_t k = 1; k < layout_->stack(); ++k) {
+        const std::optional<std::uint64_t> next = successor(neighbour);
+        if (!next) break;
+        gone += retire(*next, least);
+    }
+    while (serial_of(now) == serial && state_of(now) == kCommitted) {
+        if (!seen.compare_exchange_weak(now, make_word(serial, 0, kEmpty), std::memory_order_relaxed)) continue;
+        if (is_live(now, least)) {
+            blocks_[slot / header_->block_rows].live.fetch_sub(1, std::memory_order_relaxed);
+            ++gone;
+        }
+        break;
+    }
+    return gone;
 }
 
 std::vector<std::uint64_t> Table::live_serials() const {
@@ -236,7 +268,7 @@ std::vector<std::uint64_t> Table::live_serials() const {
     const std::uint64_t least = least_word(), reach = visible_slots();
     for (std::uint64_t slot = 0; slot < reach; ++slot) {
         const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);
-        if (state_of(seen) == kCommitted && seen >= least) serials.push_back(serial_of(seen));
+        if (is_live(seen, least)) serials.push_back(serial_of(seen));
     }
     // One writer's ring is sorted but for one turn.
     const auto turn = std::is_sorted_until(serials.begin(), serials.end());
@@ -257,7 +289,7 @@ std::optional<std::uint64_t> Table::nth_live_slot(std::uint64_t block, std::uint
     const std::uint64_t begin = block * header_->block_rows;
     for (std::uint64_t slot = begin; slot < begin + block_length(block); ++slot) {
         const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);
-        if (state_of(seen) == kCommitted && seen >= least && k-- == 0) return slot;
+        if (is_live(seen, least) && k-- == 0) return slot;
     }
     return std::nullopt;
 }
@@ -275,7 +307,16 @@ void Table::clear() {
 
 std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t serial) const {
     const std::byte* row = rows_ + slot * header_->row_bytes + header_->payload_offset;
-    return crc32c(crc32c(0, &serial, sizeof serial), row, layout_->payload_bytes());
+    std::uint32_t crc = crc32c(crc32c(0, &serial, sizeof serial), row, layout_->payload_bytes());
+    for (const Field& field : layout_->fields()) {
+        if (!field.is_in_heap()) continue;
+        HeapPlace place;
+        std::memcpy(&place, row - header_->payload_offset + field.offset, sizeof place);
+        const std::uint64_t room = header_->regions[kHeap].bytes;
+        if (place.offset > room || place.kept_bytes > room - place.offset) return ~crc;
+        crc = crc32c(crc, region(kHeap) + place.offset, place.kept_bytes);
+    }
+    return crc;
 }
 
 TableStats Table::stats() const {
@@ -304,6 +345,13 @@ TableStats Table::stats() const {
     stats.recoveries = counters_->recoveries.value.load(std::memory_order_relaxed);
     stats.rows_lost = counters_->rows_lost.value.load(std::memory_order_relaxed);
     stats.seed = header_->seed;
+    stats.resets_unflagged = counters_->resets_unflagged.value.load(std::memory_order_relaxed);
+    stats.rows_retired = counters_->rows_retired.value.load(std::memory_order_relaxed);
+    stats.updates_applied = counters_->updates_applied.value.load(std::memory_order_relaxed);
+    stats.updates_stale = counters_->updates_stale.value.load(std::memory_order_relaxed);
+    for (std::uint64_t b = 0; header_->block_heap_bytes && b < header_->blocks; ++b) {
+        stats.heap_bytes += blocks_[b].heap_used.load(std::memory_order_relaxed);
+    }
     stats.copy_kernel = kernels().name;
     return stats;
 }

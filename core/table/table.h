@@ -21,12 +21,20 @@
 #include "schema/schema.h"
 #include "storage/format.h"
 #include "storage/presence.h"
+#include "storage/shared_lock.h"
 #include "storage/storage.h"
 #include "table/copy.h"
 
 namespace sharpwave {
 
 class Writer;
+
+// A sampler's numbers that may change while it runs; where they are kept decides the regions that a table has.
+struct SamplerNumbers {
+    bool is_by_priority = false;
+    double alpha = 0.6;
+    double beta_start = 0.4, beta_end = 0.4, beta_steps = 0;
+};
 
 struct TableConfig {
     std::vector<Field> fields;
@@ -36,6 +44,7 @@ struct TableConfig {
     std::uint64_t seed = 0;
     std::uint64_t block_rows = 0;  // 0: chosen from the others
     bool checksums = false;
+    SamplerNumbers sampler;
     std::string description;  // JSON that the engine keeps and does not read
 };
 
@@ -43,6 +52,7 @@ struct TableStats {
     std::uint64_t size, capacity, rows_added, rows_voided, episodes, rows_sampled, sample_calls, redraws;
     std::uint64_t writers_taken, max_writers, blocks, block_rows, row_bytes, payload_bytes, storage_bytes;
     std::uint64_t huge_page_bytes, incarnation, recoveries, rows_lost, seed;
+    std::uint64_t resets_unflagged, rows_retired, updates_applied, updates_stale, heap_bytes;
     const char* copy_kernel;
 };
 
@@ -85,18 +95,15 @@ public:
         for (std::uint64_t line = 0; line < reach; line += 64) __builtin_prefetch(row + line);
     }
 
-    // Copies rows by slot. Positions not read go to `missed` (room for `count`); returns their number. Large copies
-    // use several threads.
-    std::size_t gather(const std::uint64_t* slots, std::size_t count, const FieldMove* fields, std::uint64_t* words,
-                       std::uint32_t* missed) const;
-
-    // Copies rows by serial; a row that is gone is ErrorKind::stale_handle, or skipped when `skipped` is given: then
-    // the outputs hold count - *skipped rows, in order.
-    void read(std::uint64_t* serials, std::size_t count, const FieldMove* fields, std::uint64_t* words,
-              std::size_t* skipped = nullptr) const;
-
     // Serials of the live rows, oldest first.
     std::vector<std::uint64_t> live_serials() const;
+
+    // The env's next row in the same episode, skipping steps that it was masked out of; none where the episode ends or
+    // nothing has been added yet. `word` is in and out.
+    std::optional<std::uint64_t> successor(std::uint64_t& word) const;
+
+    // The same backwards; none at the episode's start, and where the row before is `gone`.
+    std::optional<std::uint64_t> predecessor(std::uint64_t& word, bool& gone) const;
 
     // The slot of the k-th live row of a block, counted from the block's start; none if rows went meanwhile.
     std::optional<std::uint64_t> nth_live_slot(std::uint64_t block, std::uint64_t k) const;
@@ -133,6 +140,29 @@ public:
     std::uint64_t least_word() const;                       // smaller words belong to cleared rows
     std::uint64_t& word(std::uint64_t slot) const;
     std::uint32_t row_checksum(std::uint64_t slot, std::uint64_t serial) const;
+    std::byte* region(format::RegionId id) const { return storage_.data() + header_->regions[id].offset; }
+    float* given() const { return given_; }  // null: no priorities
+    SharedLock& index_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
+    std::uint64_t slot_of(std::uint64_t serial) const { return serial % (header_->blocks * header_->block_rows); }
+
+    // Where the next observation of a row is, for rows that gives_next(): a place in the heap when the row's word says
+    // so, else the number of its writer's and env's pair of waiting places.
+    std::uint64_t& final_place(std::uint64_t slot) const { return finals_[slot]; }
+    std::byte* waiting(std::uint64_t pair, std::uint64_t half) const {
+        return region(format::kWaiting) + (pair * 2 + half) * header_->waiting_bytes;
+    }
+
+    // Gives the bytes of a file's sparse part their space; lack of it is ErrorKind::storage.
+    void ensure(const std::byte* place, std::uint64_t bytes) const {
+        if (storage_.is_file()) storage_.ensure(static_cast<std::uint64_t>(place - storage_.data()), bytes);
+    }
+
+    // Takes a row out of the drawable ones; true if it was. Retired rows still serve their neighbours' stacks.
+    bool retire(std::uint64_t slot, std::uint64_t least) const;
+
+    // Its bytes are about to go: nobody may use it any more. Returns how many live rows went, with those whose stacks
+    // need it.
+    std::int64_t lose(std::uint64_t serial) const;
     std::uint32_t* checksums() const { return checksums_; }
     format::WriterRecord& writer_record(std::uint64_t index) const { return writers_[index]; }
     format::BlockRecord& block_record(std::uint64_t index) const { return blocks_[index]; }
@@ -150,6 +180,9 @@ private:
     // What a writer that can no longer speak left behind: rows past its head, a half-written step, open episodes.
     void settle_writer(format::WriterRecord& record);
     void reclaim_dead_writers();
+
+    // Rows whose stacks cannot be rebuilt any more are no longer drawn.
+    void retire_without_history();
 
     // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
     // `verify`, rows whose checksum is wrong; returns how many.
@@ -169,6 +202,8 @@ private:
     std::byte* words_ = nullptr;
     std::uint64_t word_stride_ = 0;
     std::uint32_t* checksums_ = nullptr;
+    float* given_ = nullptr;
+    std::uint64_t* finals_ = nullptr;
 };
 
 inline std::uint64_t& Table::word(std::uint64_t slot) const {

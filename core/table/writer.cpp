@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "base/error.h"
+#include "table/codec.h"
 
 namespace sharpwave {
 
@@ -18,13 +20,27 @@ using Word = std::atomic_ref<std::uint64_t>;
 // Rows between two commits. Small, so that readers miss few rows and a kill loses few.
 constexpr std::size_t kGroupRows = 16;
 
+struct Value {
+    const std::byte* data;
+    std::uint64_t bytes;
+};
+
+Value value_of(const FieldInput& input, const Field& field, std::size_t row) {
+    if (input.starts) return {input.flat + input.starts[row], input.starts[row + 1] - input.starts[row]};
+    return {input.flat + row * input.stride, field.full_bytes};
+}
+
 }  // namespace
 
 Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
     : table_(std::move(table)),
       record_(table_->writer_record(record_index)),
       owner_(static_cast<std::uint32_t>(record_index + 1)),
-      open_rows_(table_->width(), 0) {
+      derives_(table_->layout().gives_next()),
+      is_plain_(!derives_ && !table_->layout().uses_heap() && table_->header().spare_rows == 0),
+      open_rows_(table_->width(), 0),
+      halves_(derives_ ? table_->width() : 0, 0),
+      image_(table_->header().waiting_bytes) {
     record_.participant = table_->seat();
     record_.owner_pid = static_cast<std::uint64_t>(getpid());
     epoch_ = table_->counters().epoch.value.load(std::memory_order_acquire);
@@ -58,27 +74,49 @@ void Writer::take_block(std::uint64_t ticket, std::uint64_t head) {
     block_ = ticket % table_->blocks();
     head_ = head;
     length_ = table_->block_length(block_);
+    if (table_->header().block_heap_bytes) heap_ = BlockHeap(*table_, block_);
+}
+
+void Writer::let_go_of_block() {
+    if (length_ == 0) return;
+    std::uint32_t mine = owner_;
+    table_->block_record(block_).owner.compare_exchange_strong(mine, 0, std::memory_order_acq_rel);
 }
 
 void Writer::claim_block() {
     Counters& counters = table_->counters();
+    const bool was_filled = length_ != 0 && head_ == length_;
     // A block that another writer still fills is passed over: its ticket stays without rows.
     for (std::uint64_t tries = 0; tries < 2 * table_->blocks(); ++tries) {
         const std::uint64_t ticket = counters.next_ticket.value.fetch_add(1, std::memory_order_acq_rel);
         BlockRecord& block = table_->block_record(ticket % table_->blocks());
-        std::uint32_t nobody = 0;
-        if (!block.owner.compare_exchange_strong(nobody, owner_, std::memory_order_acq_rel)) continue;
+        std::uint32_t holder = 0;
+        // Its own full block may be the next one: a ring of one block.
+        if (!block.owner.compare_exchange_strong(holder, owner_, std::memory_order_acq_rel) && holder != owner_)
+            continue;
         const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
         const std::uint64_t last = block.ticket.load(std::memory_order_relaxed);
         if (last == kNone || last < origin) block.live.store(0, std::memory_order_relaxed);
-        block.previous_ticket.store(ticket_, std::memory_order_relaxed);
-        block.next_ticket.store(kNone, std::memory_order_relaxed);
+        if (const std::uint64_t spare = table_->header().spare_rows; spare && last != kNone) {
+            // The first rows lose the way to the rows before them: they are in front of this writer now.
+            const std::uint64_t base = ticket % table_->blocks() * table_->block_rows(), least = table_->least_word();
+            std::int64_t gone = 0;
+            for (std::uint64_t i = 0; i < std::min(spare, table_->block_rows()); ++i)
+                gone += table_->retire(base + i, least);
+            record_.live.fetch_sub(gone, std::memory_order_relaxed);
+        }
+        // A record's blocks form a chain, whoever wrote them: the index follows it. Episodes never do.
+        block.previous_ticket.store(record_.ticket.load(std::memory_order_relaxed), std::memory_order_relaxed);
+        block.heap_used.store(0, std::memory_order_relaxed);
         block.ticket.store(ticket, std::memory_order_release);
-        if (ticket_ != kNone) {
-            BlockRecord& previous = table_->block_record(ticket_ % table_->blocks());
+        if (was_filled) {
+            BlockRecord& previous = table_->block_record(block_);
             if (previous.ticket.load(std::memory_order_relaxed) == ticket_) {
+                previous.linked_ticket.store(kNone, std::memory_order_relaxed);
                 previous.next_ticket.store(ticket, std::memory_order_release);
+                previous.linked_ticket.store(ticket_, std::memory_order_release);
             }
+            if (block_ != ticket % table_->blocks()) let_go_of_block();
         }
         take_block(ticket, 0);
         record_.head.store(0, std::memory_order_relaxed);
@@ -99,7 +137,7 @@ void Writer::notice_clear() {
     std::fill(open_rows_.begin(), open_rows_.end(), 0);
     const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
     if (length_ != 0 && ticket_ < origin) {
-        if (head_ != length_) table_->block_record(block_).owner.store(0, std::memory_order_release);
+        let_go_of_block();
         ticket_ = kNone;
         length_ = head_ = 0;
     }
@@ -121,19 +159,173 @@ void Writer::append_locked(const RowBatch& batch) {
     table_->check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();
+    if (table_->layout().stack() > 1) check_stacks(batch);
     for (std::size_t done = 0; done < batch.rows;) {
         if (head_ == length_) {
             claim_block();
             notice_clear();
             if (head_ == length_) continue;  // cleared between the two: the block just claimed is history
         }
-        const std::size_t count = std::min<std::size_t>({kGroupRows, batch.rows - done, length_ - head_});
+        std::size_t count = std::min<std::size_t>({kGroupRows, batch.rows - done, length_ - head_});
+        // Where a row looks at its env's last one, a group is of one step.
+        if (derives_) count = std::min<std::size_t>(count, open_rows_.size() - head_ % open_rows_.size());
         write_group(batch, done, count);
         done += count;
         head_ += count;
         if (head_ % table_->width() == 0) record_.head.store(head_, std::memory_order_release);
-        // A full block is let go at once, not at the next add: small rings never wait for an idle writer.
-        if (head_ == length_) table_->block_record(block_).owner.store(0, std::memory_order_release);
+        // A full block is let go at once, not at the next add: small rings never wait for an idle writer. With derived
+        // observations it is kept, for its heap takes the final ones of rows whose successor never comes.
+        if (head_ == length_ && !derives_) let_go_of_block();
+    }
+}
+
+// Given stacks must be what the table will give back.
+void Writer::check_stacks(const RowBatch& batch) const {
+    const std::vector<Field>& fields = table_->layout().fields();
+    const auto refuse = [](const Field& field, const char* what, const char* mend) {
+        throw Error(ErrorKind::schema, "add(): field '" + field.name + "': " + what + "; " + mend);
+    };
+    std::size_t next = 0;
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+        const Field& field = fields[f];
+        const FieldInput& own = batch.fields[f];
+        const FieldInput* after = field.gives_next ? &batch.next[next++] : nullptr;
+        if (own.frames == 1) continue;
+        for (std::size_t i = 0; i < batch.rows; ++i) {
+            if (batch.flags && (batch.flags[i] & kRowVoid)) continue;
+            const std::byte* newest = own.flat + i * own.stride;
+            const std::uint64_t older = (own.frames - 1) * field.full_bytes;
+            const bool starts = i < open_rows_.size() && open_rows_[(head_ + i) % open_rows_.size()] == 0;
+            for (std::uint32_t k = 1; starts && k < own.frames; ++k) {
+                if (std::memcmp(newest, newest - k * field.full_bytes, field.full_bytes) != 0) {
+                    refuse(field, "the stack that starts an episode holds different frames",
+                           "an episode's start is padded by its first frame: pass single frames, or pad that way");
+                }
+            }
+            if (!after || after->frames == 1) continue;
+            const std::byte* newest_after = after->flat + i * after->stride;
+            if (std::memcmp(newest_after - older, newest - older + field.full_bytes, older) != 0) {
+                refuse(field, "the stack of next_obs does not go on from that of obs",
+                       "its frames but the newest must be obs' frames but the oldest; pass single frames");
+            }
+        }
+    }
+}
+
+// Keeps the rows that the oldest stacks look back to: what lies `spare_rows` ahead can no longer be drawn.
+// Returns how many live rows went.
+std::int64_t Writer::retire_ahead(std::size_t count) {
+    std::int64_t gone = 0;
+    const std::uint64_t least = table_->least_word(), rows = table_->block_rows();
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint64_t ticket = ticket_, offset = head_ + i + table_->header().spare_rows;
+        while (ticket != kNone && offset >= table_->block_length(ticket % table_->blocks())) {
+            offset -= table_->block_length(ticket % table_->blocks());
+            // Where the rows that an earlier lap left at the block's end go on.
+            const BlockRecord& record = table_->block_record(ticket % table_->blocks());
+            const std::uint64_t linked = record.linked_ticket.load(std::memory_order_relaxed);
+            ticket = linked == kNone || linked == ticket_ ? kNone : record.next_ticket.load(std::memory_order_relaxed);
+        }
+        if (ticket == kNone) continue;
+        const std::uint64_t slot = ticket % table_->blocks() * rows + offset;
+        const std::uint64_t its_ticket = serial_of(Word(table_->word(slot)).load(std::memory_order_relaxed)) / rows;
+        if (ticket == ticket_ ? its_ticket < ticket_ : its_ticket == ticket) gone += table_->retire(slot, least);
+    }
+    return gone;
+}
+
+// Compresses and packs the values that have no fixed size, and points `moves` at where they went. Returns how many live
+// rows had to go for it.
+std::int64_t Writer::place_in_heap(const RowBatch& batch, std::size_t first, std::size_t count, FieldMove* moves) {
+    const std::vector<Field>& fields = table_->layout().fields();
+    const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
+    places_.assign(fields.size() * kGroupRows, HeapPlace{});
+    std::int64_t lost = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (batch.flags && (batch.flags[first + i] & kRowVoid)) continue;
+        for (std::size_t f = 0; f < fields.size(); ++f) {
+            if (!fields[f].is_in_heap()) continue;
+            const Value value = value_of(batch.fields[f], fields[f], first + i);
+            packed_.resize(std::max<std::size_t>(packed_.size(), fields[f].full_bytes));
+            const auto bytes = static_cast<std::uint32_t>(value.bytes);
+            const std::uint32_t kept =
+                encode(fields[f], value.bytes ? value.data : packed_.data(), bytes, packed_.data());
+            const std::uint64_t place = heap_.allocate(serial + i, kept, lost);
+            racy_copy(table_->region(kHeap) + place, packed_.data(), kept);
+            places_[f * kGroupRows + i] = {place, kept, bytes};
+        }
+    }
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+        if (!fields[f].is_in_heap()) continue;
+        moves[f].flat = reinterpret_cast<std::byte*>(&places_[f * kGroupRows]);
+        moves[f].stride = sizeof(HeapPlace);
+    }
+    return lost;
+}
+
+// Compares what an env shows now with what was said to come next. If they differ, an episode ended untold: the row
+// before keeps its next observation, and this one starts an episode.
+void Writer::meet_previous(const RowBatch& batch, std::size_t row, std::uint64_t env) {
+    std::uint64_t& open_row = open_rows_[env];
+    if (open_row == 0) return;
+    const std::uint64_t pair = (owner_ - 1) * open_rows_.size() + env;
+    const std::byte* place = table_->waiting(pair, halves_[env]);
+    const std::byte* value = place + kWaitingHead;
+    bool same = *reinterpret_cast<const std::uint64_t*>(place) == open_row;
+    const std::vector<Field>& fields = table_->layout().fields();
+    for (std::size_t f = 0; same && f < fields.size(); ++f) {
+        if (!fields[f].gives_next) continue;
+        FinalValue size;
+        std::memcpy(&size, value, sizeof size);
+        const Value shown = value_of(batch.fields[f], fields[f], row);
+        same = shown.bytes == size.value_bytes && std::memcmp(shown.data, value + sizeof size, shown.bytes) == 0;
+        value += sizeof size + (fields[f].full_bytes + 15) / 16 * 16;
+    }
+    if (same) return;
+    const std::uint64_t serial = open_row - 1, slot = table_->slot_of(serial);
+    open_row = 0;
+    table_->counters().resets_unflagged.value.fetch_add(1, std::memory_order_relaxed);
+    Word word(table_->word(slot));
+    if (serial_of(word.load(std::memory_order_relaxed)) != serial) return;
+    const std::uint64_t kept = keep_final(*table_, heap_, serial, place);
+    Word(table_->final_place(slot)).store(kept, std::memory_order_relaxed);
+    word.fetch_or(kHasFinalObservation | kTruncated | kClosedByEngine, std::memory_order_release);
+}
+
+// Puts a row's next observation where it will be found: with an ended row into the heap, else into the waiting place
+// that its predecessor does not use, so that at no instant is either without one.
+void Writer::keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env, std::uint64_t slot,
+                       std::uint64_t serial, std::uint64_t& flags) {
+    const std::uint64_t pair = (owner_ - 1) * open_rows_.size() + env;
+    const bool is_over = (flags & kEndMask) != 0;
+    if (!is_over) halves_[env] ^= 1;
+    std::byte* place = is_over ? image_.data() : table_->waiting(pair, halves_[env]);
+    if (!is_over) {
+        table_->ensure(place, image_.size());
+        Word(*reinterpret_cast<std::uint64_t*>(place)).store(0, std::memory_order_relaxed);
+#if !defined(SHARPWAVE_TSAN)
+        std::atomic_thread_fence(std::memory_order_release);
+#endif
+    }
+    std::byte* value = place + kWaitingHead;
+    const FieldInput* input = batch.next;
+    for (const Field& field : table_->layout().fields()) {
+        if (!field.gives_next) continue;
+        const Value shown = value_of(*input, field, row);
+        const auto bytes = static_cast<std::uint32_t>(shown.bytes);
+        const FinalValue size{bytes, bytes, 0, 0};
+        racy_copy(value, reinterpret_cast<const std::byte*>(&size), sizeof size);
+        racy_copy(value + sizeof size, shown.data, bytes);
+        value += sizeof size + (field.full_bytes + 15) / 16 * 16;
+        ++input;
+    }
+    if (is_over) {
+        Word(table_->final_place(slot))
+            .store(keep_final(*table_, heap_, serial, image_.data()), std::memory_order_relaxed);
+        flags |= kHasFinalObservation;
+    } else {
+        Word(table_->final_place(slot)).store(pair, std::memory_order_relaxed);
+        Word(*reinterpret_cast<std::uint64_t*>(place)).store(serial + 1, std::memory_order_release);
     }
 }
 
@@ -143,13 +335,33 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     const std::uint64_t slot = block_ * table_->block_rows() + head_;
     const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
     const std::uint64_t width = open_rows_.size();
+    const std::vector<Field>& fields = table_->layout().fields();
+    const std::size_t field_count = fields.size();
     std::uint64_t commit[kGroupRows];
-    std::int64_t gained = 0;
+    std::int64_t gained = 0, gone_elsewhere = 0;
     std::uint64_t voided = 0, ended = 0;
+    const auto is_void = [&](std::size_t i) { return batch.flags && (batch.flags[first + i] & kRowVoid); };
 
+    FieldMove few[32];
+    std::vector<FieldMove> many;
+    FieldMove* moves = few;
+    if (field_count > 32) moves = (many.resize(field_count), many.data());
+    for (std::size_t f = 0; f < field_count; ++f) {
+        const FieldInput& input = batch.fields[f];
+        moves[f] = {fields[f].offset, fields[f].bytes,
+                    const_cast<std::byte*>(input.flat) + (input.starts ? 0 : first * input.stride), input.stride};
+    }
+    if (!is_plain_) {
+        if (table_->header().spare_rows) gone_elsewhere += retire_ahead(count);
+        for (std::size_t i = 0; derives_ && i < count; ++i) {
+            if (!is_void(i)) meet_previous(batch, first + i, (head_ + i) % width);
+        }
+        if (table_->layout().uses_heap()) gone_elsewhere += place_in_heap(batch, first, count, moves);
+    }
     for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t env = width == 1 ? 0 : (head_ + i) % width;
         const std::uint8_t given = batch.flags ? batch.flags[first + i] : 0;
-        std::uint64_t& open_row = open_rows_[width == 1 ? 0 : (first + i) % width];
+        std::uint64_t& open_row = open_rows_[env];
         std::uint64_t flags = open_row ? std::uint64_t{0} : kEpisodeStart;
         State state = kCommitted;
         if (given & kRowVoid) {
@@ -164,28 +376,21 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
             ended += is_over;
             ++gained;
         }
+        if (float* priorities = table_->given()) {
+            priorities[slot + i] = batch.priorities ? -batch.priorities[first + i] : 0.0f;
+        }
         commit[i] = make_word(serial + i, flags, state);
         Word word(table_->word(slot + i));
         const std::uint64_t old = word.load(std::memory_order_relaxed);
-        gained -= state_of(old) == kCommitted && old >= least;
+        gained -= is_live(old, least);
         word.store(make_word(serial + i, 0, kWriting), std::memory_order_relaxed);
     }
 #if !defined(SHARPWAVE_TSAN)
     std::atomic_thread_fence(std::memory_order_release);  // no payload byte before its word says WRITING
 #endif
-    const std::size_t field_count = table_->layout().fields().size();
-    if (first == 0) {
-        kernels().scatter(view, slot, count, batch.fields, field_count);
-    } else {
-        FieldMove shifted[32];
-        std::vector<FieldMove> many;
-        FieldMove* fields = shifted;
-        if (field_count > 32) fields = (many.resize(field_count), many.data());
-        for (std::size_t f = 0; f < field_count; ++f) {
-            fields[f] = batch.fields[f];
-            fields[f].flat += first * fields[f].bytes;
-        }
-        kernels().scatter(view, slot, count, fields, field_count);
+    kernels().scatter(view, slot, count, moves, field_count);
+    for (std::size_t i = 0; derives_ && i < count; ++i) {
+        if (!is_void(i)) keep_next(batch, first + i, (head_ + i) % width, slot + i, serial + i, commit[i]);
     }
     if (std::uint32_t* checksums = table_->checksums()) {
         for (std::size_t i = 0; i < count; ++i) {
@@ -199,17 +404,29 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     }
 
     BlockRecord& block = table_->block_record(block_);
-    if (gained) {
-        block.live.store(block.live.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(gained),
-                         std::memory_order_relaxed);
-        record_.live.store(record_.live.load(std::memory_order_relaxed) + gained, std::memory_order_relaxed);
+    const auto add_to = [](auto& counter, auto value) {
+        counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+    };
+    if (is_plain_) {
+        if (gained) {
+            add_to(block.live, static_cast<std::uint64_t>(gained));
+            add_to(record_.live, gained);
+        }
+    } else {
+        // Other writers may retire rows of this block.
+        block.live.fetch_add(static_cast<std::uint64_t>(gained), std::memory_order_relaxed);
+        add_to(record_.live, gained - gone_elsewhere);
     }
-    record_.added.store(record_.added.load(std::memory_order_relaxed) + count - voided, std::memory_order_relaxed);
+    add_to(record_.added, count - voided);
     if (voided) record_.voided.fetch_add(voided, std::memory_order_relaxed);
     if (ended) record_.episodes.fetch_add(ended, std::memory_order_relaxed);
 }
 
 void Writer::end_open_episodes() {
+    if (derives_ && length_ != 0) {
+        settle_waiting(*table_, heap_, (owner_ - 1) * open_rows_.size());
+        return;
+    }
     for (std::uint64_t open_row : open_rows_) {
         if (open_row) table_->end_episode(open_row - 1);
     }
@@ -222,7 +439,7 @@ void Writer::close() {
     if (closed_) return;
     closed_ = true;
     end_open_episodes();
-    if (length_ != 0 && head_ != length_) table_->block_record(block_).owner.store(0, std::memory_order_release);
+    let_go_of_block();
     record_.taken.store(0, std::memory_order_release);
 }
 

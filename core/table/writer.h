@@ -7,17 +7,28 @@
 #include <vector>
 
 #include "table/copy.h"
+#include "table/heap.h"
 #include "table/table.h"
 
 namespace sharpwave {
 
 enum RowFlag : std::uint8_t { kRowTerminated = 1, kRowTruncated = 2, kRowVoid = 4 };
 
-// Rows to append: flat arrays, one a field of the layout and in its order, time-major over the table's width.
+// The values of one field, row by row.
+struct FieldInput {
+    const std::byte* flat = nullptr;        // the first row's; with `frames` its newest frame, the others before it
+    std::uint64_t stride = 0;               // to the next row's
+    std::uint32_t frames = 1;               // a given stack, or 1
+    const std::uint64_t* starts = nullptr;  // ragged: rows + 1 byte offsets into `flat` instead of a stride
+};
+
+// Rows to append, time-major over the table's width.
 struct RowBatch {
-    const FieldMove* fields;
-    std::size_t rows;           // a multiple of the table's width
-    const std::uint8_t* flags;  // RowFlag bits, one byte a row; null: none set
+    const FieldInput* fields;             // one a field of the layout, in its order
+    std::size_t rows;                     // a multiple of the table's width
+    const std::uint8_t* flags = nullptr;  // RowFlag bits, one byte a row; null: none set
+    const FieldInput* next = nullptr;     // where next observations are derived: one a field that gives_next
+    const float* priorities = nullptr;    // one a row, at least 0; null: none given
 };
 
 class Writer {
@@ -41,15 +52,24 @@ public:
 
 private:
     void append_locked(const RowBatch& batch);
+    void check_stacks(const RowBatch& batch) const;
     void claim_block();
     void notice_clear();
     void take_block(std::uint64_t ticket, std::uint64_t head);
+    void let_go_of_block();
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
+    std::int64_t retire_ahead(std::size_t count);
+    std::int64_t place_in_heap(const RowBatch& batch, std::size_t first, std::size_t count, FieldMove* moves);
+    void meet_previous(const RowBatch& batch, std::size_t row, std::uint64_t env);
+    void keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env, std::uint64_t slot, std::uint64_t serial,
+                   std::uint64_t& flags);
     void end_open_episodes();
 
     std::shared_ptr<Table> table_;
     format::WriterRecord& record_;
     std::uint32_t owner_;  // record index plus 1
+    const bool derives_;   // next observations are derived
+    const bool is_plain_;  // rows of fixed fields, nothing derived, nothing stacked
     std::mutex mutex_;
     bool closed_ = false;
 
@@ -58,8 +78,13 @@ private:
     std::uint64_t head_ = 0;    // next row in the block
     std::uint64_t length_ = 0;  // rows of the block; 0: none held
     std::uint64_t epoch_ = 0;
+    BlockHeap heap_;
     // One an env: the serial plus 1 of the newest row of its open episode; 0 while none is open.
     std::vector<std::uint64_t> open_rows_;
+    std::vector<std::uint8_t> halves_;  // one an env: which of its two waiting places is the newer
+    std::vector<std::byte> image_;      // of a waiting place
+    std::vector<std::byte> packed_;     // a value on its way into the heap
+    std::vector<HeapPlace> places_;     // of a group's values
 };
 
 }  // namespace sharpwave

@@ -14,8 +14,8 @@ from importlib.metadata import version
 
 from . import compat, errors
 from .buffers.replay import ReplayBuffer, open
-from .sampling import Transitions, Uniform
+from .sampling import Linear, Prioritized, Transitions, Uniform
 from .schema import Field
 
 __version__ = version("sharpwave")
-__all__ = ["Field", "ReplayBuffer", "Transitions", "Uniform", "compat", "errors", "open"]
+__all__ = ["Field", "Linear", "Prioritized", "ReplayBuffer", "Transitions", "Uniform", "compat", "errors", "open"]

@@ -11,7 +11,7 @@ import numpy as np
 from .errors import SchemaError
 from .schema import Field, Node, Schema
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "priorities"]
 
 _TERMINATED = 1  # RowFlag of core/table/writer.h
 _TRUNCATED = 2
@@ -19,15 +19,43 @@ _VOID = 4
 
 
 def prepare(
-    schema: Schema, capacity: int, num_envs: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[np.ndarray[Any, Any]], int, np.ndarray[Any, Any]]:
-    """Turns the arguments of an add into one contiguous array a leaf, the number of rows, and a flag byte a row."""
-    values, truncated, mask = _match(schema, args, kwargs)
-    raw: list[tuple[str, Field, np.ndarray[Any, Any]]] = []
+    schema: Schema,
+    capacity: int,
+    num_envs: int | None,
+    one_row: str | None,
+    by_priority: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[list[Any], int, np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Turns the arguments of an add into what the engine takes.
+
+    Args:
+        one_row: Why only one row at a time may come, or None.
+        by_priority: Whether rows may bring priorities.
+
+    Returns:
+        One contiguous array a leaf (ragged: all values one after the other, and the byte at which each starts), the
+        number of rows, a flag byte a row, and the rows' priorities or None.
+    """
+    named = dict(kwargs)
+    priority = named.pop("priority", None)
+    if priority is not None and not by_priority:
+        raise SchemaError("add(): priority: rows are drawn uniformly; give the buffer sampler=Prioritized()")
+    values, truncated, mask = _match(schema, args, named)
+    raw: list[tuple[str, Field, Any]] = []
     for name, node in schema.fields.items():
         _flatten(name, node, values[name], raw)
     lead, rows = _count_rows(schema, capacity, num_envs, raw)
-    arrays = [_fit(name, field, array, lead, rows, raw[schema.rows_from][0]) for name, field, array in raw]
+    if one_row is not None and rows > 1:
+        raise SchemaError(
+            f"add(): got {rows} rows, and {one_row} needs their order; give the buffer num_envs= (1 if they are "
+            "successive steps of one environment), or add one row at a time"
+        )
+    counted = raw[schema.rows_from][0]
+    arrays: list[Any] = [
+        _fit_ragged(name, field, array, lead, rows) if field.ragged else _fit(name, field, array, lead, rows, counted)
+        for name, field, array in raw
+    ]
     flags = np.zeros(rows, np.uint8)
     if schema.done >= 0:
         flags[arrays[schema.done].reshape(rows).astype(bool)] |= _TERMINATED
@@ -35,7 +63,25 @@ def prepare(
         flags[_truths("truncated", truncated, lead)] |= _TRUNCATED
     if mask is not None:
         flags[~_truths("mask", mask, lead)] |= _VOID
-    return arrays, rows, flags
+    return arrays, rows, flags, None if priority is None else priorities("add()", "priority", priority, lead)
+
+
+def priorities(where: str, name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Magnitudes as float32, one a row; anything but finite numbers is refused whole."""
+    array = _as_array(name, value, where)
+    if array.shape != lead:
+        raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {array.shape}")
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"{where}: {name}: expected numbers, got {array.dtype}")
+    with np.errstate(over="ignore"):
+        magnitudes = np.abs(array.astype(np.float64)).astype(np.float32).reshape(-1)
+    bad = np.flatnonzero(~np.isfinite(magnitudes))
+    if len(bad):
+        got = array.reshape(-1)[bad[0]]
+        raise SchemaError(
+            f"{where}: {name}: expected finite numbers, got {got} at position {bad[0]}; nothing was changed"
+        )
+    return np.ascontiguousarray(magnitudes)
 
 
 def _match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
@@ -64,10 +110,10 @@ def _match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return values, truncated, mask
 
 
-def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, np.ndarray[Any, Any]]]) -> None:
-    """A nested value to one array a leaf, in the schema's order."""
+def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, Any]]) -> None:
+    """A nested value to one array a leaf, in the schema's order. Ragged ones wait until the number of rows is known."""
     if isinstance(node, Field):
-        raw.append((path, node, _as_array(f"field {path!r}", value)))
+        raw.append((path, node, value if node.ragged else _as_array(f"field {path!r}", value)))
         return
     if isinstance(node, tuple):
         if not isinstance(value, (tuple, list)) or len(value) != len(node):
@@ -87,25 +133,25 @@ def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, np.n
         _flatten(f"{path}/{key}", part, value[key], raw)
 
 
-def _as_array(what: str, value: Any) -> np.ndarray[Any, Any]:
+def _as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, Any]:
     if hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor
         if value.device.type != "cpu":
-            raise SchemaError(f"add(): {what}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()")
+            raise SchemaError(f"{where}: {what}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()")
         try:
             return value.detach().numpy()  # type: ignore[no-any-return]
         except TypeError as error:
-            raise SchemaError(f"add(): {what}: {error}; pass .float()") from None
+            raise SchemaError(f"{where}: {what}: {error}; pass .float()") from None
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise SchemaError(f"add(): {what}: expected an array, got {type(value).__name__} ({error})") from None
+        raise SchemaError(f"{where}: {what}: expected an array, got {type(value).__name__} ({error})") from None
     if array.dtype.hasobject:
-        raise SchemaError(f"add(): {what}: expected numbers, got Python objects ({type(value).__name__})")
+        raise SchemaError(f"{where}: {what}: expected numbers, got Python objects ({type(value).__name__})")
     return array
 
 
 def _count_rows(
-    schema: Schema, capacity: int, num_envs: int | None, raw: list[tuple[str, Field, np.ndarray[Any, Any]]]
+    schema: Schema, capacity: int, num_envs: int | None, raw: list[tuple[str, Field, Any]]
 ) -> tuple[tuple[int, ...], int]:
     name, field, array = raw[schema.rows_from]
     axes = array.ndim - len(field.shape)
@@ -145,7 +191,8 @@ def _fit(
     name: str, field: Field, array: np.ndarray[Any, Any], lead: tuple[int, ...], rows: int, counted: str
 ) -> np.ndarray[Any, Any]:
     """The array in the field's shape and dtype, contiguous; or a reason why not."""
-    if array.shape != (*lead, *field.shape):
+    whole = field.stack > 1 and array.shape == (*lead, field.stack, *field.shape)
+    if array.shape != (*lead, *field.shape) and not whole:
         axes = array.ndim - len(field.shape)
         if axes >= 0 and array.shape[axes:] == field.shape:
             raise SchemaError(
@@ -155,8 +202,38 @@ def _fit(
         got = array.shape[len(lead) :] if array.ndim >= len(lead) else array.shape
         place = f" in row 0 of {rows}" if lead else ""
         mend = f"; give the field shape {got}" if all(n > 0 for n in got) else ""
+        if len(got) == len(field.shape) + 1 and field.stack == 1:
+            if got[1:] == field.shape:
+                mend += f", or pass single frames with Field(stack={got[0]})"
+            elif got[:-1] == field.shape:
+                mend += f", or pass single frames with Field(stack={got[-1]})"
         raise SchemaError(f"add(): field {name!r}: expected shape {field.shape}, got {got}{place}{mend}")
     return np.require(_cast(f"field {name!r}", field, array), requirements=["C_CONTIGUOUS", "ALIGNED"])
+
+
+def _fit_ragged(
+    name: str, field: Field, value: Any, lead: tuple[int, ...], rows: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Values of different lengths, one after the other, and the byte at which each starts."""
+    parts = [value] if not lead else list(value) if isinstance(value, (list, tuple, np.ndarray)) else None
+    if parts is None or len(parts) != rows:
+        got = type(value).__name__ if parts is None else f"{len(parts)}"
+        raise SchemaError(f"add(): field {name!r}: expected a list of {rows} arrays, one a row, got {got}")
+    longest, item = field.shape[0], field.shape[1:]
+    fitted = []
+    for i, part in enumerate(parts):
+        array = _as_array(f"field {name!r}", part)
+        if array.shape == (0,) and item:
+            array = array.reshape(0, *item)
+        if array.ndim != len(field.shape) or array.shape[1:] != item or len(array) > longest:
+            raise SchemaError(
+                f"add(): field {name!r}: expected shape (0 to {longest}{''.join(f', {n}' for n in item)}), got "
+                f"{array.shape} in row {i} of {rows}"
+            )
+        fitted.append(np.ascontiguousarray(_cast(f"field {name!r}", field, array)).reshape(-1))
+    starts = np.zeros(rows + 1, np.uint64)
+    starts[1:] = np.cumsum([part.nbytes for part in fitted])
+    return np.ascontiguousarray(np.concatenate(fitted)), starts
 
 
 def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import numpy as np
 
@@ -27,6 +27,9 @@ _RESERVED = {
 }
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
+_MAX_STACK = 256
+_CODECS = {"lz4": 1, "zstd": 2}  # Codec of core/schema/schema.h
+_OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
 _MAX_EXTENT = 2**62
 
 
@@ -36,26 +39,65 @@ class Field:
     Args:
         shape: Shape in one row; ``()`` is a number.
         dtype: Any NumPy dtype of fixed size.
+        stack: Frames that batches give. A row keeps one; ``add`` takes one frame or a whole stack. Batches have the
+            shape (rows, stack, *shape), oldest frame first, and an episode's start is padded by its first frame.
+        compression: ``"lz4"`` (fast) or ``"zstd"`` (smaller) keeps the same values in fewer bytes.
+        ragged: The first axis of ``shape`` is the most that a value may have. True gives batches
+            ``{"values", "offsets"}``, ``"padded"`` gives ``{"values", "mask"}``.
 
     Example:
-        >>> Field((84, 84), "uint8")
-        Field((84, 84), 'uint8')
+        >>> Field((84, 84), "uint8", stack=4)
+        Field((84, 84), 'uint8', stack=4)
     """
 
-    __slots__ = ("dtype", "shape")
+    __slots__ = ("compression", "dtype", "ragged", "shape", "stack")
 
-    def __init__(self, shape: tuple[int, ...] | int = (), dtype: Any = "float32") -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...] | int = (),
+        dtype: Any = "float32",
+        *,
+        stack: int = 1,
+        compression: Literal["lz4", "zstd"] | None = None,
+        ragged: bool | Literal["padded"] = False,
+    ) -> None:
         self.shape = _read_shape(shape)
         self.dtype = _read_dtype(dtype)
+        if isinstance(stack, bool) or not isinstance(stack, int) or not 1 <= stack <= _MAX_STACK:
+            raise SchemaError(f"Field(): stack: expected a whole number, 1 to {_MAX_STACK}, got {stack!r}")
+        if compression not in (None, *_CODECS):
+            raise SchemaError(f"Field(): compression: expected 'lz4', 'zstd' or None, got {compression!r}")
+        if ragged not in (False, True, "padded"):
+            raise SchemaError(f"Field(): ragged: expected True, 'padded' or False, got {ragged!r}")
+        if ragged and not self.shape:
+            raise SchemaError("Field(): ragged: expected a shape whose first axis is the most that a value has, got ()")
+        if ragged and stack > 1:
+            raise SchemaError("Field(): ragged: values of different lengths cannot be stacked; give stack=1")
+        if stack > 1 and len(self.shape) >= _MAX_DIMENSIONS:
+            raise SchemaError(
+                f"Field(): stack: expected at most {_MAX_DIMENSIONS - 1} dimensions, got {len(self.shape)}"
+            )
+        self.stack = stack
+        self.compression = compression
+        self.ragged = ragged
+
+    def _options(self) -> dict[str, Any]:
+        options = {"stack": self.stack, "compression": self.compression, "ragged": self.ragged}
+        return {
+            name: value
+            for name, value in options.items()
+            if value not in (None, False) and (name, value) != ("stack", 1)
+        }
 
     def __repr__(self) -> str:
-        return f"Field({self.shape}, {self.dtype.name!r})"
+        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
+        return f"Field({self.shape}, {self.dtype.name!r}{options})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Field) and (self.shape, self.dtype) == (other.shape, other.dtype)
+        return isinstance(other, Field) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.dtype))
+        return hash(repr(self))
 
 
 Node = Union[Field, Mapping[str, "Node"], tuple["Node", ...]]  # noqa: UP007 - a forward reference has no |
@@ -91,27 +133,57 @@ def _read_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 class Schema:
-    """The fields of a row in the order in which ``add`` takes them, and the tree that the engine reads them by."""
+    """The fields of a row in the order in which ``add`` takes them, and the tree that the engine reads them by.
 
-    def __init__(self, fields: Mapping[str, Node]) -> None:
+    With ``derives_next`` the leaves under ``next_obs`` have no field of their own: the row after holds them.
+    """
+
+    def __init__(self, fields: Mapping[str, Node], derives_next: bool = False) -> None:
         _check_names(fields, "")
         order = [name for name in _STANDARD if name in fields]
         order += [name for name in fields if name not in _STANDARD]
         self.fields: dict[str, Node] = {name: fields[name] for name in order}
+        self.derives_next = derives_next
         self.leaves: list[tuple[str, Field]] = []
         nodes = [self._number(name, name, self.fields[name]) for name in order]
-        numbers = [i for i, (_, field) in enumerate(self.leaves) if field.shape == ()]
+        numbers = [i for i, (_, field) in enumerate(self.leaves) if field.shape == () and field.stack == 1]
         named = {name: i for i, (name, _) in enumerate(self.leaves)}
         self.done = named.get("done", -1)
         # Of the fields that are plain numbers, one tells how many rows an add brings: their rank is unmistakable.
         self.rows_from = named.get("reward", numbers[0] if numbers else 0)
         self._nodes = nodes
+        # Where each leaf is: its field in the table, what part of an example it is, whose frames begin its stack.
+        self._kept = [name for name, _ in self.leaves if not (derives_next and _is_next(name))]
+        field_of = {name: i for i, name in enumerate(self._kept)}
+        self._places: list[tuple[int, int, int]] = []
+        for name, field in self.leaves:
+            now = name.removeprefix("next_") if _is_next(name) else name
+            if derives_next and _is_next(name):
+                self._places.append((field_of[now], _NEXT, 0))
+            elif _is_next(name):
+                if field.stack > 1 and (now not in named or self.leaves[named[now]][1] != field):
+                    raise SchemaError(
+                        f"schema: field {name!r}: a stack goes on from that of {now!r}; give both the same Field"
+                    )
+                self._places.append((field_of[name], _LAST, field_of.get(now, 0)))
+            elif name == "done":
+                self._places.append((field_of[name], _LAST, 0))
+            else:
+                self._places.append((field_of[name], _REWARD if name == "reward" else _OWN, 0))
+        self.ragged = [i for i, (_, field) in enumerate(self.leaves) if field.ragged]
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether a row's meaning depends on the rows around it."""
+        return self.derives_next or any(field.stack > 1 for _, field in self.leaves)
 
     def _number(self, name: str, path: str, node: Node) -> tuple[Any, ...]:
         if isinstance(node, Field):
             self.leaves.append((path, node))
             return (name, len(self.leaves) - 1)
         if isinstance(node, tuple):
+            if any(isinstance(part, Field) and part.ragged for part in node):
+                raise SchemaError(f"schema: field {path!r}: a ragged field stands in a dict, not in a tuple")
             return (name, "tuple", [self._number(str(i), f"{path}/{i}", part) for i, part in enumerate(node)])
         return (name, "dict", [self._number(key, f"{path}/{key}", part) for key, part in node.items()])
 
@@ -120,20 +192,33 @@ class Schema:
         """Top-level names, in the order of positional arguments."""
         return list(self.fields)
 
-    def tree(self) -> _core.Tree:
-        leaves = [(name, field.dtype, field.shape) for name, field in self.leaves]
-        return _core.Tree(self._nodes, leaves, self.done, self.rows_from)
+    def tree(self, *, discount: bool, weights: bool) -> _core.Tree:
+        leaves = [
+            (name, field.dtype, field.shape, field.stack, bool(field.ragged), *place)
+            for (name, field), place in zip(self.leaves, self._places, strict=True)
+        ]
+        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights)
 
-    def engine_fields(self) -> list[tuple[str, str, int, list[int]]]:
-        return [(name, f.dtype.str, f.dtype.itemsize, list(f.shape)) for name, f in self.leaves]
+    def engine_fields(self) -> list[tuple[str, str, int, list[int], int, int, bool, bool]]:
+        by_name = dict(self.leaves)
+        fields = []
+        for name in self._kept:
+            f = by_name[name]
+            gives_next = self.derives_next and (name == "obs" or name.startswith("obs/"))
+            codec = _CODECS.get(f.compression or "", 0)
+            fields.append(
+                (name, f.dtype.str, f.dtype.itemsize, list(f.shape), f.stack, codec, bool(f.ragged), gives_next)
+            )
+        return fields
 
     def to_plain(self) -> dict[str, Any]:
         """The schema as plain data, for the description that a file carries."""
-        return {name: _to_plain(node) for name, node in self.fields.items()}
+        plain = {name: _to_plain(node) for name, node in self.fields.items()}
+        return {"fields": plain, "derives_next": self.derives_next}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Schema:
-        return cls({name: _from_plain(node) for name, node in plain.items()})
+        return cls({name: _from_plain(node) for name, node in plain["fields"].items()}, bool(plain["derives_next"]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and self.to_plain() == other.to_plain()
@@ -142,6 +227,10 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"Schema({self.fields!r})"
+
+
+def _is_next(path: str) -> bool:
+    return path == "next_obs" or path.startswith("next_obs/")
 
 
 def _check_names(node: Node, path: str) -> None:
@@ -166,7 +255,7 @@ def _check_names(node: Node, path: str) -> None:
 
 def _to_plain(node: Node) -> Any:
     if isinstance(node, Field):
-        return [list(node.shape), node.dtype.str]
+        return [list(node.shape), node.dtype.str, node._options()]
     if isinstance(node, tuple):
         return {"tuple": [_to_plain(part) for part in node]}
     return {"dict": {name: _to_plain(part) for name, part in node.items()}}
@@ -174,7 +263,7 @@ def _to_plain(node: Node) -> Any:
 
 def _from_plain(plain: Any) -> Node:
     if isinstance(plain, list):
-        return Field(tuple(plain[0]), plain[1])
+        return Field(tuple(plain[0]), plain[1], **plain[2])
     if "tuple" in plain:
         return tuple(_from_plain(part) for part in plain["tuple"])
     return {name: _from_plain(part) for name, part in plain["dict"].items()}
@@ -200,13 +289,14 @@ def transitions(
     elif not isinstance(fields, Mapping):
         raise SchemaError(f"{where}: schema: expected a dict of fields, got {fields!r}")
     whole: dict[str, Node] = dict(fields)
-    if next_obs == "stored":
-        if "next_obs" not in whole:
-            if "obs" not in whole:
-                raise SchemaError(f"{where}: next_obs: the schema has no 'obs' to copy; give next_obs=None")
-            whole["next_obs"] = whole["obs"]
-    elif next_obs is not None:
-        raise SchemaError(f"{where}: next_obs: expected 'stored' or None, got {next_obs!r}")
+    if next_obs not in ("stored", "derived", None):
+        raise SchemaError(f"{where}: next_obs: expected 'stored', 'derived' or None, got {next_obs!r}")
+    if next_obs is not None:
+        if "obs" not in whole and (next_obs == "derived" or "next_obs" not in whole):
+            raise SchemaError(f"{where}: next_obs: the schema has no 'obs' to copy; give next_obs=None")
+        if next_obs == "derived" and whole.get("next_obs", whole["obs"]) != whole["obs"]:
+            raise SchemaError(f"{where}: next_obs='derived': the schema's 'next_obs' differs from 'obs'; leave it out")
+        whole.setdefault("next_obs", whole.get("obs", Field()))
     elif "next_obs" in whole:
         raise SchemaError(f"{where}: next_obs: the schema has the field; give next_obs='stored' or leave it out")
     whole.setdefault("reward", Field((), "float32"))
@@ -218,7 +308,11 @@ def transitions(
     done = whole["done"]
     if isinstance(done, Field) and done.shape != ():
         raise SchemaError(f"{where}: schema: field 'done': expected shape (), got {done.shape}")
-    return Schema(whole)
+    for name in ("reward", "done"):
+        node = whole[name]
+        if isinstance(node, Field) and node._options():
+            raise SchemaError(f"{where}: schema: field {name!r}: expected a plain Field, got {node!r}")
+    return Schema(whole, next_obs == "derived")
 
 
 def from_space(space: Any, where: str) -> Node:

@@ -3,9 +3,10 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "sampling/uniform.h"
+#include "sampling/sampler.h"
 #include "table/table.h"
 #include "table/writer.h"
 
@@ -31,16 +32,21 @@ struct Rows {
         return expected.image[0] == image[row] && expected.small[0] == small[row] && expected.flag[0] == flag[row];
     }
 
-    std::vector<FieldMove> moves(const RowLayout& layout) {
-        void* places[] = {id.data(), image.data(), small.data(), flag.data()};
-        std::vector<FieldMove> result;
-        for (std::size_t i = 0; i < 4; ++i) {
-            const Field& field = layout.fields()[i];
-            result.push_back({field.offset, field.bytes, static_cast<std::byte*>(places[i])});
-        }
-        return result;
+    std::vector<FieldInput> inputs() const {
+        const auto at = [](const auto& column) {
+            return FieldInput{reinterpret_cast<const std::byte*>(column.data()), sizeof column[0]};
+        };
+        return {at(id), at(image), at(small), at(flag)};
+    }
+
+    std::vector<std::byte*> flats() {
+        const auto at = [](auto& column) { return reinterpret_cast<std::byte*>(column.data()); };
+        return {at(id), at(image), at(small), at(flag)};
     }
 };
+
+// All fields of the row drawn.
+inline ViewConfig whole_rows() { return {1, 1.0, {{0, Role::own}, {1, Role::own}, {2, Role::own}, {3, Role::own}}}; }
 
 inline TableConfig config(std::uint64_t capacity, std::uint64_t width = 1, std::uint64_t writers = 64) {
     TableConfig config;
@@ -57,24 +63,24 @@ inline TableConfig config(std::uint64_t capacity, std::uint64_t width = 1, std::
 inline void append(Writer& writer, std::uint64_t first, std::size_t count, const std::uint8_t* flags = nullptr) {
     Rows rows(count);
     for (std::size_t i = 0; i < count; ++i) rows.set(i, first + i);
-    const auto fields = rows.moves(writer.table().layout());
+    const auto fields = rows.inputs();
     writer.append({fields.data(), count, flags});
 }
 
 // The numbers of all live rows, oldest first.
-inline std::vector<std::uint64_t> contents(const Table& table) {
-    std::vector<std::uint64_t> serials = table.live_serials(), words(serials.size());
+inline std::vector<std::uint64_t> contents(const std::shared_ptr<Table>& table) {
+    std::vector<std::uint64_t> serials = table->live_serials(), words(serials.size());
     Rows rows(serials.size());
-    const auto fields = rows.moves(table.layout());
-    table.read(serials.data(), serials.size(), fields.data(), words.data());
+    const auto flats = rows.flats();
+    Sampler(table, whole_rows(), {}).read(serials.data(), serials.size(), {flats.data()}, words.data());
     return rows.id;
 }
 
-inline std::vector<std::uint64_t> draw(Table& table, std::size_t count) {
+inline std::vector<std::uint64_t> draw(const std::shared_ptr<Table>& table, std::size_t count) {
     Rows rows(count);
     std::vector<std::uint64_t> serials(count);
-    const auto fields = rows.moves(table.layout());
-    sample_uniform(table, count, fields.data(), serials.data());
+    const auto flats = rows.flats();
+    Sampler(table, whole_rows(), {}).sample(count, {flats.data()}, {serials.data()});
     return rows.id;
 }
 

@@ -53,11 +53,37 @@ TEST(Face, AddsAndDrawsThroughSpans) {
 
 TEST(Face, SaysWhatItCannotDo) {
     EXPECT_THROW(Buffer({.capacity = 0}), Error);
-    EXPECT_THROW(Buffer({.capacity = 10, .strategy = SamplingStrategy::Prioritized}), std::invalid_argument);
-    EXPECT_THROW(Buffer({.capacity = 10, .enable_compression = true}), std::invalid_argument);
+    EXPECT_THROW(Buffer({.capacity = 10, .strategy = SamplingStrategy::Prioritized, .alpha = 2}),
+                 std::invalid_argument);
     Buffer buffer({.capacity = 10});
     EXPECT_THROW(buffer.sample(1), Error);
     EXPECT_THROW(buffer.update_priorities({0}, {1.0f}), std::logic_error);
+}
+
+TEST(Face, DrawsByPriority) {
+    Buffer buffer({.capacity = 100, .strategy = SamplingStrategy::Prioritized, .alpha = 1, .beta = 1, .seed = 3});
+    for (int step = 0; step < 10; ++step) buffer.add(transition(step));
+    std::vector<std::size_t> indices;
+    std::vector<float> weights;
+    buffer.sample(10, &indices);
+    buffer.update_priorities({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, {0, 0, 0, -90, 0, 0, 0, 10, 0, 0});
+    int often = 0;
+    for (const auto& row : buffer.sample(1000, &indices, &weights)) often += row.observation[0] == 3;
+    EXPECT_NEAR(often, 900, 2);
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+        if (indices[i] == 3) {
+            EXPECT_NEAR(weights[i], 1.0 / 9, 1e-5);
+        }
+    }
+    EXPECT_THROW(buffer.update_priorities({0}, {std::nanf("")}), std::invalid_argument);
+    EXPECT_THROW(buffer.update_priorities({0}, {1.0f, 2.0f}), std::invalid_argument);
+}
+
+TEST(Face, CompressesRows) {
+    if (!has_codecs()) GTEST_SKIP() << "built without Blosc2";
+    Buffer buffer({.capacity = 100, .enable_compression = true});
+    for (int step = 0; step < 250; ++step) buffer.add(transition(step));
+    for (const auto& row : buffer.sample(64)) EXPECT_EQ(row.next_observation[0], row.observation[0] + 1);
 }
 
 TEST(Face, IsSafeForThreads) {

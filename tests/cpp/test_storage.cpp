@@ -56,12 +56,12 @@ TEST_F(Storages, SnapshotsHoldEverything) {
     auto writer = table->writer();
     append(*writer, 0, 100);
     append(*writer, 100, 37);
-    draw(*table, 10);
+    draw(table, 10);
     table->save(path("a"));
     auto copy = Table::load(path("a"));
-    EXPECT_EQ(contents(*copy), contents(*table));
+    EXPECT_EQ(contents(copy), contents(table));
     EXPECT_EQ(copy->live_serials(), table->live_serials());
-    EXPECT_EQ(draw(*copy, 50), draw(*table, 50)) << "the random stream goes on where it stopped";
+    EXPECT_EQ(draw(copy, 50), draw(table, 50)) << "the random stream goes on where it stopped";
     EXPECT_GT(copy->stats().incarnation, table->stats().incarnation);
     append(*copy->writer(), 137, 1);
     EXPECT_GT(copy->live_serials().back(), table->live_serials().back()) << "serials go on";
@@ -100,7 +100,7 @@ TEST_F(Storages, RefuseTruncatedAndDamagedSnapshots) {
         put_bytes(path("b"), whole.substr(0, length));
         EXPECT_NE(refusal(path("b")), "") << length << " bytes";
     }
-    const auto expected = contents(*table);
+    const auto expected = contents(table);
     std::mt19937_64 random(3);
     int refused = 0;
     for (int trial = 0; trial < 600; ++trial) {
@@ -108,7 +108,7 @@ TEST_F(Storages, RefuseTruncatedAndDamagedSnapshots) {
         damaged[random() % damaged.size()] ^= static_cast<char>(1 << random() % 8);
         put_bytes(path("b"), damaged);
         if (refusal(path("b")).empty()) {
-            EXPECT_EQ(contents(*Table::load(path("b"))), expected) << "only padding may change unnoticed";
+            EXPECT_EQ(contents(Table::load(path("b"))), expected) << "only padding may change unnoticed";
         } else {
             ++refused;
         }
@@ -128,7 +128,7 @@ TEST_F(Storages, AreSharedByWhoeverAttaches) {
     auto two = Table::attach(path("live"));
     append(*one->writer(), 0, 5);
     append(*two->writer(), 5, 5);
-    EXPECT_EQ(contents(*one), contents(*two));
+    EXPECT_EQ(contents(one), contents(two));
     EXPECT_EQ(one->size(), 10u);
     EXPECT_THROW(Table::create(config(100), path("live")), Error);
     EXPECT_THROW(Table::load(path("live")), Error);
@@ -160,12 +160,12 @@ TEST_F(Storages, KeepEveryCommittedRowWhenTheirWriterIsKilled) {
     close(pipe_ends[0]);
 
     auto table = Table::attach(path("live"));
-    const auto rows = contents(*table);
+    const auto rows = contents(table);
     ASSERT_GE(rows.back(), last) << "every acknowledged row is there";
     EXPECT_EQ(table->stats().recoveries, 1u);
     EXPECT_GE(rows.size(), 998u);
     append(*table->writer(), 1'000'000, 1);
-    EXPECT_EQ(contents(*table).back(), 1'000'000u);
+    EXPECT_EQ(contents(table).back(), 1'000'000u);
     table.reset();
     EXPECT_EQ(Table::attach(path("live"))->stats().recoveries, 1u) << "a clean close needs no recovery";
 }
@@ -222,7 +222,7 @@ TEST_F(Storages, RefuseAForkedChild) {
     const pid_t child = fork();
     if (child == 0) {
         try {
-            draw(*table, 1);
+            draw(table, 1);
         } catch (const Error& error) {
             _exit(error.kind() == ErrorKind::closed && std::string(error.what()).find("shm://") != std::string::npos
                       ? 0

@@ -27,9 +27,10 @@ TEST(Threads, NeverReadATornRow) {
         threads.emplace_back([&] {
             Rows rows(64);
             std::vector<std::uint64_t> serials(64);
-            const auto fields = rows.moves(table->layout());
+            const auto flats = rows.flats();
+            Sampler sampler(table, whole_rows(), {});
             for (int batch = 0; batch < 3000; ++batch) {
-                sample_uniform(*table, 64, fields.data(), serials.data());
+                sampler.sample(64, {flats.data()}, {serials.data()});
                 for (std::size_t i = 0; i < 64; ++i) torn += !rows.whole(i);
                 read += 64;
             }
@@ -53,7 +54,7 @@ TEST(Threads, ShareOneWriterByTurns) {
     }
     for (auto& thread : threads) thread.join();
     EXPECT_EQ(table->size(), 8000u);
-    auto rows = contents(*table);
+    auto rows = contents(table);
     std::sort(rows.begin(), rows.end());
     for (std::uint64_t t = 0; t < 4; ++t) EXPECT_EQ(rows[t * 2000 + 1999], t * 10'000 + 1999);
 }
@@ -73,11 +74,11 @@ TEST(Threads, ClearAndSaveWhileOthersWrite) {
         table->save(path);
         auto copy = Table::load(path);
         for (std::uint64_t serial : copy->live_serials()) EXPECT_LE(serial, format::kMaxSerial);
-        contents(*copy);  // every row is read with its checksum verified
+        contents(copy);  // every row is read with its checksum verified
         table->clear();
     }
     stop = true;
     for (auto& thread : threads) thread.join();
     EXPECT_LE(table->size(), 4096u);
-    EXPECT_EQ(contents(*table).size(), table->size());
+    EXPECT_EQ(contents(table).size(), table->size());
 }

@@ -59,7 +59,7 @@ except (NotReady, SchemaError) as error:
 # What must not pass: mypy reports an ignore that silences nothing.
 sw.ReplayBuffer("1000", obs_shape=(1,))  # type: ignore[arg-type]
 sw.ReplayBuffer(1000, obs_shape=(1,), exist="overwrite")  # type: ignore[arg-type]
-sw.ReplayBuffer(1000, obs_shape=(1,), next_obs="derived")  # type: ignore[arg-type]
+sw.ReplayBuffer(1000, obs_shape=(1,), next_obs="deduced")  # type: ignore[arg-type]
 sw.ReplayBuffer(1000, (1,))  # type: ignore[call-arg, arg-type]
 buffer.sample("32")  # type: ignore[arg-type]
 buffer.sample(32, buffer.sample(32))  # type: ignore[call-arg]

@@ -79,15 +79,15 @@ def test_wrong_exist_is_refused(exist: Any, shm_address: str) -> None:
         make(10, storage=shm_address, exist=exist)
 
 
-@pytest.mark.parametrize("value", ["derived", "Stored", True, 1])
+@pytest.mark.parametrize("value", ["Derived", "Stored", True, 1])
 def test_wrong_next_obs_is_refused(value: Any) -> None:
-    with pytest.raises(SchemaError, match="next_obs: expected 'stored' or None, got"):
+    with pytest.raises(SchemaError, match="next_obs: expected 'stored', 'derived' or None, got"):
         make(10, next_obs=value)
 
 
 @pytest.mark.parametrize("option", [{"sampler": 5}, {"sampler": "uniform"}, {"view": sw.Uniform()}])
 def test_wrong_sampler_or_view_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match=r"expected (Uniform|Transitions)\(\), got"):
+    with pytest.raises(SchemaError, match=r"expected (Uniform\(\) or Prioritized|Transitions)\(\), got"):
         make(10, **option)
 
 

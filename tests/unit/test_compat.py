@@ -22,7 +22,7 @@ from sharpwave.compat.replay_buffer import ReplayBuffer, BufferConfig
 # Initialize
 config = BufferConfig(
     capacity=1_000_000,
-    strategy="uniform",
+    strategy="prioritized",
     alpha=0.6,
     beta=0.4
 )
@@ -33,6 +33,11 @@ buffer.add(obs, action, reward, next_obs, done)
 
 # Sample batch (returns dict of numpy arrays)
 batch = buffer.sample(batch_size=32)
+# batch = {'obs': ndarray, 'action': ndarray, 'reward': ndarray, ...}
+"""
+SERVICE_UPDATE = """
+# Update priorities after computing TD errors
+buffer.update_priorities(indices, td_errors)
 """
 
 
@@ -47,7 +52,9 @@ def test_service_snippet_runs(action: Any, dtype: Any) -> None:
     names: dict[str, Any] = {"obs": obs, "action": action, "reward": 1.5, "next_obs": obs + 1, "done": True}
     exec(SERVICE_SNIPPET, names)
     batch, buffer = names["batch"], names["buffer"]
-    assert set(batch) == {"obs", "action", "reward", "next_obs", "done", "indices"}
+    exec(SERVICE_UPDATE, names | {"indices": batch["indices"], "td_errors": np.linspace(-1, 1, 32)})
+    assert buffer.inner.stats()["updates_applied"] == 32
+    assert set(batch) == {"obs", "action", "reward", "next_obs", "done", "indices", "weights", "probabilities"}
     assert batch["obs"].shape == (32, 84, 84, 4)
     assert batch["obs"].dtype == (np.uint8 if dtype is np.uint8 else np.float32)
     assert np.array_equal(batch["obs"][7], obs.astype(batch["obs"].dtype))
@@ -82,11 +89,26 @@ def test_service_buffer_is_a_ring_and_is_full_at_its_capacity() -> None:
     assert set(buffer.sample(200)["reward"].tolist()) == {2.0, 3.0, 4.0}
 
 
-def test_service_settings_that_this_version_lacks_are_refused() -> None:
-    with pytest.raises(SchemaError, match="strategy: expected 'uniform', got 'prioritized'"):
-        BufferConfig(capacity=10, strategy="prioritized")
-    with pytest.raises(SchemaError, match="enable_compression"):
-        BufferConfig(capacity=10, enable_compression=True)
+def test_service_buffer_compresses_and_draws_uniformly_when_told() -> None:
+    config = BufferConfig(capacity=50, strategy="uniform", enable_compression=True)
+    buffer = ServiceBuffer(config, obs_shape=(64, 64), action_dim=2)
+    with pytest.raises(NotReady):
+        buffer.update_priorities([0], [1.0])
+    for number in range(60):
+        buffer.add(np.full((64, 64), number), 1, 0.0, np.full((64, 64), number + 1), False)
+    batch = buffer.sample(32)
+    assert (batch["next_obs"] == batch["obs"] + 1).all()
+    assert buffer.inner is not None
+    assert buffer.inner.stats()["heap_bytes"] < 50 * 64 * 64  # of 50 * 2 * 64 * 64 * 4
+    with pytest.raises(SchemaError, match="drawn uniformly"):
+        buffer.update_priorities(batch["indices"], np.ones(32))
+
+
+def test_service_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(SchemaError, match="strategy: expected 'uniform' or 'prioritized', got 'rank'"):
+        BufferConfig(capacity=10, strategy="rank")
+    with pytest.raises(SchemaError, match="alpha: expected a number, 0 to 1, got 1.5"):
+        BufferConfig(capacity=10, alpha=1.5)
     with pytest.raises(SchemaError, match="capacity"):
         ServiceBuffer(BufferConfig(capacity=0), obs_shape=(2,), action_dim=4)
 

@@ -335,11 +335,14 @@ def test_repr_tells_place_state_and_fields(shm_address: str) -> None:
         assert repr(shared).startswith(f"<ReplayBuffer {shm_address}: 0 of 10 rows")
     shared.close(unlink=True)
     assert repr(sw.Field((2, 3), "uint8")) == "Field((2, 3), 'uint8')"
-    assert (repr(sw.Uniform()), repr(sw.Transitions())) == ("Uniform()", "Transitions()")
+    assert (repr(sw.Uniform()), repr(sw.Transitions())) == ("Uniform()", "Transitions(n_step=1, gamma=0.99)")
 
 
 STATS = [
     "storage",
+    "resets_unflagged",
+    "rows_retired",
+    "heap_bytes",
     "size",
     "capacity",
     "rows_added",

@@ -10,14 +10,25 @@ from sharpwave import errors
 
 
 def test_package_gives_exactly_these_names() -> None:
-    assert sw.__all__ == ["Field", "ReplayBuffer", "Transitions", "Uniform", "compat", "errors", "open"]
+    assert sw.__all__ == [
+        "Field",
+        "Linear",
+        "Prioritized",
+        "ReplayBuffer",
+        "Transitions",
+        "Uniform",
+        "compat",
+        "errors",
+        "open",
+    ]
     assert all(hasattr(sw, name) for name in sw.__all__)
 
 
 def test_buffer_gives_exactly_these_names() -> None:
     names = {name for name in dir(sw.ReplayBuffer) if not name.startswith("_")}
     verbs = {"add", "clear", "close", "flush", "get", "rows", "sample", "save", "stats", "writer", "for_env"}
-    assert names == verbs | {"capacity", "is_full", "num_envs", "schema"}
+    verbs |= {"tune", "update_priorities"}
+    assert names == verbs | {"capacity", "is_full", "num_envs", "sampler", "schema", "view"}
 
 
 def test_errors_are_ours_and_python_s() -> None:

@@ -10,10 +10,12 @@
 // Link against the CMake target sharpwave::core.
 #pragma once
 
-#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -21,7 +23,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "sampling/uniform.h"
+#include "sampling/sampler.h"
+#include "table/codec.h"
 #include "table/table.h"
 #include "table/writer.h"
 
@@ -33,8 +36,9 @@ struct Transition {
     Action action{};
     float reward = 0;
     Observation next_observation{};
-    bool done = false;   // terminated: do not bootstrap
-    float priority = 1;  // for prioritized replay
+    bool done = false;  // terminated: do not bootstrap
+    // Of a new row, for prioritized replay; NaN: the largest in the buffer.
+    float priority = std::numeric_limits<float>::quiet_NaN();
 };
 
 enum class SamplingStrategy { Uniform, Prioritized };
@@ -57,49 +61,70 @@ public:
     using TransitionType = Transition<Observation, Action>;
 
     explicit ReplayBuffer(const BufferConfig& config)
-        : table_(Table::create(table_config(config))), writer_(table_->writer()) {}
+        : table_(Table::create(table_config(config))),
+          writer_(table_->writer()),
+          sampler_(table_, ViewConfig{1, 1.0, {{0, Role::own}}}, index_config(config)) {}
 
     // One row; returns when it is committed.
     void add(const TransitionType& transition) { add(std::span(&transition, 1)); }
 
     // Several rows; each goes straight from its struct into its record.
     void add(std::span<const TransitionType> transitions) {
+        thread_local Record record;
         for (const TransitionType& row : transitions) {
-            const auto fields = moves(const_cast<TransitionType&>(row), row.done);
+            record = {row.observation, row.next_observation, row.action, row.reward, row.done};
+            const FieldInput field{reinterpret_cast<const std::byte*>(&record), sizeof(Record)};
             const std::uint8_t flags = row.done ? kRowTerminated : 0;
-            writer_->append({fields.data(), 1, &flags});
+            const float priority = std::fabs(row.priority);
+            if (std::isinf(priority)) throw std::invalid_argument("add(): priority: expected a finite number");
+            writer_->append({&field, 1, &flags, nullptr, std::isnan(priority) ? nullptr : &priority});
         }
     }
 
-    // Uniform, with replacement. With `indices` it also tells which rows they were: names that never come back.
-    std::vector<TransitionType> sample(std::size_t batch_size, std::vector<std::size_t>* indices = nullptr) {
+    // With replacement. `indices` gets which rows they were, names that never come back; `weights` the importance
+    // weights of prioritized draws, the largest being 1 (all 1 with uniform ones).
+    std::vector<TransitionType> sample(std::size_t batch_size, std::vector<std::size_t>* indices = nullptr,
+                                       std::vector<float>* weights = nullptr) {
         std::vector<TransitionType> batch(batch_size);
         if (indices) indices->resize(batch_size);
-        sample_into(batch, indices ? std::span<std::size_t>(*indices) : std::span<std::size_t>{});
+        if (weights) weights->resize(batch_size);
+        sample_into(batch, indices ? std::span<std::size_t>(*indices) : std::span<std::size_t>{},
+                    weights ? std::span<float>(*weights) : std::span<float>{});
         return batch;
     }
 
     // The same into memory of the caller's; nothing is allocated once a batch of this size has been drawn.
-    void sample_into(std::span<TransitionType> batch, std::span<std::size_t> indices = {}) {
+    void sample_into(std::span<TransitionType> batch, std::span<std::size_t> indices = {},
+                     std::span<float> weights = {}) {
         thread_local std::vector<Record> records;
         thread_local std::vector<std::uint64_t> serials;
         if (records.size() < batch.size()) {
             records.resize(batch.size());
             serials.resize(batch.size());
         }
-        const std::array<FieldMove, 1> whole{
-            FieldMove{table_->layout().payload_offset(), sizeof(Record), reinterpret_cast<std::byte*>(records.data())}};
-        sample_uniform(*table_, batch.size(), whole.data(), serials.data());
+        std::byte* const flat = reinterpret_cast<std::byte*>(records.data());
+        const bool weighs = sampler_.index() && !weights.empty();
+        sampler_.sample(batch.size(), {&flat}, {serials.data(), weighs ? weights.data() : nullptr});
         for (std::size_t i = 0; i < batch.size(); ++i) {
             const Record& record = records[i];
-            batch[i] = {record.observation, record.action, record.reward, record.next_observation, record.done != 0, 1};
+            batch[i] = {record.observation, record.action, record.reward, record.next_observation, record.done != 0};
         }
         for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = serials[i];
+        for (std::size_t i = 0; !weighs && i < weights.size(); ++i) weights[i] = 1;
     }
 
-    // Part of the seed's interface; uniform sampling has no priorities to update.
-    void update_priorities(const std::vector<std::size_t>&, const std::vector<float>&) {
-        throw std::logic_error("update_priorities(): needs SamplingStrategy::Prioritized");
+    // New priorities by magnitude: TD errors as they are. Rows that have left since are passed over. A number that is
+    // not finite is refused, and nothing is changed.
+    void update_priorities(const std::vector<std::size_t>& indices, const std::vector<float>& priorities) {
+        if (!sampler_.index()) throw std::logic_error("update_priorities(): needs SamplingStrategy::Prioritized");
+        if (indices.size() != priorities.size()) {
+            throw std::invalid_argument("update_priorities(): expected as many priorities as indices");
+        }
+        for (float priority : priorities) {
+            if (!std::isfinite(priority)) throw std::invalid_argument("update_priorities(): expected finite numbers");
+        }
+        const std::vector<std::uint64_t> names(indices.begin(), indices.end());
+        sampler_.index()->update(names.data(), priorities.data(), names.size());
     }
 
     std::size_t size() const { return table_->size(); }
@@ -117,30 +142,32 @@ private:
         std::uint32_t done;
     };
 
-    static std::array<FieldMove, 1> moves(TransitionType& row, bool done) {
-        thread_local Record record;
-        record = {row.observation, row.next_observation, row.action, row.reward, done};
-        return {FieldMove{payload_offset(), sizeof(Record), reinterpret_cast<std::byte*>(&record)}};
+    static std::optional<IndexConfig> index_config(const BufferConfig& config) {
+        if (config.strategy == SamplingStrategy::Uniform) return std::nullopt;
+        return IndexConfig{};
     }
 
-    static constexpr std::uint64_t payload_offset() { return sizeof(Record) < RowLayout::kEmbeddedBelow ? 8 : 0; }
-
     static TableConfig table_config(const BufferConfig& config) {
-        if (config.strategy != SamplingStrategy::Uniform) {
-            throw std::invalid_argument("BufferConfig: strategy: expected Uniform; this version draws uniformly");
+        if (config.alpha < 0 || config.alpha > 1 || config.beta < 0 || config.beta > 1) {
+            throw std::invalid_argument("BufferConfig: alpha, beta: expected 0 to 1");
         }
-        if (config.enable_compression) {
-            throw std::invalid_argument("BufferConfig: enable_compression: expected false; this version stores bytes");
+        if (config.enable_compression && !has_codecs()) {
+            throw std::invalid_argument("BufferConfig: enable_compression: this library was built without Blosc2");
         }
         TableConfig table;
         table.capacity = config.capacity;
         table.seed = config.seed;
         table.fields = {{"transition", "|V" + std::to_string(sizeof(Record)), sizeof(Record), {}}};
+        if (config.enable_compression) table.fields[0].codec = Codec::lz4;
+        table.sampler.is_by_priority = config.strategy == SamplingStrategy::Prioritized;
+        table.sampler.alpha = config.alpha;
+        table.sampler.beta_start = table.sampler.beta_end = config.beta;
         return table;
     }
 
     std::shared_ptr<Table> table_;
     std::unique_ptr<Writer> writer_;
+    Sampler sampler_;
 };
 
 }  // namespace sharpwave

@@ -16,8 +16,19 @@ import numpy as np
 from .. import _core
 from ..address import to_path
 from ..arrays import prepare
+from ..arrays import priorities as read_priorities
 from ..errors import ClosedError, SchemaError, StorageError
-from ..sampling import Transitions, Uniform
+from ..sampling import (
+    Linear,
+    Prioritized,
+    Transitions,
+    Uniform,
+    beta_numbers,
+    read_alpha,
+    read_beta,
+    sampler_from_plain,
+    view_from_plain,
+)
 from ..schema import Node, Schema, from_space, transitions
 from .torch_batch import as_host_arrays, torch_converter
 
@@ -25,7 +36,7 @@ __all__ = ["ReplayBuffer", "Writer", "open"]
 
 
 class ReplayBuffer:
-    """A ring of transitions, drawn from uniformly.
+    """A ring of transitions: written in order, drawn at random.
 
     Threads may add and sample at once. Batches are copies: they never change under you.
 
@@ -34,9 +45,10 @@ class ReplayBuffer:
         schema: Fields of a row by name: ``Field``s, or dicts and tuples of them. ``reward`` (float32) and ``done``
             (bool) are added where it lacks them, ``next_obs`` as ``next_obs=`` says.
         obs_shape, obs_dtype, action_shape, action_dtype: The short form of a schema.
-        next_obs: ``"stored"`` keeps a copy in the row, None has none.
-        sampler: How rows are drawn; ``Uniform()`` by default.
-        view: How rows become examples; ``Transitions()`` by default.
+        next_obs: ``"stored"`` keeps a copy in the row; ``"derived"`` takes it from the row after: half the
+            memory, the same batches; None has none.
+        sampler: How rows are drawn: ``Uniform()``, the default, or ``Prioritized()``.
+        view: How rows become examples; ``Transitions()`` by default, ``Transitions(n_step=3)`` for n-step returns.
         storage: None is memory of this process; ``"shm://name"`` and ``"file://path"`` make a file with the whole
             state in it, which ``sharpwave.open`` attaches to.
         exist: What to do where that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
@@ -61,8 +73,8 @@ class ReplayBuffer:
         obs_dtype: Any = "float32",
         action_shape: tuple[int, ...] | int = (),
         action_dtype: Any = "float32",
-        next_obs: Literal["stored"] | None = "stored",
-        sampler: Uniform | None = None,
+        next_obs: Literal["stored", "derived"] | None = "stored",
+        sampler: Uniform | Prioritized | None = None,
         view: Transitions | None = None,
         storage: str | None = None,
         exist: Literal["error", "replace", "attach"] = "error",
@@ -75,8 +87,12 @@ class ReplayBuffer:
         num_envs = None if num_envs is None else _whole(where, "num_envs", num_envs, 1)
         writers = _whole(where, "writers", writers, 1)
         seed = secrets.randbits(63) if seed is None else _whole(where, "seed", seed, 0)
-        sampler = _one_of(where, "sampler", sampler, Uniform)
-        view = _one_of(where, "view", view, Transitions)
+        sampler = Uniform() if sampler is None else sampler
+        if not isinstance(sampler, (Uniform, Prioritized)):
+            raise SchemaError(f"{where}: sampler: expected Uniform() or Prioritized(), got {sampler!r}")
+        view = Transitions() if view is None else view
+        if not isinstance(view, Transitions):
+            raise SchemaError(f"{where}: view: expected Transitions(), got {view!r}")
         if exist not in ("error", "replace", "attach"):
             raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {exist!r}")
         built = transitions(
@@ -110,6 +126,7 @@ class ReplayBuffer:
             writers=writers,
             seed=seed,
             checksums=storage is not None and storage.startswith("file://"),
+            priorities=sampler.numbers() if isinstance(sampler, Prioritized) else None,
             description=json.dumps(description),
             path="" if path is None else str(path),
             replace=exist == "replace",
@@ -122,8 +139,17 @@ class ReplayBuffer:
             description = json.loads(table.description)
             self._schema = Schema.from_plain(description["schema"])
             self._num_envs: int | None = description["num_envs"]
-            table.bind(self._schema.tree())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            self._sampler = sampler_from_plain(description["sampler"])
+            self._view = view_from_plain(description["view"])
+            by_priority = isinstance(self._sampler, Prioritized)
+            tree = self._schema.tree(discount=self._view.n_step > 1, weights=by_priority)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
+        try:
+            table.bind(tree, self._view.n_step, self._view.gamma, _index_settings(self._sampler))
+        except ValueError as error:
+            if isinstance(error, SchemaError):
+                raise
             raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
         if description.get("face") != "ReplayBuffer" or (self._num_envs or 1) != table.width:
             raise StorageError("open(): the table was not written by a ReplayBuffer of the Python package")
@@ -186,8 +212,13 @@ class ReplayBuffer:
         return self._writer
 
     def _new_writer(self) -> _core.Writer:
-        careful = functools.partial(prepare, self._schema, self._capacity, self._num_envs)
-        return _core.Writer(self._table, careful, self._num_envs is not None)
+        one_row = None
+        if self._num_envs is None and (self._schema.needs_order or self._view.n_step > 1):
+            one_row = "n_step" if self._view.n_step > 1 else "stack"
+            one_row = "next_obs='derived'" if self._schema.derives_next else one_row
+        by_priority = isinstance(self._sampler, Prioritized)
+        careful = functools.partial(prepare, self._schema, self._capacity, self._num_envs, one_row, by_priority)
+        return _core.Writer(self._table, careful, self._num_envs is not None, one_row is not None)
 
     def writer(self) -> Writer:
         """A writer of its own for a thread: threads that share one take turns, and their rows mix."""
@@ -196,7 +227,7 @@ class ReplayBuffer:
     # ---- reading ------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None) -> dict[str, Any]:
-        """Draws rows uniformly, with replacement.
+        """Draws rows as the buffer's sampler says, with replacement.
 
         Args:
             batch_size: How many.
@@ -205,18 +236,85 @@ class ReplayBuffer:
 
         Returns:
             A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
-            name one row for ever.
+            name one row for ever. ``"discount"`` besides with n-step examples, ``"weights"`` and ``"probabilities"``
+            with priorities.
 
         Raises:
             NotReady: The buffer is empty.
         """
         if device is None:
+            if self._schema.ragged:
+                return self._spread(self._table.sample(batch_size, self._refuse_ragged_out(out)))
             return self._table.sample(batch_size, out)
         convert = torch_converter(device, self._dtypes)  # before anything is drawn
         if out is None:
-            return convert(self._table.sample(batch_size))
-        self._table.sample(batch_size, as_host_arrays(out, device))
+            return convert(self._spread(self._table.sample(batch_size)))
+        self._table.sample(batch_size, as_host_arrays(self._refuse_ragged_out(out), device))
         return out
+
+    def _refuse_ragged_out(self, out: Any) -> Any:
+        if out is not None and self._schema.ragged:
+            raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
+        return out
+
+    def _spread(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Values of different lengths as the user asked for them: behind each other, or padded with a mask."""
+        if not self._schema.ragged:
+            return batch
+        for leaf, lengths in zip(self._schema.ragged, batch.pop("lengths"), strict=True):
+            path, field = self._schema.leaves[leaf]
+            *nest, last = path.split("/")
+            holder: Any = batch
+            for key in nest:
+                holder = holder[int(key)] if isinstance(holder, tuple) else holder[key]
+            mask = np.arange(field.shape[0]) < lengths[:, None]
+            if field.ragged == "padded":
+                holder[last] = {"values": holder[last], "mask": mask}
+            else:
+                offsets = np.zeros(len(lengths) + 1, np.int64)
+                np.cumsum(lengths, out=offsets[1:])
+                holder[last] = {"values": holder[last][mask], "offsets": offsets}
+        return batch
+
+    def update_priorities(self, indices: Any, priorities: Any) -> dict[str, int]:
+        """Gives rows new priorities.
+
+        Args:
+            indices: The serials that ``sample`` gave, as an array, a tensor or a list.
+            priorities: One number each; signs do not count, so TD errors may be passed as they are. Where a serial
+                comes twice the last one holds.
+
+        Returns:
+            ``{"applied": n, "stale": m}``: m rows had left the buffer since and were passed over.
+
+        Raises:
+            SchemaError: A number is NaN or infinite, or the lengths differ. Nothing was changed.
+        """
+        if not isinstance(self._sampler, Prioritized):
+            raise SchemaError("update_priorities(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        done = self._table.update_at_once(indices, priorities)
+        if done is not None:
+            return done
+        where = "update_priorities()"
+        serials = _as_serials(where, indices)
+        values = read_priorities(where, "priorities", priorities, (len(serials),))
+        applied, stale = self._table.update_priorities(serials, values)
+        return {"applied": applied, "stale": stale}
+
+    def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
+        """Changes the sampler's exponents from now on, for everybody who has the buffer open.
+
+        A new alpha holds for every row at once, as if the buffer had been built with it. A ``Linear`` beta counts all
+        calls of ``sample``, from the first.
+        """
+        if not isinstance(self._sampler, Prioritized):
+            raise SchemaError("tune(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        new_alpha = None if alpha is None else read_alpha("tune()", alpha)
+        new_beta = None if beta is None else read_beta("tune()", beta)
+        if new_alpha is not None:
+            self._table.set_alpha(new_alpha)
+        if new_beta is not None:
+            self._table.set_beta(*beta_numbers(new_beta))
 
     def get(self, indices: Any) -> dict[str, Any]:
         """Reads rows by the serials that ``sample`` gave, with ``"truncated"`` besides.
@@ -224,19 +322,14 @@ class ReplayBuffer:
         Raises:
             StaleHandle: One of them is no longer in the buffer.
         """
-        array = np.asarray(indices)
-        if array.size == 0:
-            array = array.astype(np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise SchemaError(f"get(): indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
-        return self._table.read(np.ascontiguousarray(array, np.int64), False)
+        return self._spread(self._table.read(_as_serials("get()", indices), False))
 
     def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
         """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""
         batch_size = _whole("rows()", "batch_size", batch_size, 1)
         serials = self._table.live_serials()
         parts = (serials[start : start + batch_size] for start in range(0, len(serials), batch_size))
-        batches = (self._table.read(part, True) for part in parts)
+        batches = (self._spread(self._table.read(part, True)) for part in parts)
         return (batch for batch in batches if len(batch["indices"]))
 
     # ---- facts --------------------------------------------------------------------------------------------------
@@ -258,6 +351,20 @@ class ReplayBuffer:
     def num_envs(self) -> int | None:
         """Environments that step together, or None."""
         return self._num_envs
+
+    @property
+    def sampler(self) -> Uniform | Prioritized:
+        """How rows are drawn, with the exponents that hold now."""
+        if not isinstance(self._sampler, Prioritized):
+            return self._sampler
+        alpha, start, end, steps = self._table.sampler_numbers()
+        now = self._sampler.to_plain() | {"alpha": alpha, "beta": [start, end, int(steps)] if steps else end}
+        return sampler_from_plain(now)
+
+    @property
+    def view(self) -> Transitions:
+        """How rows become examples."""
+        return self._view
 
     @property
     def schema(self) -> dict[str, Node]:
@@ -373,8 +480,20 @@ def _whole(where: str, name: str, value: Any, least: int) -> int:
     return number
 
 
-def _one_of(where: str, name: str, value: Any, kind: Any) -> Any:
-    value = kind() if value is None else value
-    if not isinstance(value, kind):
-        raise SchemaError(f"{where}: {name}: expected {kind.__name__}(), got {value!r}")
-    return value
+def _as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(indices.cpu() if hasattr(indices, "cpu") else indices)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise SchemaError(f"{where}: indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _index_settings(sampler: Uniform | Prioritized) -> tuple[float, bool, bool, int, float, int, float] | None:
+    """What the engine's index is built with; see core/sampling/index.h."""
+    if isinstance(sampler, Uniform):
+        return None
+    constant = sampler.new_rows if isinstance(sampler.new_rows, float) else 1.0
+    policy = {"live_max": 0, "running_max": 1}.get(str(sampler.new_rows), 2)
+    normalize = ("batch", "buffer", "none").index(sampler.normalize)
+    return sampler.eps, sampler.rank_based, sampler.stratified, normalize, sampler.mix, policy, constant

@@ -2,10 +2,11 @@
 
     from sharpwave.compat.replay_buffer import BufferConfig, ReplayBuffer
 
-    config = BufferConfig(capacity=1_000_000, strategy="uniform")
+    config = BufferConfig(capacity=1_000_000, strategy="prioritized", alpha=0.6, beta=0.4)
     buffer = ReplayBuffer(config, obs_shape=(84, 84, 4), action_dim=6)
     buffer.add(obs, action, reward, next_obs, done)
     batch = buffer.sample(batch_size=32)
+    buffer.update_priorities(batch["indices"], td_errors)
 
 The specification leaves open whether ``action_dim`` counts discrete actions or the entries of a vector. The first
 action tells: a whole number is stored as int64, a vector of ``action_dim`` entries in its own dtype. Observations
@@ -36,12 +37,9 @@ class BufferConfig:
     enable_compression: bool = False
 
     def __post_init__(self) -> None:
-        if self.strategy != "uniform":
-            raise SchemaError(
-                f"BufferConfig(): strategy: expected 'uniform', got {self.strategy!r}; this version draws uniformly"
-            )
-        if self.enable_compression:
-            raise SchemaError("BufferConfig(): enable_compression: expected False; this version stores plain bytes")
+        if self.strategy not in ("uniform", "prioritized"):
+            raise SchemaError(f"BufferConfig(): strategy: expected 'uniform' or 'prioritized', got {self.strategy!r}")
+        sw.Prioritized(self.alpha, self.beta)  # a wrong exponent is an error here
 
 
 class ReplayBuffer:
@@ -73,17 +71,26 @@ class ReplayBuffer:
                 f"add(): field 'action': expected a whole number or {self._action_dim} entries, got {action.dtype}"
             )
         vector_dtype = action.dtype if action.dtype.kind in "iu" else np.float32
+        config = self._config
+        obs_dtype = np.uint8 if obs.dtype == np.uint8 else np.float32
         schema = {
-            "obs": sw.Field(self._obs_shape, np.uint8 if obs.dtype == np.uint8 else np.float32),
+            "obs": sw.Field(self._obs_shape, obs_dtype, compression="lz4" if config.enable_compression else None),
             "action": sw.Field((), np.int64) if is_number else sw.Field((self._action_dim,), vector_dtype),
         }
-        return sw.ReplayBuffer(self._config.capacity, schema=schema, seed=self._seed)
+        sampler = sw.Prioritized(config.alpha, config.beta) if config.strategy == "prioritized" else None
+        return sw.ReplayBuffer(config.capacity, schema=schema, sampler=sampler, seed=self._seed)
 
     def sample(self, batch_size: int) -> dict[str, Any]:
-        """A dict of NumPy arrays: obs, action, reward, next_obs, done, indices."""
+        """A dict of NumPy arrays: obs, action, reward, next_obs, done, indices; weights with priorities."""
         if self.inner is None:
             raise NotReady("sample(): the buffer is empty; add rows first")
         return self.inner.sample(batch_size)
+
+    def update_priorities(self, indices: Any, priorities: Any) -> None:
+        """New priorities from TD errors, signed or not, for rows that ``sample`` gave."""
+        if self.inner is None:
+            raise NotReady("update_priorities(): the buffer is empty; add rows first")
+        self.inner.update_priorities(indices, priorities)
 
     def size(self) -> int:
         """Rows held."""

@@ -1,0 +1,483 @@
+#include "sampling/index.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/error.h"
+#include "sampling/uniform.h"
+
+namespace sharpwave {
+
+using namespace format;
+
+namespace {
+
+// How long a call waits for a process that holds the lock and does not go on. The longest honest hold is a rebuild.
+constexpr double kLockTimeout = 20.0;
+
+double load_real(const Counter& counter) {
+    return std::bit_cast<double>(counter.value.load(std::memory_order_relaxed));
+}
+void store_real(Counter& counter, double value) {
+    counter.value.store(std::bit_cast<std::uint64_t>(value), std::memory_order_relaxed);
+}
+
+// 53 random bits as a number in [0, 1).
+double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
+
+// Attempts of one position: blind ones, then those by count. The mixing coin has attempts of its own.
+constexpr std::uint64_t kBlindAttempts = 16;
+constexpr std::uint64_t kCoin = 1 << 20;
+constexpr std::uint64_t kUniform = 1 << 21;
+
+}  // namespace
+
+struct Index::Head {
+    std::uint64_t rows;      // live rows in the index
+    std::uint64_t massless;  // of those, rows of mass 0
+    std::uint64_t changes;   // adds and updates since the last ranking
+    std::uint64_t reserved[5];
+};
+
+class Index::Locked {
+public:
+    explicit Locked(Index& index) : lock_(index.table_.index_lock()) {
+        if (lock_.lock(kLockTimeout)) index.rebuild();
+    }
+    ~Locked() { lock_.unlock(); }
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+
+private:
+    SharedLock& lock_;
+};
+
+Index::Index(Table& table, const IndexConfig& config)
+    : table_(table),
+      config_(config),
+      head_(reinterpret_cast<Head*>(table.region(kPriorities))),
+      cursors_(reinterpret_cast<std::uint64_t*>(table.region(kPriorities) + sizeof(Head))),
+      given_(table.given()),
+      tree_(table.region(kPriorities) + leaves_offset(table.blocks()), table.region(kTree), table.header().slots),
+      kernels_(tree_kernels()) {
+    static_assert(sizeof(Head) == kIndexHeadBytes);
+    tree_.keeps_largest = config.new_rows == NewRows::live_max;
+    tree_.keeps_smallest = config.normalize == Normalize::buffer;
+}
+
+double Index::alpha() const { return load_real(table_.counters().alpha); }
+
+void Index::beta_schedule(double& start, double& end, double& steps) const {
+    start = load_real(table_.counters().beta_start);
+    end = load_real(table_.counters().beta_end);
+    steps = load_real(table_.counters().beta_steps);
+}
+
+double Index::beta() const {
+    double start, end, steps;
+    beta_schedule(start, end, steps);
+    if (steps <= 0) return end;
+    const auto calls = static_cast<double>(table_.counters().call_number.value.load(std::memory_order_relaxed));
+    return start + (end - start) * std::min(1.0, calls / steps);
+}
+
+void Index::set_beta(double start, double end, double steps) {
+    const Locked locked(*this);
+    store_real(table_.counters().beta_start, start);
+    store_real(table_.counters().beta_end, end);
+    store_real(table_.counters().beta_steps, steps);
+}
+
+void Index::set_alpha(double alpha) {
+    const Locked locked(*this);
+    catch_up();
+    store_real(table_.counters().alpha, alpha);
+    remake_masses();
+}
+
+std::uint64_t Index::updates_applied() const { return table_.counters().updates_applied.value.load(); }
+std::uint64_t Index::updates_stale() const { return table_.counters().updates_stale.value.load(); }
+
+double Index::total() {
+    const Locked locked(*this);
+    catch_up();
+    return tree_.total();
+}
+
+double Index::recomputed_total() {
+    const Locked locked(*this);
+    long double total = 0;
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) total += tree_.mass(slot);
+    return static_cast<double>(total);
+}
+
+// ---- catching up --------------------------------------------------------------------------------------------------
+
+void Index::catch_up() {
+    Counters& counters = table_.counters();
+    const std::uint64_t epoch = counters.epoch.value.load(std::memory_order_acquire);
+    if (counters.index_epoch.value.load(std::memory_order_relaxed) != epoch) rebuild();
+    new_rows_.clear();
+    const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
+    bool chain_broke = false;
+    for (std::uint64_t i = 0; i < used; ++i) {
+        WriterRecord& writer = table_.writer_record(i);
+        const std::uint64_t ticket = writer.ticket.load(std::memory_order_acquire);
+        if (ticket == kNone) continue;
+        const std::uint64_t known = writer.indexed_ticket;
+        const std::uint64_t head = writer.head.load(std::memory_order_acquire);
+        if (ticket == known && cursors_[ticket % table_.blocks()] == ticket * table_.block_rows() + head) [[likely]]
+            continue;
+        // Back along the writer's blocks to the one that was its newest at the last catch-up.
+        for (std::uint64_t at = ticket;;) {
+            const BlockRecord& block = table_.block_record(at % table_.blocks());
+            if (block.ticket.load(std::memory_order_acquire) != at) {
+                chain_broke = true;
+                break;
+            }
+            collect(at);
+            const std::uint64_t before = block.previous_ticket.load(std::memory_order_acquire);
+            if (at == known || before == kNone || before < known || before >= at) break;
+            at = before;
+        }
+        writer.indexed_ticket = ticket;
+    }
+    if (chain_broke) {
+        // Blocks between were taken over meanwhile: look at all.
+        new_rows_.clear();
+        for (std::uint64_t b = 0; b < table_.blocks(); ++b) {
+            const std::uint64_t ticket = table_.block_record(b).ticket.load(std::memory_order_acquire);
+            if (ticket != kNone) collect(ticket);
+        }
+    }
+    if (!new_rows_.empty()) take_in();
+    if (config_.rank_based && head_->changes > head_->rows / 16) rank();
+}
+
+void Index::collect(std::uint64_t ticket) {
+    const std::uint64_t block = ticket % table_.blocks(), length = table_.block_length(block);
+    const std::uint64_t first = ticket * table_.block_rows(), base = block * table_.block_rows();
+    const std::uint64_t begin = cursors_[block] > first ? cursors_[block] - first : 0;
+    std::uint64_t end = begin;
+    for (; end < length; ++end) {
+        const std::uint64_t word =
+            std::atomic_ref<std::uint64_t>(table_.word(base + end)).load(std::memory_order_acquire);
+        const std::uint64_t state = state_of(word);
+        if (serial_of(word) != first + end || (state != kCommitted && state != kVoid)) break;
+    }
+    if (end > begin) new_rows_.push_back({base + begin, end - begin, first + end});
+}
+
+float Index::fallback_priority(float given_max) {
+    switch (config_.new_rows) {
+        case NewRows::constant:
+            return config_.new_priority;
+        case NewRows::running_max:
+            return static_cast<float>(load_real(table_.counters().running_max));
+        case NewRows::live_max:
+            break;
+    }
+    if (head_->rows == 0) return given_max >= 0 ? given_max : 1.0f;
+    return std::max(tree_.largest_priority(), given_max);
+}
+
+void Index::set_leaf(std::uint64_t slot, float priority, float mass) {
+    float& stored = tree_.stored(slot);
+    float& leaf = tree_.mass(slot);
+    if (is_row(stored)) {
+        head_->massless -= leaf == 0;
+    } else {
+        ++head_->rows;
+    }
+    head_->massless += mass == 0;
+    stored = stored_priority(priority);
+    leaf = mass;
+}
+
+void Index::remove(std::uint64_t slot) {
+    if (!is_row(tree_.stored(slot))) return;
+    --head_->rows;
+    head_->massless -= tree_.mass(slot) == 0;
+    tree_.stored(slot) = 0;
+    tree_.mass(slot) = 0;
+}
+
+void Index::take_in() {
+    const std::uint64_t least = table_.least_word();
+    const auto word_at = [&](std::uint64_t slot) {
+        return std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+    };
+    // First those who leave: their places are taken, or they are kept for their neighbours only.
+    const std::uint64_t spare = table_.header().spare_rows;
+    leaves_.clear();
+    float given_max = -1, leaving_max = -1;
+    std::uint64_t count = 0;
+    const auto leave = [&](std::uint64_t slot) {
+        const float stored = tree_.stored(slot);
+        if (is_row(stored)) leaving_max = std::max(leaving_max, -stored);
+        leaves_.push_back(slot);
+        remove(slot);
+    };
+    for (const Range& range : new_rows_) {
+        count += range.count;
+        for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
+            leave(slot);
+            const float given = given_[slot];
+            if (is_row(given) && is_live(word_at(slot), least)) given_max = std::max(given_max, -given);
+        }
+        // A writer retires rows ahead of it. Where several writers share the ring these may stand elsewhere too: a draw
+        // that meets one takes it out.
+        for (std::uint64_t i = 0; spare && i < range.count; ++i) {
+            const std::uint64_t slot = (range.slot + i + spare) % tree_.leaf_count;
+            if (is_row(tree_.stored(slot)) && !is_live(word_at(slot), least)) leave(slot);
+        }
+    }
+    const bool many = leaves_.size() > 64;
+    const auto refresh = [&] {
+        if (!many) return kernels_.refresh(tree_, leaves_.data(), leaves_.size());
+        for (const Range& range : new_rows_) kernels_.refresh_range(tree_, range.slot, range.slot + range.count);
+        if (spare) kernels_.refresh(tree_, leaves_.data(), leaves_.size());
+    };
+    if (tree_.keeps_largest && leaving_max >= tree_.largest_priority()) refresh();
+
+    if (given_max >= 0 && given_max > load_real(table_.counters().running_max)) {
+        store_real(table_.counters().running_max, given_max);
+    }
+    const float priority = fallback_priority(given_max);
+    const double exponent = alpha();
+    const auto mass_of = [&](float value) {
+        if (config_.rank_based) return 1.0f;  // of rank 1
+        const float stored = stored_priority(value);
+        float mass;
+        kernels_.masses(&stored, &mass, 1, config_.eps, exponent);
+        return mass;
+    };
+    const float mass = mass_of(priority);
+    for (const Range& range : new_rows_) {
+        for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
+            if (!is_live(word_at(slot), least)) continue;
+            const float given = given_[slot];
+            if (is_row(given)) {
+                set_leaf(slot, -given, mass_of(-given));
+            } else {
+                set_leaf(slot, priority, mass);
+            }
+        }
+    }
+    refresh();
+    head_->changes += count;
+    for (const Range& range : new_rows_) cursors_[range.slot / table_.block_rows()] = range.end;
+}
+
+// ---- masses anew ----------------------------------------------------------------------------------------------------
+
+void Index::rebuild() {
+    const std::uint64_t epoch = table_.counters().epoch.value.load(std::memory_order_acquire);
+    const std::uint64_t least = table_.least_word();
+    head_->rows = 0;
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
+        float& stored = tree_.stored(slot);
+        if (!is_row(stored)) continue;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+        if (is_live(word, least) && serial_of(word) < cursors_[slot / table_.block_rows()]) {
+            ++head_->rows;
+        } else {
+            stored = 0;
+        }
+    }
+    remake_masses();
+    table_.counters().index_epoch.value.store(epoch, std::memory_order_release);
+}
+
+void Index::remake_masses() {
+    if (config_.rank_based) return rank();
+    const double exponent = alpha();
+    head_->massless = 0;
+    for (std::uint64_t group = 0; group < Tree::groups_of(tree_.leaf_count); ++group) {
+        Leaves& leaves = tree_.leaves[group];
+        kernels_.masses(leaves.stored, leaves.masses, 16, config_.eps, exponent);
+        for (int i = 0; i < 16; ++i) head_->massless += is_row(leaves.stored[i]) && leaves.masses[i] == 0;
+    }
+    kernels_.refresh_range(tree_, 0, tree_.leaf_count);
+}
+
+// Largest priority first; the bits of stored priorities grow with the priority. Equal ones stay in the ring's order.
+void Index::rank() {
+    constexpr int kBits = 11;
+    std::vector<std::uint64_t> order, sorted;
+    order.reserve(head_->rows);
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
+        const float stored = tree_.stored(slot);
+        tree_.mass(slot) = 0;
+        if (is_row(stored)) order.push_back(std::uint64_t{~std::bit_cast<std::uint32_t>(stored)} << 32 | slot);
+    }
+    sorted.resize(order.size());
+    for (int shift = 32; shift < 64; shift += kBits) {
+        std::uint64_t starts[(1 << kBits) + 1] = {};
+        for (std::uint64_t item : order) ++starts[(item >> shift & ((1 << kBits) - 1)) + 1];
+        for (int i = 0; i < 1 << kBits; ++i) starts[i + 1] += starts[i];
+        for (std::uint64_t item : order) sorted[starts[item >> shift & ((1 << kBits) - 1)]++] = item;
+        order.swap(sorted);
+    }
+    const double exponent = -alpha();
+    double ranks[64], masses[64];
+    for (std::size_t first = 0; first < order.size(); first += 64) {
+        const std::size_t count = std::min<std::size_t>(64, order.size() - first);
+        for (std::size_t i = 0; i < count; ++i) ranks[i] = static_cast<double>(first + i + 1);
+        kernels_.powers(ranks, masses, count, exponent);
+        for (std::size_t i = 0; i < count; ++i) {
+            tree_.mass(order[first + i] & 0xffffffff) = static_cast<float>(masses[i]);
+        }
+    }
+    head_->massless = head_->changes = 0;
+    kernels_.refresh_range(tree_, 0, tree_.leaf_count);
+}
+
+// ---- updating -------------------------------------------------------------------------------------------------------
+
+Index::Updated Index::update(const std::uint64_t* serials, const float* priorities, std::size_t count) {
+    const Locked locked(*this);
+    table_.check_open();
+    catch_up();
+    Counters& counters = table_.counters();
+    const std::uint64_t lap = table_.blocks() * table_.block_rows(), least = table_.least_word();
+    leaves_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t slot = serials[i] % lap;
+        leaves_[i] = slot;
+        if (slot >= tree_.leaf_count) continue;
+        const Leaves& group = tree_.leaves[slot / Tree::kFan];
+        __builtin_prefetch(group.stored, 1);
+        __builtin_prefetch(group.masses, 1);
+        __builtin_prefetch(&table_.word(slot));
+    }
+    stored_.resize(count);
+    masses_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) stored_[i] = stored_priority(std::fabs(priorities[i]));
+    if (!config_.rank_based) kernels_.masses(stored_.data(), masses_.data(), count, config_.eps, alpha());
+    float largest = -1;
+    std::size_t applied = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t serial = serials[i], slot = leaves_[i];
+        if (slot >= tree_.leaf_count || !is_row(tree_.stored(slot))) continue;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_relaxed);
+        if (serial_of(word) != serial || !is_live(word, least) || serial >= cursors_[slot / table_.block_rows()])
+            continue;
+        set_leaf(slot, -stored_[i], config_.rank_based ? tree_.mass(slot) : masses_[i]);
+        largest = std::max(largest, -stored_[i]);
+        leaves_[applied++] = slot;
+    }
+    kernels_.refresh(tree_, leaves_.data(), applied);
+    head_->changes += applied;
+    if (largest > load_real(counters.running_max)) store_real(counters.running_max, largest);
+    const std::uint64_t stale = count - applied;
+    counters.updates_applied.value.fetch_add(applied, std::memory_order_relaxed);
+    if (stale) counters.updates_stale.value.fetch_add(stale, std::memory_order_relaxed);
+    return {applied, stale};
+}
+
+// ---- drawing --------------------------------------------------------------------------------------------------------
+
+Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count) : index_(index), batch_(count), stream_(0, 0) {
+    const Locked locked(index);
+    index.table_.check_open();
+    index.catch_up();
+    if (index.head_->rows == 0) refuse_empty();
+    beta_ = index.beta();
+    const std::uint64_t call = index.table_.counters().call_number.value.fetch_add(1, std::memory_order_relaxed);
+    stream_ = Substream(index.table_.seed(), call);
+    read_odds();
+    const Tree& tree = index.tree_;
+    const double mix = index.config_.mix;
+    if (total_ <= 0 || mix >= 1) {
+        for (std::size_t i = 0; i < count; ++i) drawn.slots[i] = uniform_slot(i, 0);
+    } else {
+        for (std::size_t i = 0; i < count; ++i) drawn.probabilities[i] = target(i, 0);
+        index.kernels_.descend(tree, drawn.probabilities, drawn.slots, count);
+        for (std::size_t i = 0; mix > 0 && i < count; ++i) {
+            if (unit(stream_.bits(i, kCoin)) < mix) drawn.slots[i] = uniform_slot(i, 0);
+        }
+    }
+    finish(drawn, 0, count);
+}
+
+void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t attempt) {
+    const Locked locked(index_);
+    index_.catch_up();
+    // A row that can no longer be drawn, though nothing was written over it, leaves now.
+    const std::uint64_t missed = drawn.slots[position];
+    const std::uint64_t word =
+        std::atomic_ref<std::uint64_t>(index_.table_.word(missed)).load(std::memory_order_acquire);
+    if (!is_live(word, index_.table_.least_word()) && state_of(word) != kWriting) {
+        index_.remove(missed);
+        index_.kernels_.refresh(index_.tree_, &missed, 1);
+    }
+    if (index_.head_->rows == 0) refuse_empty();
+    read_odds();
+    const double mix = index_.config_.mix;
+    if (total_ <= 0 || (mix > 0 && unit(stream_.bits(position, kCoin + attempt)) < mix)) {
+        drawn.slots[position] = uniform_slot(position, attempt);
+    } else {
+        double x = target(position, attempt);
+        index_.kernels_.descend(index_.tree_, &x, &drawn.slots[position], 1);
+    }
+    finish(drawn, position, position + 1);
+}
+
+void Index::Draw::read_odds() {
+    const Tree& tree = index_.tree_;
+    const double mix = index_.config_.mix;
+    total_ = tree.total();
+    rows_ = static_cast<double>(index_.head_->rows);
+    floor_ = mix / rows_;
+    share_ = total_ > 0 ? (1 - mix) / total_ : 0;
+    if (total_ <= 0) floor_ = 1 / rows_;
+    const bool has_massless = mix > 0 && index_.head_->massless > 0;
+    least_probability_ = (has_massless || total_ <= 0 ? 0 : share_ * tree.smallest_mass()) + floor_;
+}
+
+void Index::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end) {
+    const std::uint64_t block_rows = index_.table_.block_rows();
+    for (std::size_t i = begin; i < end; ++i) {
+        const std::uint64_t slot = drawn.slots[i];
+        drawn.probabilities[i] = share_ * static_cast<double>(index_.tree_.mass(slot)) + floor_;
+        drawn.limits[i] = index_.cursors_[slot / block_rows];
+    }
+}
+
+double Index::Draw::target(std::size_t position, std::uint64_t attempt) const {
+    const double u = unit(stream_.bits(position, attempt));
+    if (!index_.config_.stratified) return u * total_;
+    return (static_cast<double>(position) + u) / static_cast<double>(batch_) * total_;
+}
+
+std::uint64_t Index::Draw::uniform_slot(std::size_t position, std::uint64_t attempt) const {
+    const Tree& tree = index_.tree_;
+    const std::uint64_t reach = index_.table_.visible_slots();
+    for (std::uint64_t blind = 0; blind < kBlindAttempts; ++blind) {
+        const std::uint64_t slot = stream_.below(reach, position, kUniform + attempt * kBlindAttempts + blind);
+        if (is_row(tree.stored(slot))) return slot;
+    }
+    // A ring with few rows in it: count them.
+    std::uint64_t k = stream_.below(index_.head_->rows, position, kUniform - 1 - attempt);
+    for (std::uint64_t slot = 0;; ++slot) {
+        if (is_row(tree.stored(slot)) && k-- == 0) return slot;
+    }
+}
+
+void Index::Draw::weigh(const double* probabilities, float* weights, std::size_t count) const {
+    double reference = 1 / rows_;
+    if (index_.config_.normalize == Normalize::buffer) reference = least_probability_;
+    if (index_.config_.normalize == Normalize::batch)
+        reference = *std::min_element(probabilities, probabilities + count);
+    double chunk[64];
+    for (std::size_t first = 0; first < count; first += 64) {
+        const std::size_t size = std::min<std::size_t>(64, count - first);
+        for (std::size_t i = 0; i < size; ++i) chunk[i] = probabilities[first + i] / reference;
+        index_.kernels_.powers(chunk, chunk, size, -beta_);
+        for (std::size_t i = 0; i < size; ++i) weights[first + i] = static_cast<float>(chunk[i]);
+    }
+}
+
+}  // namespace sharpwave

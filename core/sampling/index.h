@@ -1,0 +1,128 @@
+// Which rows may be drawn, and how likely each is: one mass a slot, in a tree (sampling/tree.h).
+//
+// Writers never touch the index. Whoever draws or updates takes the index lock and catches up first: it reads the words
+// that the writers have committed since and gives each new row its priority. So the index is derived: it can be rebuilt
+// from rows and stored priorities, and it is, when a process died inside the lock.
+//
+// The mass of a row is (priority + eps) ^ alpha, or with rank_based (1 / rank) ^ alpha.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/random.h"
+#include "sampling/tree.h"
+#include "table/table.h"
+
+namespace sharpwave {
+
+enum class Normalize { batch, buffer, none };
+enum class NewRows { live_max, running_max, constant };
+
+// What stays as it was built. Alpha and beta stand in the table's counters, where they may change.
+struct IndexConfig {
+    double eps = 1e-6;
+    bool rank_based = false;
+    bool stratified = true;
+    Normalize normalize = Normalize::batch;
+    double mix = 0;  // share of draws that are uniform
+    NewRows new_rows = NewRows::live_max;
+    float new_priority = 1;  // with NewRows::constant
+};
+
+// Where draws go, one entry a position each.
+struct Drawn {
+    std::uint64_t* slots;
+    std::uint64_t* limits;  // a row with this serial or a later one is younger than the draw
+    double* probabilities;
+};
+
+class Index {
+public:
+    // The table was made with priorities.
+    Index(Table& table, const IndexConfig& config);
+
+    const IndexConfig& config() const { return config_; }
+
+    // One call's draws.
+    class Draw {
+    public:
+        // Draws `count` positions and takes a call number. An index without rows is ErrorKind::not_ready and takes
+        // none.
+        Draw(Index& index, const Drawn& drawn, std::size_t count);
+
+        // The same position once more, inside the call's own random numbers: the row drawn was gone. attempt >= 1.
+        void again(const Drawn& drawn, std::size_t position, std::uint64_t attempt);
+
+        // Probabilities to importance weights, (N * P) ^ -beta, normalised as configured.
+        void weigh(const double* probabilities, float* weights, std::size_t count) const;
+
+    private:
+        void read_odds();
+        void finish(const Drawn& drawn, std::size_t begin, std::size_t end);
+        double target(std::size_t position, std::uint64_t attempt) const;
+        std::uint64_t uniform_slot(std::size_t position, std::uint64_t attempt) const;
+
+        Index& index_;
+        std::size_t batch_;
+        Substream stream_;
+        double beta_ = 0;
+        double total_ = 0, rows_ = 0;   // of the index at the last draw
+        double share_ = 0, floor_ = 0;  // P = share * mass + floor
+        double least_probability_ = 0;
+    };
+
+    struct Updated {
+        std::uint64_t applied = 0, stale = 0;
+    };
+
+    // Gives rows new priorities: magnitudes, last write wins. The caller has refused NaN and infinities.
+    Updated update(const std::uint64_t* serials, const float* priorities, std::size_t count);
+
+    // Every mass follows at once, exactly, from 0 too.
+    void set_alpha(double alpha);
+    double alpha() const;
+    void set_beta(double start, double end, double steps);
+    double beta() const;  // of the next call
+    void beta_schedule(double& start, double& end, double& steps) const;
+
+    std::uint64_t updates_applied() const;
+    std::uint64_t updates_stale() const;
+    double total();  // sum of all masses, after catching up
+
+    // The sum of the leaves taken anew, for tests of the tree.
+    double recomputed_total();
+
+private:
+    class Locked;
+    struct Head;  // the region's first bytes
+    struct Range {
+        std::uint64_t slot, count, end;  // `end`: the serial after the last row
+    };
+
+    void catch_up();
+    void collect(std::uint64_t ticket);
+    void take_in();
+    void remove(std::uint64_t slot);
+    void set_leaf(std::uint64_t slot, float priority, float mass);
+    void rebuild();
+    void remake_masses();
+    void rank();
+    float fallback_priority(float given_max);
+
+    // Everything from here on belongs to the lock.
+    Table& table_;
+    IndexConfig config_;
+    Head* head_;
+    std::uint64_t* cursors_;  // one a block: the first serial that is not in the index yet
+    const float* given_;      // by writers: the priority that an add brought, as stored; 0: none
+    Tree tree_;
+    const TreeKernels& kernels_;
+    std::vector<Range> new_rows_;
+    std::vector<std::uint64_t> leaves_;
+    std::vector<float> stored_, masses_;
+};
+
+}  // namespace sharpwave

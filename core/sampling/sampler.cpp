@@ -1,0 +1,146 @@
+#include "sampling/sampler.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "sampling/uniform.h"
+
+namespace sharpwave {
+namespace {
+
+constexpr std::uint64_t kAttempts = 1000;
+
+// Kept between calls: a batch's slots are the only memory that sampling needs.
+struct Scratch {
+    std::vector<std::uint64_t> slots, limits;
+    std::vector<double> probabilities;
+    std::vector<std::uint32_t> missed;
+};
+
+[[noreturn]] void refuse_race() {
+    throw Error(ErrorKind::not_ready,
+                "sample(): writers replace rows faster than they can be read; give a larger capacity");
+}
+
+}  // namespace
+
+Sampler::Sampler(std::shared_ptr<Table> table, ViewConfig view, const std::optional<IndexConfig>& index)
+    : table_(std::move(table)), view_(*table_, std::move(view)) {
+    if (index) index_ = std::make_unique<Index>(*table_, *index);
+}
+
+void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& drawn) {
+    thread_local Scratch scratch;
+    table_->check_open();
+    if (scratch.slots.size() < count) {
+        scratch.slots.resize(count);
+        scratch.missed.resize(count);
+    }
+    std::uint64_t* slots = scratch.slots.data();
+    std::uint32_t* missed = scratch.missed.data();
+    std::uint64_t* words = drawn.serials;  // the words become serials at the end, in place
+    format::Counters& counters = table_->counters();
+    const auto redraw = [&](std::size_t misses, auto again) {
+        counters.redraws.value.fetch_add(misses, std::memory_order_relaxed);
+        for (std::size_t m = 0; m < misses; ++m) {
+            const std::size_t position = missed[m];
+            bool found = false;
+            for (std::uint64_t attempt = 1; !found && attempt < kAttempts; ++attempt) found = again(position, attempt);
+            if (!found) refuse_race();
+        }
+    };
+    const auto gather = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
+        return view_.gather(slots, begin, end, out, words, bad);
+    };
+    if (!index_) {
+        UniformDraw draw(*table_, slots, count);
+        if (const std::size_t misses = gather(0, count, missed)) {
+            redraw(misses, [&](std::size_t position, std::uint64_t attempt) {
+                std::uint32_t bad;
+                draw.again(slots, position, attempt);
+                return gather(position, position + 1, &bad) == 0;
+            });
+        }
+    } else {
+        if (scratch.limits.size() < count) {
+            scratch.limits.resize(count);
+            scratch.probabilities.resize(count);
+        }
+        double* probabilities = drawn.probabilities ? drawn.probabilities : scratch.probabilities.data();
+        const Drawn target{slots, scratch.limits.data(), probabilities};
+        Index::Draw draw(*index_, target, count);
+        std::size_t misses = gather(0, count, missed);
+        // A row younger than the draw has another's probability.
+        const auto is_younger = [&](std::size_t i) { return format::serial_of(words[i]) >= target.limits[i]; };
+        for (std::size_t i = 0, known = misses; i < count; ++i) {
+            if (is_younger(i) && std::find(missed, missed + known, i) == missed + known) {
+                missed[misses++] = static_cast<std::uint32_t>(i);
+            }
+        }
+        if (misses) {
+            redraw(misses, [&](std::size_t position, std::uint64_t attempt) {
+                std::uint32_t bad;
+                draw.again(target, position, attempt);
+                return gather(position, position + 1, &bad) == 0 && !is_younger(position);
+            });
+        }
+        if (drawn.weights) draw.weigh(probabilities, drawn.weights, count);
+    }
+    for (std::size_t i = 0; i < count; ++i) drawn.serials[i] = format::serial_of(words[i]);
+    counters.rows_sampled.value.fetch_add(count, std::memory_order_relaxed);
+}
+
+void Sampler::read(std::uint64_t* serials, std::size_t count, const Outputs& out, std::uint64_t* words,
+                   std::size_t* skipped) const {
+    const auto gone = [&](std::uint64_t serial) {
+        throw Error(ErrorKind::stale_handle, "get(): row " + std::to_string(static_cast<std::int64_t>(serial)) +
+                                                 " is not in the buffer: it was overwritten, cleared or never added");
+    };
+    std::vector<std::uint64_t> slots(count);
+    std::vector<std::uint32_t> missed(count);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t slot = serials[i] > format::kMaxSerial ? ~std::uint64_t{0} : table_->slot_of(serials[i]);
+        if (slot >= table_->header().slots) {
+            if (!skipped) gone(serials[i]);
+            continue;
+        }
+        serials[kept] = serials[i];
+        slots[kept++] = slot;
+    }
+    // A row whose neighbours were changing may well be there: look again before it is called gone.
+    std::vector<bool> bad(kept, false);
+    std::size_t misses = kept ? view_.gather(slots.data(), 0, kept, out, words, missed.data(), true) : 0;
+    for (std::size_t m = 0; m < misses; ++m) {
+        const std::uint32_t i = missed[m];
+        std::uint32_t again;
+        bool found = false;
+        for (int attempt = 0; attempt < 100 && !found; ++attempt) {
+            found = view_.gather(slots.data(), i, i + 1, out, words, &again, true) == 0;
+            if (!found && format::serial_of(words[i]) != serials[i]) break;
+        }
+        bad[i] = !found;
+    }
+    std::size_t left = 0;
+    for (std::size_t i = 0; i < kept; ++i) {
+        if (bad[i] || format::serial_of(words[i]) != serials[i]) {
+            if (!skipped) gone(serials[i]);
+            continue;
+        }
+        if (left != i) {
+            serials[left] = serials[i];
+            words[left] = words[i];
+            for (std::size_t f = 0; f < view_.config().leaves.size(); ++f) {
+                const std::uint64_t bytes = view_.leaf_bytes(view_.config().leaves[f]);
+                std::memcpy(out.flats[f] + left * bytes, out.flats[f] + i * bytes, bytes);
+                if (out.lengths && out.lengths[f]) out.lengths[f][left] = out.lengths[f][i];
+            }
+        }
+        ++left;
+    }
+    if (skipped) *skipped = count - left;
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,73 @@
+// A 16-ary tree over leaf masses: sums for drawing, and beside each sum the largest priority and the smallest mass.
+//
+// A node's children fill two cache lines (leaves: one). Parents are computed anew from their children and never added
+// to, so no error builds up; every sum is taken in one fixed order, so that all machines agree to the last bit. Zeroed
+// memory is an empty tree. The caller holds the index lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sharpwave {
+
+// A row's priority as it is stored: the negative of it, so that zeroed memory means "no row here" and a live row of
+// priority 0 is -0.0.
+inline float stored_priority(float priority) { return -priority; }
+inline bool is_row(float stored) { return __builtin_signbit(stored) != 0; }
+
+// Sixteen leaves, side by side: what a change touches is two neighbouring cache lines.
+struct alignas(64) Leaves {
+    float stored[16];
+    float masses[16];
+};
+
+// What stands over sixteen groups of children.
+struct alignas(64) Nodes {
+    double sums[16];   // 0: no mass below
+    float least[16];   // the least stored priority below, which is the largest priority; 0: no row below
+    float minima[16];  // the smallest mass above 0 below; 0: none
+};
+
+struct Tree {
+    static constexpr int kMaxLevels = 16;
+    static constexpr std::uint64_t kFan = 16;
+
+    // The memory has the sizes that storage/format.h tells.
+    Tree(std::byte* leaf_memory, std::byte* node_memory, std::uint64_t leaf_count);
+
+    static constexpr std::uint64_t groups_of(std::uint64_t children) { return (children + kFan - 1) / kFan; }
+
+    double total() const { return levels[depth - 1]->sums[0]; }
+    float largest_priority() const { return -levels[depth - 1]->least[0]; }
+    float smallest_mass() const { return levels[depth - 1]->minima[0]; }
+    float& stored(std::uint64_t leaf) const { return leaves[leaf / kFan].stored[leaf % kFan]; }
+    float& mass(std::uint64_t leaf) const { return leaves[leaf / kFan].masses[leaf % kFan]; }
+
+    std::uint64_t leaf_count = 0;
+    Leaves* leaves = nullptr;
+    Nodes* levels[kMaxLevels] = {};  // levels[0] stands directly over the leaves; the last one's first node is the root
+    std::uint64_t sizes[kMaxLevels] = {};  // nodes of a level
+    int depth = 0;
+    bool keeps_largest = true;   // whether anybody asks for largest_priority()
+    bool keeps_smallest = true;  // and for smallest_mass()
+};
+
+struct TreeKernels {
+    // out[i] = x[i] ^ exponent in double precision (within a few units in the last place), x >= 0; 0 gives 0.
+    void (*powers)(const double* x, double* out, std::size_t count, double exponent);
+
+    // The mass of a stored priority: (priority + eps) ^ alpha rounded to float; no row and priority + eps = 0 give 0.
+    void (*masses)(const float* stored, float* out, std::size_t count, double eps, double alpha);
+
+    // Brings the nodes above these leaves up to date. Duplicates are fine.
+    void (*refresh)(const Tree& tree, const std::uint64_t* leaves, std::size_t count);
+    void (*refresh_range)(const Tree& tree, std::uint64_t begin, std::uint64_t end);
+
+    // For each target in [0, total) the leaf at which the running sum passes it. Never a leaf without mass. The whole
+    // batch goes down a level at a time, so that all its cache misses are in flight together. Targets are spent.
+    void (*descend)(const Tree& tree, double* targets, std::uint64_t* leaves, std::size_t count);
+};
+
+const TreeKernels& tree_kernels();
+
+}  // namespace sharpwave

@@ -1,0 +1,131 @@
+#include "table/heap.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "table/codec.h"
+
+namespace sharpwave {
+
+using namespace format;
+
+BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), block_(block) {
+    used_ = table.block_record(block).heap_used.load(std::memory_order_relaxed);
+    const std::uint64_t finals = table.header().block_finals_bytes;
+    const std::uint64_t size = table.header().block_heap_bytes - finals;
+    const std::byte* base = table.region(kHeap) + block * (finals + size) + finals;
+    // Pieces of this lap first; where a kill cut an allocation short, the chain still leads past `used_`.
+    std::uint64_t at = 0;
+    while (at < used_) {
+        const auto* piece = reinterpret_cast<const PieceHeader*>(base + at);
+        if (piece->span == 0 || piece->span > size - at) break;
+        at += piece->span;
+    }
+    used_ = old_ = at;
+}
+
+std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std::int64_t& lost) {
+    const std::uint64_t finals = table_->header().block_finals_bytes;
+    const std::uint64_t size = table_->header().block_heap_bytes - finals, start = block_ * (finals + size) + finals;
+    std::byte* base = table_->region(kHeap) + start;
+    const std::uint64_t need = piece_bytes(bytes);
+    if (used_ + need > size) throw Error(ErrorKind::storage, "add(): a heap is full; this is a defect of Sharpwave");
+    table_->ensure(base + used_, std::min(need + sizeof(PieceHeader), size - used_));
+    std::int64_t gone = 0;
+    while (old_ < used_ + need) {
+        const auto* piece = reinterpret_cast<const PieceHeader*>(base + old_);
+        if (old_ + sizeof(PieceHeader) > size || piece->span == 0 || piece->span > size - old_) {
+            old_ = size;
+            break;
+        }
+        if (piece->owner != 0) gone += table_->lose(piece->owner - 1);
+        old_ += piece->span;
+        table_->ensure(base + old_, std::min<std::uint64_t>(sizeof(PieceHeader), size - std::min(old_, size)));
+    }
+    std::atomic_thread_fence(std::memory_order_release);  // lost rows say so before their bytes change
+    const std::uint64_t gap = old_ - (used_ + need);
+    if (gap > 0 && old_ < size) {
+        new (base + used_ + need) PieceHeader{0, gap};
+    }
+    new (base + used_) PieceHeader{owner + 1, need};
+    const std::uint64_t place = start + used_ + sizeof(PieceHeader);
+    used_ += need;
+    table_->block_record(block_).heap_used.store(used_, std::memory_order_relaxed);
+    if (gone)
+        table_->counters().rows_retired.value.fetch_add(static_cast<std::uint64_t>(gone), std::memory_order_relaxed);
+    lost += gone;
+    return place;
+}
+
+std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
+    const std::uint64_t span = piece_bytes(table_->layout().final_bytes());
+    const std::uint64_t start = block_ * table_->header().block_heap_bytes;
+    const std::uint64_t places = table_->header().block_rows + table_->width();
+    for (std::uint64_t i = 0; i < places; ++i) {
+        std::byte* place = table_->region(kHeap) + start + i * span;
+        table_->ensure(place, span);
+        auto* header = reinterpret_cast<PieceHeader*>(place);
+        if (header->owner != 0) {
+            const std::uint64_t slot = table_->slot_of(header->owner - 1);
+            const std::uint64_t word =
+                std::atomic_ref<std::uint64_t>(table_->word(slot)).load(std::memory_order_acquire);
+            const bool is_there = state_of(word) == kCommitted || state_of(word) == kWriting;
+            if (serial_of(word) == header->owner - 1 && is_there) continue;
+        }
+        std::atomic_thread_fence(std::memory_order_release);
+        header->owner = owner + 1;
+        header->span = span;
+        return start + i * span + sizeof(PieceHeader);
+    }
+    throw Error(ErrorKind::storage, "add(): no place for a final observation; this is a defect of Sharpwave");
+}
+
+std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting) {
+    thread_local std::vector<std::byte> image;
+    image.resize(table.layout().final_bytes());
+    std::uint64_t from = kWaitingHead, to = 0;
+    for (const Field& field : table.layout().fields()) {
+        if (!field.gives_next) continue;
+        FinalValue value;
+        std::memcpy(&value, waiting + from, sizeof value);
+        std::byte* out = image.data() + to + sizeof value;
+        value.kept_bytes = encode(field, waiting + from + sizeof value, value.value_bytes, out);
+        value.crc = crc32c(0, out, value.kept_bytes);
+        std::memcpy(image.data() + to, &value, sizeof value);
+        from += sizeof value + (field.full_bytes + 15) / 16 * 16;
+        to += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
+    }
+    const std::uint64_t place = heap.allocate_final(serial);
+    racy_copy(table.region(kHeap) + place, image.data(), to);
+    return place;
+}
+
+void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
+    for (std::uint64_t env = 0; env < table.width(); ++env) {
+        for (std::uint64_t half = 0; half < 2; ++half) {
+            std::byte* place = table.waiting(pair + env, half);
+            if (table.storage().is_file()) table.ensure(place, table.header().waiting_bytes);
+            std::atomic_ref<std::uint64_t> tag(*reinterpret_cast<std::uint64_t*>(place));
+            const std::uint64_t name = tag.load(std::memory_order_acquire);
+            if (name == 0) continue;
+            const std::uint64_t serial = name - 1;
+            std::uint64_t slot = table.slot_of(serial);
+            if (slot >= table.header().slots) continue;
+            std::atomic_ref<std::uint64_t> word(table.word(slot));
+            const std::uint64_t seen = word.load(std::memory_order_acquire);
+            if (serial_of(seen) != serial || state_of(seen) != kCommitted || (seen & kHasFinalObservation)) continue;
+            std::uint64_t next = seen;
+            if (table.successor(next)) continue;
+            const std::uint64_t kept = keep_final(table, heap, serial, place);
+            std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
+            word.fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),
+                          std::memory_order_release);
+        }
+    }
+}
+
+}  // namespace sharpwave

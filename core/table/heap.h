@@ -1,0 +1,46 @@
+// The heap of a block: bytes of no fixed size. Only the block's owner allocates.
+//
+// Values of rows stand in a chain, in the order in which they came. A lap begins at the chain's start and writes over
+// the pieces of the lap before. The row that owns such a piece is lost first, so no reader can take torn bytes for its
+// own; mostly it stands just ahead of the writer and was to go anyway.
+//
+// Final observations have places of equal size, taken again when their row is gone, so none is ever lost. The first
+// free one is taken: only as many are touched as there were episode ends at one time.
+#pragma once
+
+#include <cstdint>
+
+#include "table/table.h"
+
+namespace sharpwave {
+
+class BlockHeap {
+public:
+    BlockHeap() = default;
+
+    // Goes on where the block's lap stands; 0 `used` begins a new one.
+    BlockHeap(const Table& table, std::uint64_t block);
+
+    // Room for `bytes` that belong to the row `owner`; returns its place in the heap region. `lost` grows by the live
+    // rows that had to go.
+    std::uint64_t allocate(std::uint64_t owner, std::uint64_t bytes, std::int64_t& lost);
+
+    // A place for the final observation of the row `owner`, likewise.
+    std::uint64_t allocate_final(std::uint64_t owner);
+
+private:
+    const Table* table_ = nullptr;
+    std::uint64_t block_ = 0;
+    std::uint64_t used_ = 0;  // this lap's pieces end here
+    std::uint64_t old_ = 0;   // and here the next piece of an earlier lap begins; the heap's end: there is none
+};
+
+// Puts the next observation of row `serial` into the heap as its final one; returns the place. `waiting` is the image
+// of a waiting place.
+std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting);
+
+// Ends the episodes of a writer that says no more: what waits for a row that never came becomes final. `pair` is the
+// writer's first pair of waiting places.
+void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair);
+
+}  // namespace sharpwave

@@ -1,0 +1,82 @@
+// Rows become examples: n-step returns, next observations taken from the row after, stacks rebuilt from single frames.
+//
+// Everything is worked out when an example is asked for and nothing is written. An example reads several rows; all of
+// them are looked at again at the end, and if one has changed meanwhile the example is thrown away.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "table/table.h"
+
+namespace sharpwave {
+
+// Where a leaf of a batch comes from.
+enum class Role : std::uint8_t {
+    own,     // the row drawn
+    reward,  // summed over the steps of the example
+    last,    // the last of those steps
+    next,    // the row after it, or what is kept in its place
+};
+
+struct ViewLeaf {
+    std::uint32_t field;  // of the table
+    Role role;
+    std::uint32_t older =
+        0;  // a stack that ends in this field's value begins with this field's frames (stored next_obs)
+};
+
+struct ViewConfig {
+    std::uint32_t n_step = 1;
+    double gamma = 0.99;
+    std::vector<ViewLeaf> leaves;
+};
+
+// The arrays of a batch.
+struct Outputs {
+    std::byte* const* flats;                 // one a leaf: rows side by side, stacks oldest frame first
+    std::int64_t* const* lengths = nullptr;  // one a leaf, null where it is not ragged: items in each row
+    float* discounts = nullptr;              // gamma ^ steps; n_step > 1 only
+};
+
+class Transitions {
+public:
+    // A reward that cannot be summed is ErrorKind::schema.
+    Transitions(const Table& table, ViewConfig config);
+
+    const ViewConfig& config() const { return config_; }
+    std::uint64_t leaf_bytes(const ViewLeaf& leaf) const;  // in a batch, of one example
+    std::uint64_t example_bytes() const { return example_bytes_; }
+
+    // Makes the examples of positions begin..end that start at slots[begin..end); `words` gets the words of those rows.
+    // Positions without one (the row is no longer there, or something it needs) go to `missed`; returns their number.
+    // `single`: one-step examples, whatever n_step says.
+    std::size_t gather(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
+                       std::uint64_t* words, std::uint32_t* missed, bool single = false) const;
+
+private:
+    struct Work;
+    std::size_t gather_part(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
+                            std::uint64_t* words, std::uint32_t* missed, bool single) const;
+    bool walk(Work& work, std::size_t position, std::uint32_t n_step, const Outputs& out) const;
+    bool look_back(Work& work, std::size_t position, std::uint64_t slot, std::uint64_t word,
+                   std::uint64_t* frames) const;
+    void copy_stacks(Work& work, std::size_t leaf, const std::uint64_t* slots, std::size_t count, const Outputs& out,
+                     bool streaming) const;
+    bool finish_value(const Field& field, std::byte* to, std::uint64_t value_bytes, std::int64_t* length) const;
+    bool copy_next(Work& work, std::size_t position, const Outputs& out) const;
+    bool copy_value(Work& work, const Field& field, std::uint64_t slot, std::byte* to, std::int64_t* length) const;
+    void prefetch(std::uint64_t slot) const;
+
+    const Table& table_;
+    ViewConfig config_;
+    bool is_plain_;  // every leaf is a fixed field of the row drawn
+    bool derives_ = false;
+    std::uint32_t stack_ = 1;
+    int reward_ = -1;  // the leaf that is summed
+    std::uint64_t example_bytes_ = 0;
+    std::vector<double> powers_;  // of gamma
+};
+
+}  // namespace sharpwave
