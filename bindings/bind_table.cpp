@@ -229,7 +229,7 @@ nb::dict stats(BoundTable& self) {
 }
 
 using FieldTuple = std::tuple<std::string, std::string, std::uint32_t, std::vector<std::int64_t>, std::uint32_t,
-                              std::uint32_t, bool, bool>;
+                              std::uint32_t, bool, bool, int>;
 using SamplerTuple = std::tuple<double, double, double, double>;  // alpha, beta start, end and steps
 
 BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity, std::uint64_t width,
@@ -237,9 +237,14 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
                   const std::optional<SamplerTuple>& priorities, const std::string& description,
                   const std::string& path, bool replace) {
     sharpwave::TableConfig config;
-    for (const auto& [name, dtype, item_bytes, shape, stack, codec, ragged, gives_next] : fields) {
-        config.fields.push_back(
-            {name, dtype, item_bytes, shape, stack, static_cast<sharpwave::Codec>(codec), ragged, gives_next});
+    for (const auto& [name, dtype, item_bytes, shape, stack, codec, ragged, gives_next, follows] : fields) {
+        sharpwave::Field field{name, dtype, item_bytes, shape};
+        field.stack = stack;
+        field.codec = static_cast<sharpwave::Codec>(codec);
+        field.is_ragged = ragged;
+        field.gives_next = gives_next;
+        field.follows = follows;
+        config.fields.push_back(std::move(field));
     }
     config.capacity = capacity;
     config.width = width;

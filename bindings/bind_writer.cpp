@@ -54,14 +54,21 @@ struct Incoming {
     PyObject* truncated = nullptr;
     PyObject* mask = nullptr;
     PyObject* priority = nullptr;
-    FieldInput fields[kMaxFields];
-    FieldInput next[kMaxFields];
+    // Raw: only those of the schema are ever filled, and clearing all of them would cost as much as the add.
+    union {
+        FieldInput fields[kMaxFields];
+    };
+    union {
+        FieldInput next[kMaxFields];
+    };
     PyObject* sources[kMaxFields];  // the values behind the leaves, borrowed
     npy_intp lead_shape[2];
     int lead = 0;  // leading axes: 0 is one row, 1 is (rows,), 2 is (steps, num_envs)
     std::size_t rows = 1;
     alignas(16) std::byte scratch[kScratchBytes];
     std::size_t scratch_used = 0;
+
+    Incoming() {}
 
     std::byte* room(std::size_t bytes) {
         const std::size_t aligned = (bytes + 15) / 16 * 16;

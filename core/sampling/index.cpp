@@ -210,34 +210,39 @@ void Index::take_in() {
     };
     // First those who leave: their places are taken, or they are kept for their neighbours only.
     const std::uint64_t spare = table_.header().spare_rows;
+    const std::uint64_t window = spare ? spare + table_.width() * table_.layout().stack() : 0;
+    retired_.clear();
+    std::uint64_t count = 0;
+    for (const Range& range : new_rows_) count += range.count;
+    const bool many = count > 64;
     leaves_.clear();
     float given_max = -1, leaving_max = -1;
-    std::uint64_t count = 0;
     const auto leave = [&](std::uint64_t slot) {
         const float stored = tree_.stored(slot);
         if (is_row(stored)) leaving_max = std::max(leaving_max, -stored);
-        leaves_.push_back(slot);
+        if (!many) leaves_.push_back(slot);
         remove(slot);
     };
     for (const Range& range : new_rows_) {
-        count += range.count;
         for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
             leave(slot);
             const float given = given_[slot];
             if (is_row(given) && is_live(word_at(slot), least)) given_max = std::max(given_max, -given);
         }
-        // A writer retires rows ahead of it. Where several writers share the ring these may stand elsewhere too: a draw
-        // that meets one takes it out.
-        for (std::uint64_t i = 0; spare && i < range.count; ++i) {
-            const std::uint64_t slot = (range.slot + i + spare) % tree_.leaf_count;
-            if (is_row(tree_.stored(slot)) && !is_live(word_at(slot), least)) leave(slot);
+        // A writer retires rows ahead of it: mostly the next few, more where steps were masked out. Where several
+        // writers share the ring they may stand elsewhere too; a draw that meets one takes it out.
+        for (std::uint64_t i = 0, reach = window; i < reach && i < tree_.leaf_count; ++i) {
+            const std::uint64_t slot = (range.slot + range.count + i) % tree_.leaf_count;
+            if (!is_row(tree_.stored(slot)) || is_live(word_at(slot), least)) continue;
+            leave(slot);
+            retired_.push_back(slot);
+            reach = i + 1 + window;
         }
     }
-    const bool many = leaves_.size() > 64;
     const auto refresh = [&] {
         if (!many) return kernels_.refresh(tree_, leaves_.data(), leaves_.size());
         for (const Range& range : new_rows_) kernels_.refresh_range(tree_, range.slot, range.slot + range.count);
-        if (spare) kernels_.refresh(tree_, leaves_.data(), leaves_.size());
+        kernels_.refresh(tree_, retired_.data(), retired_.size());
     };
     if (tree_.keeps_largest && leaving_max >= tree_.largest_priority()) refresh();
 
@@ -267,7 +272,7 @@ void Index::take_in() {
     }
     refresh();
     head_->changes += count;
-    for (const Range& range : new_rows_) cursors_[range.slot / table_.block_rows()] = range.end;
+    for (const Range& range : new_rows_) cursors_[table_.block_of(range.slot)] = range.end;
 }
 
 // ---- masses anew ----------------------------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ void Index::rebuild() {
         float& stored = tree_.stored(slot);
         if (!is_row(stored)) continue;
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
-        if (is_live(word, least) && serial_of(word) < cursors_[slot / table_.block_rows()]) {
+        if (is_live(word, least) && serial_of(word) < cursors_[table_.block_of(slot)]) {
             ++head_->rows;
         } else {
             stored = 0;
@@ -362,8 +367,7 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
         const std::uint64_t serial = serials[i], slot = leaves_[i];
         if (slot >= tree_.leaf_count || !is_row(tree_.stored(slot))) continue;
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_relaxed);
-        if (serial_of(word) != serial || !is_live(word, least) || serial >= cursors_[slot / table_.block_rows()])
-            continue;
+        if (serial_of(word) != serial || !is_live(word, least) || serial >= cursors_[table_.block_of(slot)]) continue;
         set_leaf(slot, -stored_[i], config_.rank_based ? tree_.mass(slot) : masses_[i]);
         largest = std::max(largest, -stored_[i]);
         leaves_[applied++] = slot;
@@ -438,11 +442,10 @@ void Index::Draw::read_odds() {
 }
 
 void Index::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end) {
-    const std::uint64_t block_rows = index_.table_.block_rows();
     for (std::size_t i = begin; i < end; ++i) {
         const std::uint64_t slot = drawn.slots[i];
         drawn.probabilities[i] = share_ * static_cast<double>(index_.tree_.mass(slot)) + floor_;
-        drawn.limits[i] = index_.cursors_[slot / block_rows];
+        drawn.limits[i] = index_.cursors_[index_.table_.block_of(slot)];
     }
 }
 

@@ -121,7 +121,7 @@ private:
     Tree tree_;
     const TreeKernels& kernels_;
     std::vector<Range> new_rows_;
-    std::vector<std::uint64_t> leaves_;
+    std::vector<std::uint64_t> leaves_, retired_;
     std::vector<float> stored_, masses_;
 };
 

@@ -12,7 +12,7 @@ namespace sharpwave {
 
 // A row's priority as it is stored: the negative of it, so that zeroed memory means "no row here" and a live row of
 // priority 0 is -0.0.
-inline float stored_priority(float priority) { return -priority; }
+inline float stored_priority(float priority) { return -__builtin_fabsf(priority); }
 inline bool is_row(float stored) { return __builtin_signbit(stored) != 0; }
 
 // Sixteen leaves, side by side: what a change touches is two neighbouring cache lines.
@@ -38,7 +38,7 @@ struct Tree {
     static constexpr std::uint64_t groups_of(std::uint64_t children) { return (children + kFan - 1) / kFan; }
 
     double total() const { return levels[depth - 1]->sums[0]; }
-    float largest_priority() const { return -levels[depth - 1]->least[0]; }
+    float largest_priority() const { return __builtin_fabsf(levels[depth - 1]->least[0]); }
     float smallest_mass() const { return levels[depth - 1]->minima[0]; }
     float& stored(std::uint64_t leaf) const { return leaves[leaf / kFan].stored[leaf % kFan]; }
     float& mass(std::uint64_t leaf) const { return leaves[leaf / kFan].masses[leaf % kFan]; }

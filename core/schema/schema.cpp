@@ -61,8 +61,11 @@ RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
 
     std::vector<std::size_t> order(fields_.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return alignment(fields_[a]) > alignment(fields_[b]); });
+    // Small fields stand near the word: who follows an episode from row to row reads one line of each.
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        const std::uint64_t first = alignment(fields_[a]), second = alignment(fields_[b]);
+        return first != second ? first > second : fields_[a].bytes < fields_[b].bytes;
+    });
     std::uint64_t offset = payload_offset();
     for (std::size_t i : order) {
         fields_[i].offset = offset;

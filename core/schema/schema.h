@@ -16,12 +16,13 @@ struct Field {
     std::string dtype;
     std::uint32_t item_bytes = 0;
     std::vector<std::int64_t> shape;
-    std::uint32_t stack = 1;       // frames of a stack that batches give; the row holds one
-    Codec codec = Codec::none;     // how its bytes are kept
-    bool is_ragged = false;        // shape[0] is the most; a value may have fewer items there
-    bool gives_next = false;       // an observation whose next one is that of the row after (next_obs="derived")
-    std::uint64_t offset = 0;      // in the row; filled by the layout
-    std::uint64_t bytes = 0;       // in the row; filled by the layout
+    std::uint32_t stack = 1;    // frames of a stack that batches give; the row holds one
+    Codec codec = Codec::none;  // how its bytes are kept
+    bool is_ragged = false;     // shape[0] is the most; a value may have fewer items there
+    int follows = -1;           // the field whose stack this one's goes on from (a stored next observation); -1: none
+    bool gives_next = false;    // an observation whose next one is that of the row after (next_obs="derived")
+    std::uint64_t offset = 0;   // in the row; filled by the layout
+    std::uint64_t bytes = 0;    // in the row; filled by the layout
     std::uint64_t full_bytes = 0;  // item_bytes times the product of shape; filled by the layout
 
     // Values of no fixed size stand in the heap of their block, and the row holds where.
@@ -37,7 +38,8 @@ struct HeapPlace {
 };
 
 // Fields at fixed offsets in one record. The largest items come first, so that each field is aligned to its item
-// and padding stands only at the end. Rows are padded to 8 bytes: their word is read atomically.
+// and padding stands only at the end; among equals the smaller field. Rows are padded to 8 bytes: their word is read
+// atomically.
 class RowLayout {
 public:
     // Rows whose payload is below this carry their word in front: it shares a cache line with the payload and costs

@@ -162,7 +162,8 @@ struct FieldRecord {
     std::uint32_t ragged;       // 1: shape[0] is the most, a value may have fewer items
     std::uint32_t gives_next;   // 1: the next row's value is this row's next observation
     std::uint64_t full_bytes;   // of a whole value; `bytes` is 16 where the value is in the heap
-    std::uint32_t reserved[8];
+    std::uint32_t follows;      // index plus 1 of the field whose stack this one's goes on from; 0 none
+    std::uint32_t reserved[7];
 };
 static_assert(sizeof(FieldRecord) == 256);
 

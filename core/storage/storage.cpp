@@ -10,10 +10,10 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "base/process.h"
@@ -85,7 +85,7 @@ int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
 }
 
 // Space is given in chunks of this size.
-constexpr std::uint64_t kChunk = 256 << 10;
+constexpr std::uint64_t kChunk = kPageBytes;
 
 }  // namespace
 
@@ -110,10 +110,16 @@ Storage Storage::anonymous(std::uint64_t bytes) {
 
 // Which chunks are known to have their space. Another process may know more; asking twice does no harm.
 struct Storage::Sparse {
-    Sparse(int descriptor, std::uint64_t bytes) : fd(descriptor), known((bytes + kChunk - 1) / kChunk) {}
-    ~Sparse() { close(fd); }
+    Sparse(int descriptor, std::uint64_t bytes)
+        : fd(descriptor), known(static_cast<std::atomic<bool>*>(std::calloc((bytes + kChunk - 1) / kChunk, 1))) {
+        static_assert(sizeof(std::atomic<bool>) == 1);
+    }
+    ~Sparse() {
+        close(fd);
+        std::free(known);
+    }
     int fd;
-    std::vector<std::atomic<bool>> known;
+    std::atomic<bool>* known;  // fresh zeroed pages cost nothing until they are touched
 };
 
 Storage::Storage() = default;
@@ -134,14 +140,15 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint6
              code);
     }
     storage.data_ = map_file(fd, storage.bytes_, path);
-    storage.sparse_ = std::make_unique<Sparse>(dup(fd), storage.bytes_);
+    storage.sparse_ = std::make_unique<Sparse>(fcntl(fd, F_DUPFD_CLOEXEC, 0), storage.bytes_);
     return storage;
 }
 
 void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
     for (std::uint64_t chunk = offset / kChunk; chunk * kChunk < offset + bytes; ++chunk) {
-        if (sparse_->known[chunk].load(std::memory_order_relaxed)) continue;
+        if (sparse_->known && sparse_->known[chunk].load(std::memory_order_relaxed)) continue;
         const std::uint64_t begin = chunk * kChunk, end = std::min(begin + kChunk, bytes_);
+        if (!sparse_->known) fail("add(): '" + path_ + "' cannot grow", ENOMEM);
         if (const int code = allocate_blocks(sparse_->fd, begin, end - begin)) {
             fail("add(): '" + path_ + "' cannot grow", code);
         }
@@ -171,7 +178,7 @@ Storage Storage::attach(const std::string& path, bool read_only) {
     storage.path_ = path;
     storage.bytes_ = static_cast<std::uint64_t>(info.st_size);
     storage.data_ = map_file(fd, storage.bytes_, path, read_only);
-    storage.sparse_ = std::make_unique<Sparse>(dup(fd), storage.bytes_);
+    storage.sparse_ = std::make_unique<Sparse>(fcntl(fd, F_DUPFD_CLOEXEC, 0), storage.bytes_);
     return storage;
 }
 

@@ -46,6 +46,9 @@ struct CopyKernels {
     // committed, or changed meanwhile, go to `missed`; returns their number.
     std::size_t (*gather)(const Gather& gather, std::size_t begin, std::size_t end, std::uint32_t* missed);
 
+    // The same for rows that were just read, without a look at their words: those are the caller's to check.
+    void (*gather_warm)(const Gather& gather, std::size_t begin, std::size_t end);
+
     // Copies `count` consecutive rows from the flat arrays into the rows from `slot` on. Words are the caller's.
     void (*scatter)(const RowView& view, std::uint64_t slot, std::size_t count, const FieldMove* fields,
                     std::size_t field_count);

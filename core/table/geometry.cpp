@@ -171,6 +171,7 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
         record.compression = static_cast<std::uint32_t>(field.codec);
         record.ragged = field.is_ragged;
         record.gives_next = field.gives_next;
+        record.follows = static_cast<std::uint32_t>(field.follows + 1);
         record.full_bytes = field.full_bytes;
     }
     std::memcpy(base + header.regions[kDescription].offset, config.description.data(), config.description.size());
@@ -258,6 +259,10 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         field.codec = static_cast<Codec>(record.compression);
         field.is_ragged = record.ragged != 0;
         field.gives_next = record.gives_next != 0;
+        field.follows = static_cast<int>(record.follows) - 1;
+        if (record.follows > header.field_count) {
+            throw Error(ErrorKind::storage, "'" + path + "' is damaged: a field record is wrong");
+        }
         fields.push_back(std::move(field));
     }
     RowLayout layout(std::move(fields));

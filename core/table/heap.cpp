@@ -26,6 +26,21 @@ BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), 
         at += piece->span;
     }
     used_ = old_ = at;
+    if (!finals) return;
+    const std::uint64_t span = piece_bytes(table.layout().final_bytes());
+    const std::byte* first = table.region(kHeap) + block * (finals + size);
+    while (touched_finals_ < table.header().block_rows + table.width() &&
+           reinterpret_cast<const PieceHeader*>(first + touched_finals_ * span)->owner != 0) {
+        ++touched_finals_;
+    }
+}
+
+void BlockHeap::ensure(std::uint64_t bytes) const {
+    const std::uint64_t finals = table_->header().block_finals_bytes;
+    const std::uint64_t size = table_->header().block_heap_bytes - finals;
+    if (used_ + bytes > size) return;
+    const std::byte* base = table_->region(kHeap) + block_ * (finals + size) + finals;
+    table_->ensure(base + used_, std::min(bytes + sizeof(PieceHeader), size - used_));
 }
 
 std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std::int64_t& lost) {
@@ -65,7 +80,11 @@ std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
     const std::uint64_t span = piece_bytes(table_->layout().final_bytes());
     const std::uint64_t start = block_ * table_->header().block_heap_bytes;
     const std::uint64_t places = table_->header().block_rows + table_->width();
-    for (std::uint64_t i = 0; i < places; ++i) {
+    // From the last one on, then from the first, then one that was never used.
+    for (std::uint64_t tried = 0; tried <= places; ++tried) {
+        if (next_final_ >= touched_finals_ && tried < touched_finals_) next_final_ = 0;
+        const std::uint64_t i = tried < touched_finals_ ? next_final_++ : (next_final_ = touched_finals_ + 1) - 1;
+        if (i >= places) break;
         std::byte* place = table_->region(kHeap) + start + i * span;
         table_->ensure(place, span);
         auto* header = reinterpret_cast<PieceHeader*>(place);
@@ -79,6 +98,7 @@ std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
         std::atomic_thread_fence(std::memory_order_release);
         header->owner = owner + 1;
         header->span = span;
+        touched_finals_ = std::max(touched_finals_, i + 1);
         return start + i * span + sizeof(PieceHeader);
     }
     throw Error(ErrorKind::storage, "add(): no place for a final observation; this is a defect of Sharpwave");
@@ -113,13 +133,13 @@ void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
             const std::uint64_t name = tag.load(std::memory_order_acquire);
             if (name == 0) continue;
             const std::uint64_t serial = name - 1;
-            std::uint64_t slot = table.slot_of(serial);
+            const std::uint64_t slot = table.slot_of(serial);
             if (slot >= table.header().slots) continue;
             std::atomic_ref<std::uint64_t> word(table.word(slot));
             const std::uint64_t seen = word.load(std::memory_order_acquire);
             if (serial_of(seen) != serial || state_of(seen) != kCommitted || (seen & kHasFinalObservation)) continue;
-            std::uint64_t next = seen;
-            if (table.successor(next)) continue;
+            std::uint64_t next = seen, next_slot = slot;
+            if (table.successor(next_slot, next)) continue;
             const std::uint64_t kept = keep_final(table, heap, serial, place);
             std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
             word.fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),

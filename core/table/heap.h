@@ -25,14 +25,19 @@ public:
     // rows that had to go.
     std::uint64_t allocate(std::uint64_t owner, std::uint64_t bytes, std::int64_t& lost);
 
+    // Gives the next `bytes` of the chain their space in a file.
+    void ensure(std::uint64_t bytes) const;
+
     // A place for the final observation of the row `owner`, likewise.
     std::uint64_t allocate_final(std::uint64_t owner);
 
 private:
     const Table* table_ = nullptr;
     std::uint64_t block_ = 0;
-    std::uint64_t used_ = 0;  // this lap's pieces end here
-    std::uint64_t old_ = 0;   // and here the next piece of an earlier lap begins; the heap's end: there is none
+    std::uint64_t used_ = 0;            // this lap's pieces end here
+    std::uint64_t next_final_ = 0;      // where the search for a place begins
+    std::uint64_t touched_finals_ = 0;  // places that were ever used
+    std::uint64_t old_ = 0;  // and here the next piece of an earlier lap begins; the heap's end: there is none
 };
 
 // Puts the next observation of row `serial` into the heap as its final one; returns the place. `waiting` is the image

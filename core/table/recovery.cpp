@@ -94,10 +94,10 @@ void Table::reclaim_dead_writers() {
 
 void Table::retire_without_history() {
     for (std::uint64_t slot = 0; layout_->stack() > 1 && slot < header_->slots; ++slot) {
-        std::uint64_t seen = word(slot);
+        std::uint64_t seen = word(slot), at = slot;
         if (!is_live(seen, least_word())) continue;
         bool gone = false;
-        for (std::uint32_t k = 1; k < layout_->stack() && !gone && predecessor(seen, gone); ++k) {
+        for (std::uint32_t k = 1; k < layout_->stack() && !gone && predecessor(at, seen, gone); ++k) {
         }
         if (gone) word(slot) |= kRetired;
     }

@@ -152,12 +152,12 @@ bool save_next(const Table& table, std::uint64_t slot, std::uint64_t word, const
         place = heap.put(image.data(), image.size()) + 1;
         return true;
     }
-    std::uint64_t next_word = word;
-    if (const auto next = table.successor(next_word)) {
-        if (serial_of(next_word) < cut[*next / table.block_rows()]) return true;
+    std::uint64_t next_word = word, next = slot;
+    if (table.successor(next, next_word)) {
+        if (serial_of(next_word) < cut[table.block_of(next)]) return true;
         // It came after the cut: its observation is all that is taken of it.
         std::uint64_t at = 0;
-        const std::byte* row = table.view().rows + *next * table.header().row_bytes;
+        const std::byte* row = table.view().rows + next * table.header().row_bytes;
         for (const Field& field : fields) {
             if (!field.gives_next) continue;
             const auto full = static_cast<std::uint32_t>(field.full_bytes);
@@ -175,7 +175,7 @@ bool save_next(const Table& table, std::uint64_t slot, std::uint64_t word, const
             at += sizeof size + (value.kept_bytes + 15u) / 16 * 16;
         }
         std::atomic_thread_fence(std::memory_order_acquire);
-        const std::uint64_t again = std::atomic_ref<std::uint64_t>(table.word(*next)).load(std::memory_order_acquire);
+        const std::uint64_t again = std::atomic_ref<std::uint64_t>(table.word(next)).load(std::memory_order_acquire);
         if ((again ^ next_word) & ~kFlagMask) return false;
         place = heap.put(image.data(), image.size()) + 1;
         return true;
@@ -210,7 +210,7 @@ std::uint64_t copy_row(const Table& table, std::uint64_t slot, std::uint64_t lea
                        const std::vector<std::uint64_t>& cuts, std::byte* to, SnapshotHeap& heap,
                        std::uint64_t& final_place) {
     const RowView view = table.view();
-    const std::uint64_t cut = cuts[slot / table.block_rows()];
+    const std::uint64_t cut = cuts[table.block_of(slot)];
     std::atomic_ref<std::uint64_t> word(table.word(slot));
     const std::uint64_t payload = table.layout().payload_bytes();
     for (int attempt = 0; attempt < 100; ++attempt) {

@@ -39,6 +39,7 @@ Table::Table(Storage storage, RowLayout layout)
     words_ = header_->word_is_embedded ? rows_ : at(kWords);
     word_stride_ = header_->word_is_embedded ? header_->row_bytes : 8;
     checksums_ = header_->has_checksums ? reinterpret_cast<std::uint32_t*>(at(kChecksums)) : nullptr;
+    by_block_ = Divider(header_->block_rows, header_->slots + header_->block_rows);
     given_ = header_->sampler ? reinterpret_cast<float*>(at(kGiven)) : nullptr;
     finals_ = layout_->gives_next() ? reinterpret_cast<std::uint64_t*>(at(kFinals)) : nullptr;
 }
@@ -169,61 +170,62 @@ std::unique_ptr<Writer> Table::writer() {
                                             " writers are taken; close one, or give writers= a larger number");
 }
 
-std::optional<std::uint64_t> Table::successor(std::uint64_t& seen) const {
-    if (seen & kEndMask) return std::nullopt;
+bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen) const {
+    if (seen & kEndMask) return false;
     const std::uint64_t width = header_->width, rows = header_->block_rows;
-    for (std::uint64_t serial = serial_of(seen);;) {
-        const std::uint64_t slot = slot_of(serial), offset = slot % rows;
-        std::uint64_t next = serial + width;
-        if (offset + width >= block_length(slot / rows)) {
-            const BlockRecord& block = blocks_[slot / rows];
-            if (block.linked_ticket.load(std::memory_order_acquire) != serial / rows) return std::nullopt;
-            const std::uint64_t ticket = block.next_ticket.load(std::memory_order_acquire);
-            if (block.linked_ticket.load(std::memory_order_relaxed) != serial / rows || ticket == kNone)
-                return std::nullopt;
-            next = ticket * rows + offset % width;
+    std::uint64_t serial = serial_of(seen), at = slot;
+    for (;;) {
+        const std::uint64_t block = block_of(at), offset = at - block * rows;
+        if (offset + width < block_length(block)) {
+            serial += width;
+            at += width;
+        } else {
+            const BlockRecord& record = blocks_[block];
+            const std::uint64_t lap = serial / rows;
+            if (record.linked_ticket.load(std::memory_order_acquire) != lap) return false;
+            const std::uint64_t ticket = record.next_ticket.load(std::memory_order_acquire);
+            if (record.linked_ticket.load(std::memory_order_relaxed) != lap || ticket == kNone) return false;
+            serial = ticket * rows + offset % width;
+            at = slot_of(serial);
         }
-        const std::uint64_t next_slot = slot_of(next);
-        const std::uint64_t word =
-            std::atomic_ref<std::uint64_t>(this->word(next_slot)).load(std::memory_order_acquire);
-        if (serial_of(word) != next) return std::nullopt;
-        if (state_of(word) == kVoid) {
-            serial = next;
-            continue;
-        }
-        if (state_of(word) != kCommitted || (word & kEpisodeStart)) return std::nullopt;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(this->word(at)).load(std::memory_order_acquire);
+        if (serial_of(word) != serial) return false;
+        if (state_of(word) == kVoid) continue;
+        if (state_of(word) != kCommitted || (word & kEpisodeStart)) return false;
         seen = word;
-        return next_slot;
+        slot = at;
+        return true;
     }
 }
 
-std::optional<std::uint64_t> Table::predecessor(std::uint64_t& seen, bool& gone) const {
+bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) const {
     gone = false;
-    if (seen & kEpisodeStart) return std::nullopt;
+    if (seen & kEpisodeStart) return false;
     gone = true;
-    const std::uint64_t width = header_->width, rows = header_->block_rows;
-    for (std::uint64_t serial = serial_of(seen);;) {
-        const std::uint64_t slot = slot_of(serial), offset = slot % rows;
-        std::uint64_t before = serial - width;
-        if (offset < width) {
-            const BlockRecord& block = blocks_[slot / rows];
-            if (block.ticket.load(std::memory_order_acquire) != serial / rows) return std::nullopt;
-            const std::uint64_t ticket = block.previous_ticket.load(std::memory_order_acquire);
-            if (block.ticket.load(std::memory_order_relaxed) != serial / rows || ticket == kNone) return std::nullopt;
-            before = ticket * rows + block_length(ticket % header_->blocks) - width + offset % width;
+    const std::uint64_t width = header_->width, rows = header_->block_rows, least = least_word();
+    std::uint64_t serial = serial_of(seen), at = slot;
+    for (;;) {
+        const std::uint64_t block = block_of(at), offset = at - block * rows;
+        if (offset >= width) {
+            serial -= width;
+            at -= width;
+        } else {
+            const BlockRecord& record = blocks_[block];
+            const std::uint64_t lap = serial / rows;
+            if (record.ticket.load(std::memory_order_acquire) != lap) return false;
+            const std::uint64_t ticket = record.previous_ticket.load(std::memory_order_acquire);
+            if (record.ticket.load(std::memory_order_relaxed) != lap || ticket == kNone) return false;
+            serial = ticket * rows + block_length(ticket % header_->blocks) - width + offset % width;
+            at = slot_of(serial);
         }
-        const std::uint64_t slot_before = slot_of(before);
-        const std::uint64_t word =
-            std::atomic_ref<std::uint64_t>(this->word(slot_before)).load(std::memory_order_acquire);
-        if (serial_of(word) != before || word < least_word()) return std::nullopt;
-        if (state_of(word) == kVoid) {
-            serial = before;
-            continue;
-        }
-        if (state_of(word) != kCommitted) return std::nullopt;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(this->word(at)).load(std::memory_order_acquire);
+        if (serial_of(word) != serial || word < least) return false;
+        if (state_of(word) == kVoid) continue;
+        if (state_of(word) != kCommitted) return false;
         seen = word;
+        slot = at;
         gone = false;
-        return slot_before;
+        return true;
     }
 }
 
@@ -232,7 +234,7 @@ bool Table::retire(std::uint64_t slot, std::uint64_t least) const {
     std::uint64_t now = seen.load(std::memory_order_relaxed);
     while (is_live(now, least)) {
         if (!seen.compare_exchange_weak(now, now | kRetired, std::memory_order_relaxed)) continue;
-        blocks_[slot / header_->block_rows].live.fetch_sub(1, std::memory_order_relaxed);
+        blocks_[block_of(slot)].live.fetch_sub(1, std::memory_order_relaxed);
         return true;
     }
     return false;
@@ -244,17 +246,16 @@ std::int64_t Table::lose(std::uint64_t serial) const {
     std::atomic_ref<std::uint64_t> seen(word(slot));
     std::uint64_t now = seen.load(std::memory_order_relaxed);
     std::int64_t gone = 0;
-    std::uint64_t neighbour = now;
+    std::uint64_t neighbour = now, place = slot;
     if (serial_of(now) != serial || state_of(now) != kCommitted) return 0;
     for (std::uint32_t k = 1; k < layout_->stack(); ++k) {
-        const std::optional<std::uint64_t> next = successor(neighbour);
-        if (!next) break;
-        gone += retire(*next, least);
+        if (!successor(place, neighbour)) break;
+        gone += retire(place, least);
     }
     while (serial_of(now) == serial && state_of(now) == kCommitted) {
         if (!seen.compare_exchange_weak(now, make_word(serial, 0, kEmpty), std::memory_order_relaxed)) continue;
         if (is_live(now, least)) {
-            blocks_[slot / header_->block_rows].live.fetch_sub(1, std::memory_order_relaxed);
+            blocks_[block_of(slot)].live.fetch_sub(1, std::memory_order_relaxed);
             ++gone;
         }
         break;

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/divide.h"
 #include "base/process.h"
 #include "schema/schema.h"
 #include "storage/format.h"
@@ -92,18 +93,32 @@ public:
     void prefetch(std::uint64_t slot) const {
         const std::byte* row = rows_ + slot * header_->row_bytes;
         const std::uint64_t reach = std::min<std::uint64_t>(header_->row_bytes, 256);
-        for (std::uint64_t line = 0; line < reach; line += 64) __builtin_prefetch(row + line);
+        for (std::uint64_t line = 0; line < reach; line += 64) __builtin_prefetch(row + line, 0, 2);
     }
 
     // Serials of the live rows, oldest first.
     std::vector<std::uint64_t> live_serials() const;
 
     // The env's next row in the same episode, skipping steps that it was masked out of; none where the episode ends or
-    // nothing has been added yet. `word` is in and out.
-    std::optional<std::uint64_t> successor(std::uint64_t& word) const;
+    // nothing has been added yet. Slot and word are in and out; unchanged when there is none.
+    bool successor(std::uint64_t& slot, std::uint64_t& word) const {
+        // Mostly the next step stands beside it.
+        const std::uint64_t next = slot + header_->width;
+        if (!(word & format::kEndMask) && block_of(slot) == block_of(next) && next < header_->slots) {
+            const std::uint64_t seen = std::atomic_ref<std::uint64_t>(this->word(next)).load(std::memory_order_acquire);
+            constexpr std::uint64_t kStops = format::kStateMask | format::kEpisodeStart;
+            if (format::serial_of(seen) != format::serial_of(word) + header_->width) return false;
+            if ((seen & kStops) == format::kCommitted) {
+                slot = next;
+                word = seen;
+                return true;
+            }
+        }
+        return far_successor(slot, word);
+    }
 
     // The same backwards; none at the episode's start, and where the row before is `gone`.
-    std::optional<std::uint64_t> predecessor(std::uint64_t& word, bool& gone) const;
+    bool predecessor(std::uint64_t& slot, std::uint64_t& word, bool& gone) const;
 
     // The slot of the k-th live row of a block, counted from the block's start; none if rows went meanwhile.
     std::optional<std::uint64_t> nth_live_slot(std::uint64_t block, std::uint64_t k) const;
@@ -143,6 +158,11 @@ public:
     std::byte* region(format::RegionId id) const { return storage_.data() + header_->regions[id].offset; }
     float* given() const { return given_; }  // null: no priorities
     SharedLock& index_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
+    std::uint64_t block_of(std::uint64_t slot) const { return by_block_.quotient(slot); }
+    std::uint64_t rows_left(std::uint64_t slot) const {  // in its block, with itself
+        const std::uint64_t block = block_of(slot);
+        return block_length(block) - (slot - block * header_->block_rows);
+    }
     std::uint64_t slot_of(std::uint64_t serial) const { return serial % (header_->blocks * header_->block_rows); }
 
     // Where the next observation of a row is, for rows that gives_next(): a place in the heap when the row's word says
@@ -172,6 +192,7 @@ public:
 
 private:
     Table(Storage storage, RowLayout layout);
+    bool far_successor(std::uint64_t& slot, std::uint64_t& word) const;
     [[noreturn]] void refuse() const;
 
     // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us.
@@ -203,6 +224,7 @@ private:
     std::uint64_t word_stride_ = 0;
     std::uint32_t* checksums_ = nullptr;
     float* given_ = nullptr;
+    Divider by_block_;
     std::uint64_t* finals_ = nullptr;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -37,6 +38,7 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       record_(table_->writer_record(record_index)),
       owner_(static_cast<std::uint32_t>(record_index + 1)),
       derives_(table_->layout().gives_next()),
+      stacks_(table_->layout().stack() > 1),
       is_plain_(!derives_ && !table_->layout().uses_heap() && table_->header().spare_rows == 0),
       open_rows_(table_->width(), 0),
       halves_(derives_ ? table_->width() : 0, 0),
@@ -105,11 +107,16 @@ void Writer::claim_block() {
                 gone += table_->retire(base + i, least);
             record_.live.fetch_sub(gone, std::memory_order_relaxed);
         }
+        if (derives_ && last != kNone) {
+            // Likewise the way from the first rows to those before them is known only until the record changes.
+            BlockHeap heap(*table_, ticket % table_->blocks());
+            const std::uint64_t base = ticket % table_->blocks() * table_->block_rows();
+            for (std::uint64_t i = 0; i < open_rows_.size(); ++i) leave_to_previous(base + i, heap);
+        }
         // A record's blocks form a chain, whoever wrote them: the index follows it. Episodes never do.
         block.previous_ticket.store(record_.ticket.load(std::memory_order_relaxed), std::memory_order_relaxed);
-        block.heap_used.store(0, std::memory_order_relaxed);
-        block.ticket.store(ticket, std::memory_order_release);
         if (was_filled) {
+            // First, for the next block may be this very one.
             BlockRecord& previous = table_->block_record(block_);
             if (previous.ticket.load(std::memory_order_relaxed) == ticket_) {
                 previous.linked_ticket.store(kNone, std::memory_order_relaxed);
@@ -118,6 +125,8 @@ void Writer::claim_block() {
             }
             if (block_ != ticket % table_->blocks()) let_go_of_block();
         }
+        block.heap_used.store(0, std::memory_order_relaxed);
+        block.ticket.store(ticket, std::memory_order_release);
         take_block(ticket, 0);
         record_.head.store(0, std::memory_order_relaxed);
         record_.ticket.store(ticket, std::memory_order_release);
@@ -168,7 +177,7 @@ void Writer::append_locked(const RowBatch& batch) {
         }
         std::size_t count = std::min<std::size_t>({kGroupRows, batch.rows - done, length_ - head_});
         // Where a row looks at its env's last one, a group is of one step.
-        if (derives_) count = std::min<std::size_t>(count, open_rows_.size() - head_ % open_rows_.size());
+        if (derives_ || stacks_) count = std::min<std::size_t>(count, open_rows_.size() - head_ % open_rows_.size());
         write_group(batch, done, count);
         done += count;
         head_ += count;
@@ -179,80 +188,116 @@ void Writer::append_locked(const RowBatch& batch) {
     }
 }
 
-// Given stacks must be what the table will give back.
+// Given stacks must be what the table will give back: an episode starts with one frame over and over, and the stack of
+// a next observation goes on from that of its observation.
 void Writer::check_stacks(const RowBatch& batch) const {
     const std::vector<Field>& fields = table_->layout().fields();
     const auto refuse = [](const Field& field, const char* what, const char* mend) {
         throw Error(ErrorKind::schema, "add(): field '" + field.name + "': " + what + "; " + mend);
     };
+    const auto is_void = [&](std::size_t i) { return batch.flags && (batch.flags[i] & kRowVoid); };
+    const auto check_next = [&](const Field& field, const FieldInput& own, const FieldInput& after) {
+        if (own.frames <= 1 || after.frames <= 1) return;
+        const std::uint64_t older = (own.frames - 1) * field.full_bytes;
+        for (std::size_t i = 0; i < batch.rows; ++i) {
+            if (is_void(i)) continue;
+            const std::byte *now = own.flat + i * own.stride, *then = after.flat + i * after.stride;
+            if (std::memcmp(then - older, now - older + field.full_bytes, older) == 0) continue;
+            refuse(field, "the stack of next_obs does not go on from that of obs",
+                   "its frames but the newest must be obs' frames but the oldest; pass single frames");
+        }
+    };
     std::size_t next = 0;
     for (std::size_t f = 0; f < fields.size(); ++f) {
         const Field& field = fields[f];
         const FieldInput& own = batch.fields[f];
-        const FieldInput* after = field.gives_next ? &batch.next[next++] : nullptr;
-        if (own.frames == 1) continue;
-        for (std::size_t i = 0; i < batch.rows; ++i) {
-            if (batch.flags && (batch.flags[i] & kRowVoid)) continue;
+        if (field.gives_next) check_next(field, own, batch.next[next++]);
+        if (field.follows >= 0) {
+            check_next(field, batch.fields[static_cast<std::size_t>(field.follows)], own);
+            continue;
+        }
+        for (std::size_t i = 0; own.frames > 1 && i < std::min<std::size_t>(batch.rows, open_rows_.size()); ++i) {
+            if (is_void(i) || open_rows_[(head_ + i) % open_rows_.size()] != 0) continue;
             const std::byte* newest = own.flat + i * own.stride;
-            const std::uint64_t older = (own.frames - 1) * field.full_bytes;
-            const bool starts = i < open_rows_.size() && open_rows_[(head_ + i) % open_rows_.size()] == 0;
-            for (std::uint32_t k = 1; starts && k < own.frames; ++k) {
-                if (std::memcmp(newest, newest - k * field.full_bytes, field.full_bytes) != 0) {
-                    refuse(field, "the stack that starts an episode holds different frames",
-                           "an episode's start is padded by its first frame: pass single frames, or pad that way");
-                }
-            }
-            if (!after || after->frames == 1) continue;
-            const std::byte* newest_after = after->flat + i * after->stride;
-            if (std::memcmp(newest_after - older, newest - older + field.full_bytes, older) != 0) {
-                refuse(field, "the stack of next_obs does not go on from that of obs",
-                       "its frames but the newest must be obs' frames but the oldest; pass single frames");
+            for (std::uint32_t k = 1; k < own.frames; ++k) {
+                if (std::memcmp(newest, newest - k * field.full_bytes, field.full_bytes) == 0) continue;
+                refuse(field, "the stack that starts an episode holds different frames",
+                       "an episode's start is padded by its first frame: pass single frames, or pad that way");
             }
         }
     }
 }
 
-// Keeps the rows that the oldest stacks look back to: what lies `spare_rows` ahead can no longer be drawn.
-// Returns how many live rows went.
+// Takes out of the drawable rows what lies `spare_rows` ahead, so that no more than the capacity can be drawn, and
+// whoever looks back to the rows about to be written over. Returns how many live rows went.
 std::int64_t Writer::retire_ahead(std::size_t count) {
     std::int64_t gone = 0;
-    const std::uint64_t least = table_->least_word(), rows = table_->block_rows();
+    std::uint64_t early = 0;
+    const std::uint64_t least = table_->least_word(), rows = table_->block_rows(), blocks = table_->blocks();
     for (std::size_t i = 0; i < count; ++i) {
-        std::uint64_t ticket = ticket_, offset = head_ + i + table_->header().spare_rows;
-        while (ticket != kNone && offset >= table_->block_length(ticket % table_->blocks())) {
-            offset -= table_->block_length(ticket % table_->blocks());
-            // Where the rows that an earlier lap left at the block's end go on.
-            const BlockRecord& record = table_->block_record(ticket % table_->blocks());
+        // The ticket whose rows stand where the ring comes to; while nothing is linked yet, that of the ring's order.
+        std::uint64_t block = block_, offset = head_ + i + table_->header().spare_rows, hops = 0, told = kNone;
+        while (offset >= table_->block_length(block)) {
+            offset -= table_->block_length(block);
+            const BlockRecord& record = table_->block_record(block);
             const std::uint64_t linked = record.linked_ticket.load(std::memory_order_relaxed);
-            ticket = linked == kNone || linked == ticket_ ? kNone : record.next_ticket.load(std::memory_order_relaxed);
+            told = linked == kNone || linked == ticket_ ? kNone : record.next_ticket.load(std::memory_order_relaxed);
+            block = told == kNone ? (block + 1) % blocks : told % blocks;
+            ++hops;
         }
-        if (ticket == kNone) continue;
-        const std::uint64_t slot = ticket % table_->blocks() * rows + offset;
+        const std::uint64_t slot = block * rows + offset;
         const std::uint64_t its_ticket = serial_of(Word(table_->word(slot)).load(std::memory_order_relaxed)) / rows;
-        if (ticket == ticket_ ? its_ticket < ticket_ : its_ticket == ticket) gone += table_->retire(slot, least);
+        const bool is_old = hops == 0       ? its_ticket < ticket_
+                            : told != kNone ? its_ticket == told
+                                            : its_ticket + blocks == ticket_ + hops;
+        if (is_old) gone += table_->retire(slot, least);
+
+        std::uint64_t at = block_ * rows + head_ + i;
+        std::uint64_t word = Word(table_->word(at)).load(std::memory_order_relaxed);
+        if (state_of(word) != kCommitted || word < least) continue;
+        for (std::uint32_t k = 1; k < table_->layout().stack() && table_->successor(at, word); ++k) {
+            early += table_->retire(at, least);
+        }
     }
-    return gone;
+    // Steps that an env was masked out of lie between a row and its history, or several writers share the ring.
+    if (early) table_->counters().rows_retired.value.fetch_add(early, std::memory_order_relaxed);
+    return gone + static_cast<std::int64_t>(early);
 }
 
-// Compresses and packs the values that have no fixed size, and points `moves` at where they went. Returns how many live
-// rows had to go for it.
-std::int64_t Writer::place_in_heap(const RowBatch& batch, std::size_t first, std::size_t count, FieldMove* moves) {
+// Compresses and packs the values of a group that have no fixed size, and sees to it that there is space for them.
+void Writer::pack(const RowBatch& batch, std::size_t first, std::size_t count) {
     const std::vector<Field>& fields = table_->layout().fields();
-    const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
     places_.assign(fields.size() * kGroupRows, HeapPlace{});
-    std::int64_t lost = 0;
+    std::uint64_t used = 0, room = 0;
     for (std::size_t i = 0; i < count; ++i) {
         if (batch.flags && (batch.flags[first + i] & kRowVoid)) continue;
         for (std::size_t f = 0; f < fields.size(); ++f) {
             if (!fields[f].is_in_heap()) continue;
             const Value value = value_of(batch.fields[f], fields[f], first + i);
-            packed_.resize(std::max<std::size_t>(packed_.size(), fields[f].full_bytes));
+            if (packed_.size() < used + fields[f].full_bytes) packed_.resize(used + fields[f].full_bytes);
             const auto bytes = static_cast<std::uint32_t>(value.bytes);
-            const std::uint32_t kept =
-                encode(fields[f], value.bytes ? value.data : packed_.data(), bytes, packed_.data());
-            const std::uint64_t place = heap_.allocate(serial + i, kept, lost);
-            racy_copy(table_->region(kHeap) + place, packed_.data(), kept);
-            places_[f * kGroupRows + i] = {place, kept, bytes};
+            const std::uint32_t kept = bytes ? encode(fields[f], value.data, bytes, packed_.data() + used) : 0;
+            places_[f * kGroupRows + i] = {used, kept, bytes};
+            used += kept;
+            room += piece_bytes(kept);
+        }
+    }
+    heap_.ensure(room);
+}
+
+// Puts what pack() made into the heap, and points `moves` at where it went. Returns how many live rows had to go for
+// it.
+std::int64_t Writer::place_in_heap(std::size_t count, FieldMove* moves) {
+    const std::vector<Field>& fields = table_->layout().fields();
+    const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
+    std::int64_t lost = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        for (std::size_t f = 0; f < fields.size(); ++f) {
+            HeapPlace& place = places_[f * kGroupRows + i];
+            if (!fields[f].is_in_heap() || place.value_bytes + place.offset + place.kept_bytes == 0) continue;
+            const std::byte* from = packed_.data() + place.offset;
+            place.offset = heap_.allocate(serial + i, place.kept_bytes, lost);
+            racy_copy(table_->region(kHeap) + place.offset, from, place.kept_bytes);
         }
     }
     for (std::size_t f = 0; f < fields.size(); ++f) {
@@ -261,6 +306,48 @@ std::int64_t Writer::place_in_heap(const RowBatch& batch, std::size_t first, std
         moves[f].stride = sizeof(HeapPlace);
     }
     return lost;
+}
+
+// Whether the rows that a stack needs before its newest frame are still there, from `serial` backwards.
+bool Writer::has_history(std::uint64_t serial) const {
+    std::uint64_t slot = table_->slot_of(serial);
+    std::uint64_t word = Word(table_->word(slot)).load(std::memory_order_relaxed);
+    if (serial_of(word) != serial || state_of(word) != kCommitted) return false;
+    bool gone = false;
+    for (std::uint32_t k = 2; k < table_->layout().stack() && table_->predecessor(slot, word, gone); ++k) {
+    }
+    return !gone;
+}
+
+// A row about to be written over may be what the row before it takes its next observation from. With one writer that
+// one is gone already; with several it may stand in a block that the ring passed over. Then it gets an observation of
+// its own.
+void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
+    std::uint64_t word = Word(table_->word(slot)).load(std::memory_order_relaxed), before = word, before_slot = slot;
+    bool gone;
+    if (state_of(word) != kCommitted || word < table_->least_word()) return;
+    if (!table_->predecessor(before_slot, before, gone) || (before & (kEndMask | kHasFinalObservation))) return;
+    std::byte* value = image_.data() + kWaitingHead;
+    const std::byte* row = table_->view().rows + slot * table_->header().row_bytes;
+    for (const Field& field : table_->layout().fields()) {
+        if (!field.gives_next) continue;
+        HeapPlace place{0, 0, static_cast<std::uint32_t>(field.full_bytes)};
+        if (field.is_in_heap()) {
+            std::memcpy(&place, row + field.offset, sizeof place);
+            if (!decode(table_->region(kHeap) + place.offset, place.kept_bytes, value + sizeof(FinalValue),
+                        place.value_bytes)) {
+                return;
+            }
+        } else {
+            std::memcpy(value + sizeof(FinalValue), row + field.offset, field.full_bytes);
+        }
+        const FinalValue size{place.value_bytes, place.value_bytes, 0, 0};
+        std::memcpy(value, &size, sizeof size);
+        value += sizeof size + (field.full_bytes + 15) / 16 * 16;
+    }
+    const std::uint64_t kept = keep_final(*table_, heap, serial_of(before), image_.data());
+    Word(table_->final_place(before_slot)).store(kept, std::memory_order_relaxed);
+    Word(table_->word(before_slot)).fetch_or(kHasFinalObservation, std::memory_order_release);
 }
 
 // Compares what an env shows now with what was said to come next. If they differ, an episode ended untold: the row
@@ -337,7 +424,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     const std::uint64_t width = open_rows_.size();
     const std::vector<Field>& fields = table_->layout().fields();
     const std::size_t field_count = fields.size();
-    std::uint64_t commit[kGroupRows];
+    std::uint64_t commit[kGroupRows], before[kGroupRows] = {};
     std::int64_t gained = 0, gone_elsewhere = 0;
     std::uint64_t voided = 0, ended = 0;
     const auto is_void = [&](std::size_t i) { return batch.flags && (batch.flags[first + i] & kRowVoid); };
@@ -352,11 +439,22 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
                     const_cast<std::byte*>(input.flat) + (input.starts ? 0 : first * input.stride), input.stride};
     }
     if (!is_plain_) {
+        const bool uses_heap = table_->layout().uses_heap();
+        if (uses_heap) pack(batch, first, count);  // may fail: nothing has changed yet
         if (table_->header().spare_rows) gone_elsewhere += retire_ahead(count);
         for (std::size_t i = 0; derives_ && i < count; ++i) {
+            leave_to_previous(slot + i, heap_);
             if (!is_void(i)) meet_previous(batch, first + i, (head_ + i) % width);
         }
-        if (table_->layout().uses_heap()) gone_elsewhere += place_in_heap(batch, first, count, moves);
+        if (uses_heap) {
+            // The rows written over go now: what is lost for their bytes is lost early only elsewhere.
+            for (std::size_t i = 0; i < count; ++i) {
+                Word word(table_->word(slot + i));
+                gained -= is_live(word.load(std::memory_order_relaxed), least);
+                word.store(make_word(serial + i, 0, kWriting), std::memory_order_relaxed);
+            }
+            gone_elsewhere += place_in_heap(count, moves);
+        }
     }
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint64_t env = width == 1 ? 0 : (head_ + i) % width;
@@ -372,18 +470,27 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
             if (given & kRowTerminated) flags |= kTerminated;
             if (given & kRowTruncated) flags |= kTruncated;
             const bool is_over = (flags & kEndMask) != 0;
+            ++gained;
+            before[i] = open_row;
             open_row = is_over ? 0 : serial + i + 1;
             ended += is_over;
-            ++gained;
         }
         if (float* priorities = table_->given()) {
-            priorities[slot + i] = batch.priorities ? -batch.priorities[first + i] : 0.0f;
+            // Stored as the index stores it: negated, so that 0 bytes mean that none was given.
+            priorities[slot + i] = batch.priorities ? -std::fabs(batch.priorities[first + i]) : 0.0f;
         }
         commit[i] = make_word(serial + i, flags, state);
         Word word(table_->word(slot + i));
         const std::uint64_t old = word.load(std::memory_order_relaxed);
         gained -= is_live(old, least);
         word.store(make_word(serial + i, 0, kWriting), std::memory_order_relaxed);
+    }
+    for (std::size_t i = 0; stacks_ && i < count; ++i) {
+        if (before[i] == 0 || has_history(before[i] - 1)) continue;
+        // The ring went round since this env's last rows: kept for the rows to come, not drawn.
+        commit[i] |= kRetired;
+        --gained;
+        table_->counters().rows_retired.value.fetch_add(1, std::memory_order_relaxed);
     }
 #if !defined(SHARPWAVE_TSAN)
     std::atomic_thread_fence(std::memory_order_release);  // no payload byte before its word says WRITING

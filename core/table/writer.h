@@ -18,7 +18,7 @@ enum RowFlag : std::uint8_t { kRowTerminated = 1, kRowTruncated = 2, kRowVoid = 
 struct FieldInput {
     const std::byte* flat = nullptr;        // the first row's; with `frames` its newest frame, the others before it
     std::uint64_t stride = 0;               // to the next row's
-    std::uint32_t frames = 1;               // a given stack, or 1
+    std::uint32_t frames = 1;               // of a given stack, or 1
     const std::uint64_t* starts = nullptr;  // ragged: rows + 1 byte offsets into `flat` instead of a stride
 };
 
@@ -59,7 +59,10 @@ private:
     void let_go_of_block();
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     std::int64_t retire_ahead(std::size_t count);
-    std::int64_t place_in_heap(const RowBatch& batch, std::size_t first, std::size_t count, FieldMove* moves);
+    void pack(const RowBatch& batch, std::size_t first, std::size_t count);
+    std::int64_t place_in_heap(std::size_t count, FieldMove* moves);
+    bool has_history(std::uint64_t serial) const;
+    void leave_to_previous(std::uint64_t slot, BlockHeap& heap);
     void meet_previous(const RowBatch& batch, std::size_t row, std::uint64_t env);
     void keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env, std::uint64_t slot, std::uint64_t serial,
                    std::uint64_t& flags);
@@ -69,6 +72,7 @@ private:
     format::WriterRecord& record_;
     std::uint32_t owner_;  // record index plus 1
     const bool derives_;   // next observations are derived
+    const bool stacks_;    // some field is stacked
     const bool is_plain_;  // rows of fixed fields, nothing derived, nothing stacked
     std::mutex mutex_;
     bool closed_ = false;
@@ -83,8 +87,8 @@ private:
     std::vector<std::uint64_t> open_rows_;
     std::vector<std::uint8_t> halves_;  // one an env: which of its two waiting places is the newer
     std::vector<std::byte> image_;      // of a waiting place
-    std::vector<std::byte> packed_;     // a value on its way into the heap
-    std::vector<HeapPlace> places_;     // of a group's values
+    std::vector<std::byte> packed_;     // a group's values on their way into the heap, one after the other
+    std::vector<HeapPlace> places_;     // and where each stands, in packed_ and then in the heap
 };
 
 }  // namespace sharpwave

@@ -21,6 +21,9 @@ constexpr std::uint64_t kStreamingBytes = 4 << 20;
 // Decompression is dearer than copying.
 constexpr std::uint64_t kParallelHeapBytes = 64 << 10;
 
+constexpr std::size_t kMostRanges = 8;
+constexpr std::size_t kPiece = 64;
+
 // Where an example's next observation is.
 enum class Next : std::uint8_t { row, final_place, waiting };
 
@@ -30,29 +33,54 @@ bool is_summed(const Field& field) { return field.dtype == "<f4" || field.dtype 
 
 // What one part of a batch needs besides its outputs; kept between calls.
 struct Transitions::Work {
+    // The rows read for the examples, to be looked at once more at the end.
     struct Touched {
-        std::uint32_t position;
-        std::uint64_t slot, word;
+        std::uint64_t slot, word, position;
     };
-    struct Step {
-        std::uint64_t last_slot, last_word;
-        std::uint64_t next_slot;
-        Next next;
-    };
-    std::vector<Touched> touched;                        // rows read for the examples
-    std::vector<Step> steps;                             // one a position
-    std::vector<std::uint64_t> own_frames, next_frames;  // stack slots a position
-    std::vector<std::uint64_t> last_slots, next_slots, stack_slots;
-    std::vector<std::uint64_t> ignored_words;
+    std::vector<Touched> touched;  // room for all that the examples may touch
+    std::size_t touched_count = 0;
+    std::vector<std::uint64_t> last_slots, last_words, next_slots;  // one a position
+    std::vector<std::uint64_t> block_ends;
+    std::vector<std::uint32_t> steps;
+    std::vector<double> sums;
+    std::vector<Next> nexts;
+    std::vector<std::uint8_t> failed;
+    std::vector<std::uint64_t> own_frames, next_frames;  // the slots of a stack a position
+    std::vector<std::uint64_t> stack_slots, ignored_words;
     std::vector<std::uint32_t> ignored;
     std::vector<std::byte> bytes;
-    std::vector<bool> failed;
     std::size_t begin = 0;
-
     std::uint64_t* words = nullptr;
+
+    void touch(std::size_t position, std::uint64_t slot, std::uint64_t word) {
+        touched[touched_count++] = {slot, word, position};
+    }
+    void make_room(std::size_t count, std::size_t rows_each, std::size_t stack) {
+        if (failed.size() < count) {
+            last_slots.resize(count);
+            last_words.resize(count);
+            next_slots.resize(count);
+            nexts.resize(count);
+            failed.resize(count);
+            steps.resize(count);
+            block_ends.resize(count);
+            sums.resize(count);
+        }
+        if (touched.size() < count * rows_each) touched.resize(count * rows_each);
+        if (ignored.size() < count * stack) {
+            ignored.resize(count * stack);
+            ignored_words.resize(count * stack);
+        }
+        if (stack > 1 && own_frames.size() < count * stack) {
+            own_frames.resize(count * stack);
+            next_frames.resize(count * stack);
+        }
+        touched_count = 0;
+    }
 };
 
-Transitions::Transitions(const Table& table, ViewConfig config) : table_(table), config_(std::move(config)) {
+Transitions::Transitions(const Table& table, ViewConfig config)
+    : table_(table), rows_(table.view()), width_(table.width()), config_(std::move(config)) {
     const std::vector<Field>& fields = table.layout().fields();
     is_plain_ = config_.n_step == 1;
     for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
@@ -63,14 +91,21 @@ Transitions::Transitions(const Table& table, ViewConfig config) : table_(table),
         derives_ = derives_ || leaf.role == Role::next;
         is_plain_ = is_plain_ && leaf.role != Role::next && field.stack == 1 && !field.is_in_heap();
         if (leaf.role != Role::reward) continue;
-        reward_ = static_cast<int>(i);
+        reward_ = i;
+        reward_offset_ = field.offset;
+        reward_items_ = field.full_bytes / field.item_bytes;
+        reward_is_double_ = field.item_bytes == 8;
         if (config_.n_step > 1 && (!is_summed(field) || field.is_in_heap() || field.stack > 1)) {
             throw Error(
                 ErrorKind::schema,
                 "field '" + field.name + "': n_step > 1 sums it: expected float32 or float64, got " + field.dtype);
         }
     }
-    for (std::uint32_t k = 0; k <= config_.n_step; ++k) powers_.push_back(std::pow(config_.gamma, k));
+    plan_prefetch();
+    for (std::uint32_t k = 0; k <= config_.n_step; ++k) {
+        powers_.push_back(std::pow(config_.gamma, k));
+        discounts_.push_back(static_cast<float>(powers_.back()));
+    }
 }
 
 std::uint64_t Transitions::leaf_bytes(const ViewLeaf& leaf) const {
@@ -82,12 +117,12 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
                                 std::uint64_t* words, std::uint32_t* missed, bool single) const {
     const std::uint64_t bytes = (end - begin) * example_bytes_;
     const std::uint64_t limit = table_.layout().uses_heap() ? kParallelHeapBytes : kParallelBytes;
-    if (bytes < limit || end - begin == 1) return gather_part(slots, begin, end, out, words, missed, single);
+    if (bytes < limit || end - begin == 1) return gather_pieces(slots, begin, end, out, words, missed, single);
     std::mutex mutex;
     std::size_t total = 0;
     in_parallel(end - begin, [&](std::size_t from, std::size_t to) {
         std::vector<std::uint32_t> own(to - from);
-        const std::size_t misses = gather_part(slots, begin + from, begin + to, out, words, own.data(), single);
+        const std::size_t misses = gather_pieces(slots, begin + from, begin + to, out, words, own.data(), single);
         if (misses == 0) return;
         std::lock_guard<std::mutex> guard(mutex);
         std::copy_n(own.data(), misses, missed + total);
@@ -96,8 +131,221 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
     return total;
 }
 
+// Always inlined: the compiler takes a function that only fetches for one that does nothing, and drops the call.
+__attribute__((always_inline)) inline void Transitions::prefetch(std::uint64_t slot) const {
+    if (wanted_.empty()) return table_.prefetch(slot);
+    const auto row = reinterpret_cast<std::uintptr_t>(rows_.rows) + slot * rows_.stride;
+    for (const Range& range : wanted_) {
+        for (std::uintptr_t line = (row + range.from) & ~std::uintptr_t{63}; line < row + range.to; line += 64) {
+            __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+        }
+    }
+}
+
+// The reward of a row, times a factor, into the sums.
+inline void Transitions::add_reward(std::uint64_t slot, double factor, double* sums) const {
+    const std::byte* from = rows_.rows + slot * rows_.stride + reward_offset_;
+    if (!reward_is_double_) {
+        for (std::uint64_t k = 0; k < reward_items_; ++k) {
+            float narrow;
+            racy_copy(reinterpret_cast<std::byte*>(&narrow), from + 4 * k, 4);
+            sums[k] += factor * static_cast<double>(narrow);
+        }
+        return;
+    }
+    for (std::uint64_t k = 0; k < reward_items_; ++k) {
+        double value;
+        racy_copy(reinterpret_cast<std::byte*>(&value), from + 8 * k, 8);
+        sums[k] += factor * value;
+    }
+}
+
+// Follows the example's steps from its first row on: sums rewards, finds the last row and what comes after it, and the
+// frames of both stacks. False: something is missing.
+inline bool Transitions::walk(Work& work, std::size_t position, std::uint64_t slot, std::uint32_t n_step,
+                              std::uint64_t least, const Outputs& out) const {
+    const std::size_t place = work.begin + position;
+    std::uint64_t word = work.words[place];
+    if (!is_live(word, least)) return false;
+    work.touch(position, slot, word);
+    if (stack_ > 1 && !look_back(work, position, slot, word, &work.own_frames[position * stack_])) return false;
+
+    std::uint32_t steps = 1;
+    if (n_step > 1) {
+        double few_sums[4] = {};
+        std::vector<double> many_sums;
+        double* sums = few_sums;
+        if (reward_items_ > 4) [[unlikely]]
+            sums = (many_sums.resize(reward_items_), many_sums.data());
+        add_reward(slot, 1.0, sums);
+        // Steps that stand side by side in the block, without a look at where it ends each time.
+        std::uint64_t left = table_.rows_left(slot);
+        while (steps < n_step) {
+            bool found = false;
+            if (left > width_ && !(word & kEndMask)) {
+                const std::uint64_t next =
+                    std::atomic_ref<std::uint64_t>(
+                        *reinterpret_cast<std::uint64_t*>(rows_.words + (slot + width_) * rows_.word_stride))
+                        .load(std::memory_order_acquire);
+                // The same flags of state and the serial of the next step; an episode's start is another's.
+                const std::uint64_t expected = (serial_of(word) + width_) << kSerialShift | kCommitted;
+                found = (next & ~(kFlagMask & ~std::uint64_t{kEpisodeStart})) == expected;
+                if (found) {
+                    slot += width_;
+                    word = next;
+                    left -= width_;
+                }
+            }
+            if (!found) {
+                if (!table_.successor(slot, word)) break;
+                left = table_.rows_left(slot);
+            }
+            work.touch(position, slot, word);
+            add_reward(slot, powers_[steps], sums);
+            ++steps;
+        }
+        std::byte* to = out.flats[reward_] + place * reward_items_ * (reward_is_double_ ? 8 : 4);
+        for (std::uint64_t k = 0; k < reward_items_; ++k) {
+            const float narrow = static_cast<float>(sums[k]);
+            if (reward_is_double_) {
+                std::memcpy(to + 8 * k, sums + k, 8);
+            } else {
+                std::memcpy(to + 4 * k, &narrow, 4);
+            }
+        }
+    }
+    if (out.discounts) out.discounts[place] = discounts_[steps];
+
+    work.last_slots[position] = slot;
+    work.last_words[position] = word;
+    work.nexts[position] = Next::row;
+    std::uint64_t next_slot = slot, next_word = word;
+    if (derives_) {
+        if (word & kHasFinalObservation) {
+            work.nexts[position] = Next::final_place;
+        } else if (table_.successor(next_slot, next_word)) {
+            work.touch(position, next_slot, next_word);
+        } else {
+            work.nexts[position] = Next::waiting;
+        }
+    }
+    work.next_slots[position] = next_slot;
+    if (stack_ > 1) {
+        // The stack after the last step: its frames but the oldest, then the next frame, put in by whoever copies it.
+        std::uint64_t* frames = &work.next_frames[position * stack_];
+        std::uint64_t whole[256];
+        if (steps == 1) {
+            std::copy_n(&work.own_frames[position * stack_], stack_, whole);
+        } else if (!look_back(work, position, slot, word, whole)) {
+            return false;
+        }
+        std::copy_n(whole + 1, stack_ - 1, frames);
+        frames[stack_ - 1] = next_slot;
+    }
+    return true;
+}
+
+// Plain rows at once; others in pieces: while one is walked and copied, the rows of the next are on their way.
+std::size_t Transitions::gather_pieces(const std::uint64_t* slots, std::size_t begin, std::size_t end,
+                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed,
+                                       bool single) const {
+    if (is_plain_) return gather_part(slots, begin, end, out, words, missed, single, end);
+    std::size_t misses = 0;
+    for (std::size_t i = begin; i < std::min(begin + kPiece, end); ++i) prefetch(slots[i]);
+    for (std::size_t from = begin; from < end; from += kPiece) {
+        const std::size_t to = std::min(from + kPiece, end);
+        misses += gather_part(slots, from, to, out, words, missed + misses, single, std::min(to + kPiece, end));
+    }
+    return misses;
+}
+
+// walk() for all positions of a piece, a step at a time, where nothing is stacked and the reward is one float: short
+// loops without calls, which is what an example costs besides its cache misses.
+void Transitions::walk_all(Work& work, const std::uint64_t* slots, std::size_t count, std::size_t fetched,
+                           std::uint32_t n_step, const Outputs& out) const {
+    const RowView rows = rows_;
+    const std::uint64_t width = width_, least = table_.least_word();
+    constexpr std::uint64_t kLoose = kFlagMask & ~std::uint64_t{kEpisodeStart};  // may differ between two steps
+    const auto load = [&](std::uint64_t slot) {
+        return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(rows.words + slot * rows.word_stride))
+            .load(std::memory_order_acquire);
+    };
+    const auto reward = [&](std::uint64_t slot) {
+        float narrow;
+        racy_copy(reinterpret_cast<std::byte*>(&narrow), rows.rows + slot * rows.stride + reward_offset_, 4);
+        return static_cast<double>(narrow);
+    };
+    std::uint64_t *last_slots = work.last_slots.data(), *last_words = work.last_words.data();
+    std::uint64_t* words = work.words + work.begin;
+    std::uint32_t* steps = work.steps.data();
+    double* sums = work.sums.data();
+    std::uint64_t* block_ends = work.block_ends.data();
+    Work::Touched* touched = work.touched.data();
+    std::size_t touched_count = 0;
+
+    for (std::size_t i = 0; i < count; ++i) {
+        if (count + i < fetched) prefetch(slots[count + i]);
+        const std::uint64_t slot = slots[i], word = load(slot);
+        words[i] = last_words[i] = word;
+        last_slots[i] = slot;
+        steps[i] = 1;
+        work.failed[i] = !is_live(word, least);
+        touched[touched_count++] = {slot, word, i};
+    }
+    for (std::size_t i = 0; n_step > 1 && i < count; ++i) {
+        sums[i] = reward(slots[i]);
+        block_ends[i] = slots[i] + table_.rows_left(slots[i]);
+        // A row that starts an episode is followed as one that does not.
+        last_words[i] &= ~std::uint64_t{kEpisodeStart};
+    }
+    for (std::uint32_t k = 1; k < n_step; ++k) {
+        const double factor = powers_[k];
+        for (std::size_t i = 0; i < count; ++i) {
+            if (steps[i] != k) continue;  // ended before
+            std::uint64_t slot = last_slots[i], word = last_words[i];
+            // Mostly the next step stands beside this one: its word is then what follows from this one's.
+            const std::uint64_t next = slot + width < block_ends[i] ? load(slot + width) : 0;
+            const std::uint64_t follows = (word & ~kLoose) + (width << kSerialShift);
+            if ((word & kEndMask) == 0 && (next & ~kLoose) == follows) {
+                slot += width;
+                word = next;
+            } else {
+                if (!table_.successor(slot, word)) continue;
+                block_ends[i] = slot + table_.rows_left(slot);
+            }
+            last_slots[i] = slot;
+            last_words[i] = word;
+            sums[i] += factor * reward(slot);
+            steps[i] = k + 1;
+            touched[touched_count++] = {slot, word, i};
+        }
+    }
+    if (n_step > 1) {
+        auto* to = reinterpret_cast<std::byte*>(out.flats[reward_]) + work.begin * 4;
+        for (std::size_t i = 0; i < count; ++i) {
+            const float sum = static_cast<float>(sums[i]);
+            std::memcpy(to + 4 * i, &sum, 4);
+            if (out.discounts) out.discounts[work.begin + i] = discounts_[steps[i]];
+        }
+    }
+    for (std::size_t i = 0; derives_ && i < count; ++i) {
+        std::uint64_t slot = last_slots[i], word = last_words[i];
+        work.nexts[i] = Next::row;
+        if (word & kHasFinalObservation) {
+            work.nexts[i] = Next::final_place;
+        } else if (table_.successor(slot, word)) {
+            touched[touched_count++] = {slot, word, i};
+        } else {
+            work.nexts[i] = Next::waiting;
+        }
+        work.next_slots[i] = slot;
+    }
+    work.touched_count = touched_count;
+}
+
 std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
-                                     std::uint64_t* words, std::uint32_t* missed, bool single) const {
+                                     std::uint64_t* words, std::uint32_t* missed, bool single,
+                                     std::size_t fetch_end) const {
     const std::vector<Field>& fields = table_.layout().fields();
     const std::size_t leaf_count = config_.leaves.size();
     const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
@@ -107,7 +355,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     if (leaf_count > 32) moves = (many.resize(leaf_count), many.data());
     const auto run = [&](const std::uint64_t* from, std::size_t move_count, std::size_t first, std::size_t last,
                          std::uint64_t* seen, std::uint32_t* bad) {
-        const Gather job{table_.view(), table_.least_word(), from, moves, move_count, seen, streaming};
+        const Gather job{rows_, table_.least_word(), from, moves, move_count, seen, streaming};
         return kernels().gather(job, first, last, bad);
     };
     if (is_plain_ || (single && !derives_ && stack_ == 1 && !table_.layout().uses_heap())) {
@@ -118,42 +366,36 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         return run(slots, leaf_count, begin, end, words, missed);
     }
 
-    thread_local Work work;
+    thread_local Work kept_work;
+    Work& work = kept_work;  // its address is looked up once
     const std::size_t count = end - begin;
     const std::uint32_t n_step = single ? 1 : config_.n_step;
-    work.touched.clear();
+    work.make_room(count, n_step + 1 + 2 * stack_, stack_);
     work.begin = begin;
     work.words = words;
-    work.steps.resize(count);
-    work.failed.assign(count, false);
-    work.last_slots.resize(count);
-    work.next_slots.resize(count);
-    if (stack_ > 1) {
-        work.own_frames.resize(count * stack_);
-        work.next_frames.resize(count * stack_);
-    }
-    constexpr std::size_t kAhead = 8;
-    for (std::size_t i = 0; i < std::min(count, kAhead); ++i) prefetch(slots[begin + i]);
-    for (std::size_t i = 0; i < count; ++i) {
-        if (i + kAhead < count) prefetch(slots[begin + i + kAhead]);
-        words[begin + i] =
-            std::atomic_ref<std::uint64_t>(table_.word(slots[begin + i])).load(std::memory_order_acquire);
-        work.steps[i].last_slot = slots[begin + i];
-        if (!walk(work, i, n_step, out)) {
-            // A place of its own stands in for what is not there; the position is reported as missed.
-            work.failed[i] = true;
-            work.steps[i] = {slots[begin + i], words[begin + i], slots[begin + i], Next::row};
-            for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
-                work.own_frames[i * stack_ + k] = work.next_frames[i * stack_ + k] = slots[begin + i];
-            }
+    if (stack_ == 1 && (n_step == 1 || (reward_items_ == 1 && !reward_is_double_))) {
+        walk_all(work, slots + begin, count, fetch_end - begin, n_step, out);
+    } else {
+        const std::uint64_t least = table_.least_word();
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::uint64_t slot = slots[begin + i];
+            words[begin + i] = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+            work.failed[i] = !walk(work, i, slot, n_step, least, out);
         }
-        work.last_slots[i] = work.steps[i].last_slot;
-        work.next_slots[i] = work.steps[i].next_slot;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        if (!work.failed[i]) [[likely]]
+            continue;
+        // The row itself stands in for what is not there; the position is reported as missed.
+        const std::uint64_t slot = slots[begin + i];
+        work.last_slots[i] = work.next_slots[i] = slot;
+        work.nexts[i] = Next::row;
+        for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
+            work.own_frames[i * stack_ + k] = work.next_frames[i * stack_ + k] = slot;
+        }
     }
 
-    // Fixed fields, by where they come from. The kernels' own checks are not asked: every row read is checked below.
-    work.ignored.resize(count * stack_);
-    work.ignored_words.resize(count * stack_);
+    // Fixed fields, by where they come from. Every row read is checked below.
     const auto copy_fixed = [&](Role role, const std::uint64_t* from) {
         std::size_t move_count = 0;
         for (std::size_t i = 0; i < leaf_count; ++i) {
@@ -163,7 +405,8 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
             if (effective != role || field.stack > 1 || field.is_in_heap()) continue;
             moves[move_count++] = {field.offset, field.bytes, out.flats[i] + begin * field.bytes};
         }
-        if (move_count) run(from, move_count, 0, count, work.ignored_words.data(), work.ignored.data());
+        const Gather job{rows_, 0, from, moves, move_count, nullptr, streaming};
+        if (move_count) kernels().gather_warm(job, 0, count);
     };
     copy_fixed(Role::own, slots + begin);
     copy_fixed(Role::last, work.last_slots.data());
@@ -174,15 +417,14 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         if (field.stack == 1 && !field.is_in_heap()) continue;
         copy_stacks(work, i, slots + begin, count, out, streaming);
     }
-    for (std::size_t i = 0; i < count; ++i) {
-        if (derives_ && !work.failed[i] && work.steps[i].next != Next::row && !copy_next(work, i, out)) {
-            work.failed[i] = true;
-        }
+    for (std::size_t i = 0; derives_ && i < count; ++i) {
+        if (work.nexts[i] != Next::row && !work.failed[i]) work.failed[i] = !copy_next(work, i, out);
     }
 #if !defined(SHARPWAVE_TSAN)
     std::atomic_thread_fence(std::memory_order_acquire);
 #endif
-    for (const Work::Touched& row : work.touched) {
+    for (std::size_t t = 0; t < work.touched_count; ++t) {
+        const Work::Touched& row = work.touched[t];
         const std::uint64_t again =
             std::atomic_ref<std::uint64_t>(table_.word(row.slot)).load(std::memory_order_acquire);
         // Flags may change after the commit, but an end that came since would have ended the example earlier.
@@ -196,103 +438,36 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     return misses;
 }
 
-void Transitions::prefetch(std::uint64_t slot) const {
-    const std::uint64_t stride = table_.header().row_bytes;
-    if (stride > 1024) return table_.prefetch(slot);
-    const std::byte* row = table_.view().rows + slot * stride;
-    // The rows after it are its successors, or near them.
-    const std::uint64_t reach = std::min<std::uint64_t>(stride * (config_.n_step + (derives_ ? 1 : 0)), 1024);
-    for (std::uint64_t line = 0; line < reach; line += 64) __builtin_prefetch(row + line);
-}
-
-// Follows the example's steps from its first row on: sums rewards, finds the last row and what comes after it, and the
-// frames of both stacks. False: something is missing.
-bool Transitions::walk(Work& work, std::size_t position, std::uint32_t n_step, const Outputs& out) const {
-    const std::size_t place = work.begin + position;
-    std::uint64_t slot = work.steps[position].last_slot, word = work.words[place];
-    if (!is_live(word, table_.least_word())) return false;
-    const auto touch = [&](std::uint64_t at, std::uint64_t seen) {
-        work.touched.push_back({static_cast<std::uint32_t>(position), at, seen});
+// Which bytes an example will want, from its first row's start on, where its steps stand side by side: fetched while
+// the examples before it are worked out. Large rows are left to the hardware.
+void Transitions::plan_prefetch() {
+    const Table& table = table_;
+    const std::uint64_t stride = table.header().row_bytes;
+    if (stride > 1024 || !table.layout().word_is_embedded() || stack_ > 1) return;
+    const std::uint64_t step = stride * table.width();
+    const auto want = [&](std::uint64_t row, std::uint64_t from, std::uint64_t to) {
+        if (wanted_.size() < kMostRanges) wanted_.push_back({row * step + from, row * step + to});
     };
-    touch(slot, word);
-    if (stack_ > 1 && !look_back(work, position, slot, word, &work.own_frames[position * stack_])) return false;
-
-    std::uint32_t steps = 1;
-    if (n_step > 1) {
-        const Field* field = reward_ < 0 ? nullptr : &table_.layout().fields()[config_.leaves[reward_].field];
-        const std::uint64_t items = field ? field->bytes / field->item_bytes : 0;
-        double first_sum = 0;
-        std::vector<double>* sums = nullptr;
-        thread_local std::vector<double> many_sums;
-        if (items > 1) {
-            many_sums.assign(items, 0.0);
-            sums = &many_sums;
+    const auto span = [&](Role role, std::uint64_t& from, std::uint64_t& to) {
+        from = stride, to = 0;
+        for (const ViewLeaf& leaf : config_.leaves) {
+            const Field& field = table.layout().fields()[leaf.field];
+            const bool is_own = leaf.role == Role::own || leaf.role == Role::reward;
+            if (is_own ? role != Role::own : leaf.role != role) continue;
+            from = std::min(from, field.offset);
+            to = std::max(to, field.offset + field.bytes);
         }
-        const auto add_reward = [&](std::uint64_t at, double factor) {
-            if (!field) return;
-            const std::byte* from = table_.view().rows + at * table_.header().row_bytes + field->offset;
-            for (std::uint64_t k = 0; k < items; ++k) {
-                double value;
-                if (field->item_bytes == 4) {
-                    float narrow;
-                    racy_copy(reinterpret_cast<std::byte*>(&narrow), from + 4 * k, 4);
-                    value = narrow;
-                } else {
-                    racy_copy(reinterpret_cast<std::byte*>(&value), from + 8 * k, 8);
-                }
-                (sums ? (*sums)[k] : first_sum) += factor * value;
-            }
-        };
-        add_reward(slot, 1.0);
-        while (steps < n_step) {
-            const auto next = table_.successor(word);
-            if (!next) break;
-            slot = *next;
-            touch(slot, word);
-            add_reward(slot, powers_[steps]);
-            ++steps;
-        }
-        for (std::uint64_t k = 0; k < items; ++k) {
-            const double sum = sums ? (*sums)[k] : first_sum;
-            std::byte* to = out.flats[reward_] + place * field->bytes + k * field->item_bytes;
-            if (field->item_bytes == 4) {
-                const float narrow = static_cast<float>(sum);
-                std::memcpy(to, &narrow, 4);
-            } else {
-                std::memcpy(to, &sum, 8);
-            }
-        }
+        return from < to;
+    };
+    std::uint64_t from, to;
+    want(0, 0, span(Role::own, from, to) ? to : 8);
+    const std::uint64_t head = reward_items_ ? reward_offset_ + 4 : 8;
+    for (std::uint32_t k = 1; k < config_.n_step; ++k) want(k, 0, std::min<std::uint64_t>(head, 64));
+    if (span(Role::last, from, to)) want(config_.n_step - 1, from, to);
+    if (span(Role::next, from, to)) {
+        want(config_.n_step, 0, 8);
+        want(config_.n_step, from, to);
     }
-    if (out.discounts) out.discounts[place] = static_cast<float>(powers_[steps]);
-
-    Work::Step& step = work.steps[position];
-    step = {slot, word, slot, Next::row};
-    if (derives_) {
-        if (word & kHasFinalObservation) {
-            step.next = Next::final_place;
-        } else {
-            std::uint64_t next_word = word;
-            if (const auto next = table_.successor(next_word)) {
-                step.next_slot = *next;
-                touch(*next, next_word);
-            } else {
-                step.next = Next::waiting;
-            }
-        }
-    }
-    if (stack_ > 1) {
-        // The stack after the last step: its frames but the oldest, then the next frame, put in by whoever copies it.
-        std::uint64_t* frames = &work.next_frames[position * stack_];
-        std::uint64_t whole[256];
-        if (steps == 1) {
-            std::copy_n(&work.own_frames[position * stack_], stack_, whole);
-        } else if (!look_back(work, position, slot, word, whole)) {
-            return false;
-        }
-        std::copy_n(whole + 1, stack_ - 1, frames);
-        frames[stack_ - 1] = step.next_slot;
-    }
-    return true;
 }
 
 // The slots of the stack that ends in a row, oldest first; an episode's start stands for what was before it.
@@ -303,9 +478,8 @@ bool Transitions::look_back(Work& work, std::size_t position, std::uint64_t slot
     for (std::uint32_t k = stack_ - 1; k-- > 0;) {
         if (!at_start) {
             bool gone;
-            if (const auto before = table_.predecessor(word, gone)) {
-                slot = *before;
-                work.touched.push_back({static_cast<std::uint32_t>(position), slot, word});
+            if (table_.predecessor(slot, word, gone)) {
+                work.touch(position, slot, word);
             } else if (gone) {
                 return false;
             } else {
@@ -355,7 +529,7 @@ void Transitions::copy_stacks(Work& work, std::size_t leaf_index, const std::uin
         for (std::uint64_t k = 0; k < depth; ++k) {
             std::byte* to = flat + (i * depth + k) * frame;
             const std::uint64_t slot = frame_slot(i, k);
-            const bool elsewhere = leaf.role == Role::next && k + 1 == depth && work.steps[i].next != Next::row;
+            const bool elsewhere = leaf.role == Role::next && k + 1 == depth && work.nexts[i] != Next::row;
             if (elsewhere) continue;
             // The same frame just before in this stack (an episode's start) is copied, not decoded again.
             if (k > 0 && slot == frame_slot(i, k - 1) && &frame_field(k) == &frame_field(k - 1)) {
@@ -407,13 +581,14 @@ bool Transitions::finish_value(const Field& field, std::byte* to, std::uint64_t 
 
 // A next observation that no row holds: an episode's last one, or that of the newest row.
 bool Transitions::copy_next(Work& work, std::size_t position, const Outputs& out) const {
-    const Work::Step& step = work.steps[position];
+    const std::uint64_t last_slot = work.last_slots[position], last_word = work.last_words[position];
+    const bool is_final = work.nexts[position] == Next::final_place;
     const std::uint64_t image_bytes = table_.layout().final_bytes();
     work.bytes.resize(std::max<std::size_t>(work.bytes.size(), 2 * image_bytes));
     std::byte* image = work.bytes.data();
     const std::uint64_t place =
-        std::atomic_ref<std::uint64_t>(table_.final_place(step.last_slot)).load(std::memory_order_acquire);
-    if (step.next == Next::final_place) {
+        std::atomic_ref<std::uint64_t>(table_.final_place(last_slot)).load(std::memory_order_acquire);
+    if (is_final) {
         const std::uint64_t heap = table_.header().regions[kHeap].bytes;
         if (place > heap || image_bytes > heap - place) return false;
         racy_copy(image, table_.region(kHeap) + place, image_bytes);
@@ -423,19 +598,18 @@ bool Transitions::copy_next(Work& work, std::size_t position, const Outputs& out
         for (std::uint64_t half = 0; half < 2 && !found; ++half) {
             std::byte* from = table_.waiting(place, half);
             std::atomic_ref<std::uint64_t> tag(*reinterpret_cast<std::uint64_t*>(from));
-            if (tag.load(std::memory_order_acquire) != serial_of(step.last_word) + 1) continue;
+            if (tag.load(std::memory_order_acquire) != serial_of(last_word) + 1) continue;
             racy_copy(image, from + kWaitingHead, image_bytes);
 #if !defined(SHARPWAVE_TSAN)
             std::atomic_thread_fence(std::memory_order_acquire);
 #endif
-            found = tag.load(std::memory_order_acquire) == serial_of(step.last_word) + 1;
+            found = tag.load(std::memory_order_acquire) == serial_of(last_word) + 1;
         }
         if (!found) return false;
     }
     // The row must still say the same before its image is decoded.
-    const std::uint64_t again =
-        std::atomic_ref<std::uint64_t>(table_.word(step.last_slot)).load(std::memory_order_acquire);
-    if ((again ^ step.last_word) & (~kFlagMask | kHasFinalObservation)) return false;
+    const std::uint64_t again = std::atomic_ref<std::uint64_t>(table_.word(last_slot)).load(std::memory_order_acquire);
+    if ((again ^ last_word) & (~kFlagMask | kHasFinalObservation)) return false;
     const std::vector<Field>& fields = table_.layout().fields();
     std::uint64_t at = 0;
     for (std::size_t f = 0; f < fields.size(); ++f) {
@@ -455,7 +629,7 @@ bool Transitions::copy_next(Work& work, std::size_t position, const Outputs& out
             std::int64_t* length = out.lengths && out.lengths[i] ? out.lengths[i] + example : nullptr;
             if (!finish_value(field, to, value.value_bytes, length)) return false;
         }
-        const std::uint64_t room = step.next == Next::final_place ? value.kept_bytes : field.full_bytes;
+        const std::uint64_t room = is_final ? value.kept_bytes : field.full_bytes;
         at += (room + 15) / 16 * 16;
     }
     return true;

@@ -199,16 +199,16 @@ class Schema:
         ]
         return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights)
 
-    def engine_fields(self) -> list[tuple[str, str, int, list[int], int, int, bool, bool]]:
+    def engine_fields(self) -> list[tuple[str, str, int, list[int], int, int, bool, bool, int]]:
         by_name = dict(self.leaves)
         fields = []
         for name in self._kept:
             f = by_name[name]
-            gives_next = self.derives_next and (name == "obs" or name.startswith("obs/"))
             codec = _CODECS.get(f.compression or "", 0)
-            fields.append(
-                (name, f.dtype.str, f.dtype.itemsize, list(f.shape), f.stack, codec, bool(f.ragged), gives_next)
-            )
+            gives_next = self.derives_next and (name == "obs" or name.startswith("obs/"))
+            follows = self._kept.index(name.removeprefix("next_")) if _is_next(name) and f.stack > 1 else -1
+            options = (f.stack, codec, bool(f.ragged), gives_next, follows)
+            fields.append((name, f.dtype.str, f.dtype.itemsize, list(f.shape), *options))
         return fields
 
     def to_plain(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_service_buffer_compresses_and_draws_uniformly_when_told() -> None:
 def test_service_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(SchemaError, match="strategy: expected 'uniform' or 'prioritized', got 'rank'"):
         BufferConfig(capacity=10, strategy="rank")
-    with pytest.raises(SchemaError, match="alpha: expected a number, 0 to 1, got 1.5"):
+    with pytest.raises(SchemaError, match=r"alpha: expected a number, 0 to 1, got 1\.5"):
         BufferConfig(capacity=10, alpha=1.5)
     with pytest.raises(SchemaError, match="capacity"):
         ServiceBuffer(BufferConfig(capacity=0), obs_shape=(2,), action_dim=4)

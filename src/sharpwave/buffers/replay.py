@@ -108,9 +108,12 @@ class ReplayBuffer:
             raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
         if path is not None and exist == "attach" and path.exists():
             self._adopt(_core.Table.attach(str(path)), storage)
-            if self._schema != built or self.capacity != capacity or self.num_envs != num_envs:
+            same = self._schema == built and (self.capacity, self.num_envs) == (capacity, num_envs)
+            built_alike = (self._sampler.to_plain(), self._view.to_plain()) == (sampler.to_plain(), view.to_plain())
+            if not same or not built_alike:
                 self.close()
-                raise SchemaError(f"{where}: exist='attach': {storage!r} has another schema, capacity or num_envs")
+                what = "schema, capacity or num_envs" if not same else "sampler or view"
+                raise SchemaError(f"{where}: exist='attach': {storage!r} has another {what}")
             return
         description = {
             "face": "ReplayBuffer",
