@@ -398,7 +398,7 @@ Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count) : index_(
         for (std::size_t i = 0; i < count; ++i) drawn.slots[i] = uniform_slot(i, 0);
     } else {
         for (std::size_t i = 0; i < count; ++i) drawn.probabilities[i] = target(i, 0);
-        index.kernels_.descend(tree, drawn.probabilities, drawn.slots, count);
+        index.kernels_.descend(tree, drawn.probabilities, drawn.slots, count, index.config_.stratified);
         for (std::size_t i = 0; mix > 0 && i < count; ++i) {
             if (unit(stream_.bits(i, kCoin)) < mix) drawn.slots[i] = uniform_slot(i, 0);
         }
@@ -424,7 +424,7 @@ void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t 
         drawn.slots[position] = uniform_slot(position, attempt);
     } else {
         double x = target(position, attempt);
-        index_.kernels_.descend(index_.tree_, &x, &drawn.slots[position], 1);
+        index_.kernels_.descend(index_.tree_, &x, &drawn.slots[position], 1, false);
     }
     finish(drawn, position, position + 1);
 }

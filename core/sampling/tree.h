@@ -64,8 +64,9 @@ struct TreeKernels {
     void (*refresh_range)(const Tree& tree, std::uint64_t begin, std::uint64_t end);
 
     // For each target in [0, total) the leaf at which the running sum passes it. Never a leaf without mass. The whole
-    // batch goes down a level at a time, so that all its cache misses are in flight together. Targets are spent.
-    void (*descend)(const Tree& tree, double* targets, std::uint64_t* leaves, std::size_t count);
+    // batch goes down a level at a time, so that all its cache misses are in flight together. Targets are spent; tell
+    // when they are in ascending order.
+    void (*descend)(const Tree& tree, double* targets, std::uint64_t* leaves, std::size_t count, bool ascending);
 };
 
 const TreeKernels& tree_kernels();

@@ -40,9 +40,6 @@ struct Transitions::Work {
     std::vector<Touched> touched;  // room for all that the examples may touch
     std::size_t touched_count = 0;
     std::vector<std::uint64_t> last_slots, last_words, next_slots;  // one a position
-    std::vector<std::uint64_t> block_ends;
-    std::vector<std::uint32_t> steps;
-    std::vector<double> sums;
     std::vector<Next> nexts;
     std::vector<std::uint8_t> failed;
     std::vector<std::uint64_t> own_frames, next_frames;  // the slots of a stack a position
@@ -62,9 +59,6 @@ struct Transitions::Work {
             next_slots.resize(count);
             nexts.resize(count);
             failed.resize(count);
-            steps.resize(count);
-            block_ends.resize(count);
-            sums.resize(count);
         }
         if (touched.size() < count * rows_each) touched.resize(count * rows_each);
         if (ignored.size() < count * stack) {
@@ -259,8 +253,8 @@ std::size_t Transitions::gather_pieces(const std::uint64_t* slots, std::size_t b
     return misses;
 }
 
-// walk() for all positions of a piece, a step at a time, where nothing is stacked and the reward is one float: short
-// loops without calls, which is what an example costs besides its cache misses.
+// walk() for all positions of a piece, where nothing is stacked and the reward is one float: a short loop without
+// calls, which is what an example costs besides its cache misses. slots[count..fetched) come next.
 void Transitions::walk_all(Work& work, const std::uint64_t* slots, std::size_t count, std::size_t fetched,
                            std::uint32_t n_step, const Outputs& out) const {
     const RowView rows = rows_;
@@ -270,63 +264,51 @@ void Transitions::walk_all(Work& work, const std::uint64_t* slots, std::size_t c
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(rows.words + slot * rows.word_stride))
             .load(std::memory_order_acquire);
     };
+    const std::byte* const reward_column = rows.rows + reward_offset_;
     const auto reward = [&](std::uint64_t slot) {
         float narrow;
-        racy_copy(reinterpret_cast<std::byte*>(&narrow), rows.rows + slot * rows.stride + reward_offset_, 4);
+        racy_copy(reinterpret_cast<std::byte*>(&narrow), reward_column + slot * rows.stride, 4);
         return static_cast<double>(narrow);
     };
     std::uint64_t *last_slots = work.last_slots.data(), *last_words = work.last_words.data();
     std::uint64_t* words = work.words + work.begin;
-    std::uint32_t* steps = work.steps.data();
-    double* sums = work.sums.data();
-    std::uint64_t* block_ends = work.block_ends.data();
+    std::uint8_t* failed = work.failed.data();
     Work::Touched* touched = work.touched.data();
-    std::size_t touched_count = 0;
+    float* discounts = out.discounts ? out.discounts + work.begin : nullptr;
+    std::byte* sums = n_step > 1 ? out.flats[reward_] + work.begin * 4 : nullptr;
+    const double* powers = powers_.data();
 
     for (std::size_t i = 0; i < count; ++i) {
         if (count + i < fetched) prefetch(slots[count + i]);
-        const std::uint64_t slot = slots[i], word = load(slot);
-        words[i] = last_words[i] = word;
-        last_slots[i] = slot;
-        steps[i] = 1;
-        work.failed[i] = !is_live(word, least);
-        touched[touched_count++] = {slot, word, i};
-    }
-    for (std::size_t i = 0; n_step > 1 && i < count; ++i) {
-        sums[i] = reward(slots[i]);
-        block_ends[i] = slots[i] + table_.rows_left(slots[i]);
-        // A row that starts an episode is followed as one that does not.
-        last_words[i] &= ~std::uint64_t{kEpisodeStart};
-    }
-    for (std::uint32_t k = 1; k < n_step; ++k) {
-        const double factor = powers_[k];
-        for (std::size_t i = 0; i < count; ++i) {
-            if (steps[i] != k) continue;  // ended before
-            std::uint64_t slot = last_slots[i], word = last_words[i];
-            // Mostly the next step stands beside this one: its word is then what follows from this one's.
-            const std::uint64_t next = slot + width < block_ends[i] ? load(slot + width) : 0;
-            const std::uint64_t follows = (word & ~kLoose) + (width << kSerialShift);
-            if ((word & kEndMask) == 0 && (next & ~kLoose) == follows) {
-                slot += width;
-                word = next;
-            } else {
-                if (!table_.successor(slot, word)) continue;
-                block_ends[i] = slot + table_.rows_left(slot);
+        std::uint64_t slot = slots[i], word = load(slot);
+        words[i] = word;
+        failed[i] = !is_live(word, least);
+        *touched++ = {slot, word, i};
+        if (n_step > 1) {
+            double sum = reward(slot);
+            std::uint32_t steps = 1;
+            std::uint64_t block_end = slot + table_.rows_left(slot);
+            word &= ~std::uint64_t{kEpisodeStart};  // a row that starts an episode is followed as one that does not
+            for (; steps < n_step; ++steps) {
+                // Mostly the next step stands beside this one: its word is then what follows from this one's.
+                const std::uint64_t next = slot + width < block_end ? load(slot + width) : 0;
+                if ((word & kEndMask) == 0 && (next & ~kLoose) == (word & ~kLoose) + (width << kSerialShift))
+                    [[likely]] {
+                    slot += width;
+                    word = next;
+                } else {
+                    if (!table_.successor(slot, word)) break;
+                    block_end = slot + table_.rows_left(slot);
+                }
+                sum += powers[steps] * reward(slot);
+                *touched++ = {slot, word, i};
             }
-            last_slots[i] = slot;
-            last_words[i] = word;
-            sums[i] += factor * reward(slot);
-            steps[i] = k + 1;
-            touched[touched_count++] = {slot, word, i};
+            const float narrow = static_cast<float>(sum);
+            std::memcpy(sums + 4 * i, &narrow, 4);
+            if (discounts) discounts[i] = discounts_[steps];
         }
-    }
-    if (n_step > 1) {
-        auto* to = reinterpret_cast<std::byte*>(out.flats[reward_]) + work.begin * 4;
-        for (std::size_t i = 0; i < count; ++i) {
-            const float sum = static_cast<float>(sums[i]);
-            std::memcpy(to + 4 * i, &sum, 4);
-            if (out.discounts) out.discounts[work.begin + i] = discounts_[steps[i]];
-        }
+        last_slots[i] = slot;
+        last_words[i] = word;
     }
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         std::uint64_t slot = last_slots[i], word = last_words[i];
@@ -334,13 +316,13 @@ void Transitions::walk_all(Work& work, const std::uint64_t* slots, std::size_t c
         if (word & kHasFinalObservation) {
             work.nexts[i] = Next::final_place;
         } else if (table_.successor(slot, word)) {
-            touched[touched_count++] = {slot, word, i};
+            *touched++ = {slot, word, i};
         } else {
             work.nexts[i] = Next::waiting;
         }
         work.next_slots[i] = slot;
     }
-    work.touched_count = touched_count;
+    work.touched_count = static_cast<std::size_t>(touched - work.touched.data());
 }
 
 std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,

@@ -1,6 +1,7 @@
 // The tree and the index over it: sums, draws, priorities of new rows, staleness.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <random>
@@ -80,10 +81,14 @@ TEST(Tree, EveryLeafOfAnyTreeIsFoundByItsMass) {
         for (double& target : targets) target = unit(random) * tree.total();
         targets[0] = 0;
         targets[1] = tree.total();
-        tree_kernels().descend(tree, targets.data(), found.data(), targets.size());
-        for (std::uint64_t leaf : found) {
-            ASSERT_LT(leaf, leaves);
-            ASSERT_GT(tree.mass(leaf), 0.0f) << "a leaf without mass was drawn";
+        for (const bool ascending : {false, true}) {
+            if (ascending) std::sort(targets.begin(), targets.end());
+            std::vector<double> spent = targets;
+            tree_kernels().descend(tree, spent.data(), found.data(), targets.size(), ascending);
+            for (std::uint64_t leaf : found) {
+                ASSERT_LT(leaf, leaves);
+                ASSERT_GT(tree.mass(leaf), 0.0f) << "a leaf without mass was drawn";
+            }
         }
     }
 }
