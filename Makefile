@@ -49,6 +49,7 @@ test-cpp: $(BIN)/.test
 		echo "C++ tests, sanitizers: $$sanitize"; \
 		build=$(CPP_BUILD)/$${sanitize%%,*}; \
 		$(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_TESTS=ON \
+			-DPython_EXECUTABLE=$(abspath $(BIN))/python \
 			-DCMAKE_BUILD_TYPE=RelWithDebInfo \
 			-DSHARPWAVE_SANITIZE=$$(echo $$sanitize | sed s/none//) >/dev/null; \
 		$(BIN)/cmake --build $$build | grep -E 'error|warning|FAILED' && exit 1 || true; \
@@ -75,11 +76,16 @@ check: $(BIN)/.check  ## check format, lint and types of both languages
 
 bench: $(BIN)/.test  ## measure against every peer that installs; writes the tables and plots of README and docs
 	$(BIN)/python benchmarks/setup_peers.py
-	$(BIN)/cmake -S . -B $(CPP_BUILD)/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_BENCHMARKS=ON >/dev/null
+	$(BIN)/cmake -S . -B $(CPP_BUILD)/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_BENCHMARKS=ON \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD)/bench
 	mkdir -p benchmarks/results
 	$(CPP_BUILD)/bench/bench_engine benchmarks/results/engine.json
 	$(BIN)/python benchmarks/bench_replay.py
+	$(BIN)/python benchmarks/bench_prioritized.py
+	$(BIN)/python benchmarks/bench_nstep.py
+	$(BIN)/python benchmarks/bench_frames.py
+	$(BIN)/python benchmarks/bench_compression.py
 	$(BIN)/python benchmarks/bench_memory.py
 	$(BIN)/python benchmarks/bench_scaling.py
 	$(BIN)/python benchmarks/report.py
