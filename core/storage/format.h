@@ -112,7 +112,7 @@ struct Counters {
     Counter index_epoch;       // the epoch that the index was made for; all ones: make it anew
     Counter resets_unflagged;  // episodes that ended because the next observation was another one
     Counter rows_retired;      // rows that left early: their bytes in a heap were needed
-    Counter heap_bytes;        // in use, less what its blocks' last lap left
+    Counter reserved;
 };
 static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640 &&
               offsetof(Counters, alpha) == 1024);

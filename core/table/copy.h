@@ -17,8 +17,8 @@ namespace sharpwave {
 struct FieldMove {
     std::uint64_t offset;  // in the row
     std::uint64_t bytes;
-    std::byte* flat;           // `bytes` a row; the source of a scatter is only read
-    std::uint64_t stride = 0;  // scatter: between two rows of `flat`; gather writes them side by side
+    std::byte* flat;       // `bytes` a row; the source of a scatter is only read
+    std::uint64_t stride;  // scatter: between two rows of `flat`; gather writes them side by side
 };
 
 // Where rows and their words stand. Embedded words have the rows' own base and stride.

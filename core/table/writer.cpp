@@ -424,7 +424,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     const std::uint64_t width = open_rows_.size();
     const std::vector<Field>& fields = table_->layout().fields();
     const std::size_t field_count = fields.size();
-    std::uint64_t commit[kGroupRows], before[kGroupRows] = {};
+    std::uint64_t commit[kGroupRows], before[kGroupRows];
     std::int64_t gained = 0, gone_elsewhere = 0;
     std::uint64_t voided = 0, ended = 0;
     const auto is_void = [&](std::size_t i) { return batch.flags && (batch.flags[first + i] & kRowVoid); };
@@ -465,13 +465,14 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         if (given & kRowVoid) {
             state = kVoid;  // keeps the stride of its step; the episode neither starts nor goes on here
             flags = 0;
+            before[i] = 0;
             ++voided;
         } else {
             if (given & kRowTerminated) flags |= kTerminated;
             if (given & kRowTruncated) flags |= kTruncated;
             const bool is_over = (flags & kEndMask) != 0;
             ++gained;
-            before[i] = open_row;
+            if (stacks_) before[i] = open_row;
             open_row = is_over ? 0 : serial + i + 1;
             ended += is_over;
         }

@@ -343,7 +343,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     if (is_plain_ || (single && !derives_ && stack_ == 1 && !table_.layout().uses_heap())) {
         for (std::size_t i = 0; i < leaf_count; ++i) {
             const Field& field = fields[config_.leaves[i].field];
-            moves[i] = {field.offset, field.bytes, out.flats[i]};
+            moves[i] = {field.offset, field.bytes, out.flats[i], 0};
         }
         return run(slots, leaf_count, begin, end, words, missed);
     }
@@ -385,7 +385,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
             const Field& field = fields[leaf.field];
             Role effective = leaf.role == Role::reward ? (n_step > 1 ? Role::reward : Role::own) : leaf.role;
             if (effective != role || field.stack > 1 || field.is_in_heap()) continue;
-            moves[move_count++] = {field.offset, field.bytes, out.flats[i] + begin * field.bytes};
+            moves[move_count++] = {field.offset, field.bytes, out.flats[i] + begin * field.bytes, 0};
         }
         const Gather job{rows_, 0, from, moves, move_count, nullptr, streaming};
         if (move_count) kernels().gather_warm(job, 0, count);
@@ -500,7 +500,7 @@ void Transitions::copy_stacks(Work& work, std::size_t leaf_index, const std::uin
         for (std::size_t i = 0; i < count; ++i) {
             for (std::uint64_t k = 0; k < depth; ++k) all[i * depth + k] = frame_slot(i, k);
         }
-        const FieldMove move{field.offset, frame, flat};
+        const FieldMove move{field.offset, frame, flat, 0};
         const Gather job{table_.view(), table_.least_word(), all.data(), &move, 1, work.ignored_words.data(),
                          streaming};
         kernels().gather(job, 0, count * depth, work.ignored.data());
