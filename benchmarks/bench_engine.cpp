@@ -10,8 +10,11 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "sampling/sampler.h"
 
 namespace {
 
@@ -34,11 +37,16 @@ struct Figures {
     double min_ns, p50_ns, p99_ns;
 };
 
-Figures measure(int samples, int calls_each, const std::function<void()>& call) {
+Figures measure(
+    int samples, int calls_each, const std::function<void()>& call, const std::function<void()>& before = [] {}) {
     const double clock_ns = clock_cost_ns();
     std::vector<double> ns(samples);
-    for (int i = 0; i < 200; ++i) call();
+    for (int i = 0; i < 200; ++i) {
+        before();
+        call();
+    }
     for (double& value : ns) {
+        before();
         const auto start = Clock::now();
         for (int c = 0; c < calls_each; ++c) call();
         value = (std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_ns) / calls_each;
@@ -49,33 +57,67 @@ Figures measure(int samples, int calls_each, const std::function<void()>& call) 
 
 // W1: the row of the Python benchmarks, one flat array a field as a Python batch has them.
 struct Columns {
-    explicit Columns(std::size_t rows) : obs(rows), next_obs(rows), action(rows), reward(rows), done(rows) {}
+    explicit Columns(std::size_t rows)
+        : obs(rows),
+          next_obs(rows),
+          action(rows),
+          reward(rows),
+          done(rows),
+          weights(rows),
+          probabilities(rows),
+          serials(rows),
+          priorities(rows) {
+        for (std::size_t i = 0; i < rows; ++i) priorities[i] = 0.1f + static_cast<float>(i % 1009) / 1009;
+    }
     std::vector<Observation> obs, next_obs;
     std::vector<Action> action;
     std::vector<float> reward;
     std::vector<std::uint8_t> done;
+    std::vector<float> weights;
+    std::vector<double> probabilities;
+    std::vector<std::uint64_t> serials;
+    std::vector<float> priorities;
 
-    std::vector<sharpwave::FieldMove> moves(const sharpwave::RowLayout& layout) {
-        void* places[] = {obs.data(), action.data(), reward.data(), next_obs.data(), done.data()};
-        std::vector<sharpwave::FieldMove> fields;
-        for (std::size_t i = 0; i < 5; ++i) {
-            const sharpwave::Field& field = layout.fields()[i];
-            fields.push_back({field.offset, field.bytes, static_cast<std::byte*>(places[i])});
-        }
-        return fields;
+    std::vector<std::byte*> places() {
+        void* all[] = {obs.data(), action.data(), reward.data(), next_obs.data(), done.data()};
+        std::vector<std::byte*> flats;
+        for (void* place : all) flats.push_back(static_cast<std::byte*>(place));
+        return flats;
     }
 };
 
-sharpwave::TableConfig w1(std::uint64_t capacity) {
-    sharpwave::TableConfig config;
-    config.capacity = capacity;
-    config.fields = {{"obs", "<f4", 4, {17}},
-                     {"action", "<f4", 4, {6}},
-                     {"reward", "<f4", 4, {}},
-                     {"next_obs", "<f4", 4, {17}},
-                     {"done", "|b1", 1, {}}};
-    return config;
-}
+// A full table of such rows with its sampler.
+struct Filled {
+    Filled(std::uint64_t capacity, bool by_priority, Columns& columns) {
+        sharpwave::TableConfig config;
+        config.capacity = capacity;
+        config.fields = {{"obs", "<f4", 4, {17}},
+                         {"action", "<f4", 4, {6}},
+                         {"reward", "<f4", 4, {}},
+                         {"next_obs", "<f4", 4, {17}},
+                         {"done", "|b1", 1, {}}};
+        config.sampler.is_by_priority = by_priority;
+        table = sharpwave::Table::create(config);
+        sharpwave::ViewConfig view;
+        for (std::uint32_t i = 0; i < 5; ++i) view.leaves.push_back({i, sharpwave::Role::own});
+        std::optional<sharpwave::IndexConfig> index;
+        if (by_priority) index.emplace();
+        sampler = std::make_unique<sharpwave::Sampler>(table, view, index);
+
+        const auto flats = columns.places();
+        std::vector<sharpwave::FieldInput> fields;
+        for (std::size_t i = 0; i < 5; ++i)
+            fields.push_back({flats[i], table->layout().fields()[i].full_bytes, 1, nullptr});
+        const std::size_t rows = columns.reward.size();
+        const float* priorities = by_priority ? columns.priorities.data() : nullptr;
+        const auto writer = table->writer();
+        for (std::size_t i = 0; i < capacity / rows + 1; ++i) {
+            writer->append({fields.data(), rows, nullptr, nullptr, priorities});
+        }
+    }
+    std::shared_ptr<sharpwave::Table> table;
+    std::unique_ptr<sharpwave::Sampler> sampler;
+};
 
 struct Line {
     std::string name, target;
@@ -99,18 +141,30 @@ int main(int argc, char** argv) {
     lines.push_back(
         {"sample(32), uniform, structs", "< 1000 ns", measure(200000, 1, [&] { buffer.sample_into(batch); }), 32});
 
-    auto table = sharpwave::Table::create(w1(kCapacity));
-    auto writer = table->writer();
     Columns columns(4096);
-    const auto fields = columns.moves(table->layout());
-    for (std::size_t i = 0; i < kCapacity / 4096 + 1; ++i) writer->append({fields.data(), 4096, nullptr});
-    std::vector<std::uint64_t> serials(4096);
-    for (const auto& [count, samples] : {std::pair{32, 200000}, {256, 40000}, {4096, 4000}}) {
-        const std::size_t n = static_cast<std::size_t>(count);
+    const auto flats = columns.places();
+    for (const bool by_priority : {false, true}) {
+        Filled filled(kCapacity, by_priority, columns);
+        const std::string kind = by_priority ? "prioritized" : "uniform";
+        const auto draw = [&](std::size_t n) {
+            sharpwave::Drawings drawn{columns.serials.data()};
+            if (by_priority) drawn = {columns.serials.data(), columns.weights.data(), columns.probabilities.data()};
+            filled.sampler->sample(n, {flats.data()}, drawn);
+        };
+        for (const auto& [n, samples] : {std::pair<std::size_t, int>{32, 200000}, {256, 40000}, {4096, 4000}}) {
+            lines.push_back({"sample(" + std::to_string(n) + "), " + kind + ", one array a field",
+                             n != 32       ? ""
+                             : by_priority ? "< 10000 ns"
+                                           : "< 1000 ns",
+                             measure(samples, 1, [&, n = n] { draw(n); }), static_cast<double>(n)});
+        }
+        if (!by_priority) continue;
+        // A draw comes before each update, outside the clock.
+        const auto update = [&] {
+            filled.sampler->index()->update(columns.serials.data(), columns.priorities.data(), 256);
+        };
         lines.push_back(
-            {"sample(" + std::to_string(n) + "), uniform, one array a field", n == 32 ? "< 1000 ns" : "",
-             measure(samples, 1, [&] { sharpwave::sample_uniform(*table, n, fields.data(), serials.data()); }),
-             static_cast<double>(n)});
+            {"update of 256 priorities just drawn", "", measure(40000, 1, update, [&] { draw(256); }), 256});
     }
 
     std::string json = "[\n";

@@ -8,22 +8,13 @@ measurement in the same process reads too low. Writes `results/memory.json`.
 
 from __future__ import annotations
 
-import argparse
-
-from harness import machine, results
-from harness.contest import ContenderError, LeftOut, Player
+from harness.contest import ContenderError, LeftOut, measure_memory
+from harness.program import Run, parse, parser
 from harness.workloads import ATARI, W1, Workload
 
 CONTENDERS = ("sharpwave", "numpy_ring", "cpprb", "sb3")
 ROWS = {W1.name: (10_000, 30_000, 100_000, 300_000, 1_000_000), ATARI.name: (1_000, 3_000, 10_000)}
 QUICK_ROWS = {W1.name: (10_000, 100_000), ATARI.name: (1_000,)}
-
-
-def measure(contender: str, workload: Workload, rows: int) -> dict[str, int | float]:
-    with Player(contender) as player:
-        resident = player.ask("measure_memory", workload=workload.name, rows=rows)
-    raw = rows * workload.row_bytes
-    return {"rows": rows, "raw_bytes": raw, "resident_bytes": resident, "beyond_raw": resident / raw - 1}
 
 
 def measure_curve(
@@ -33,7 +24,7 @@ def measure_curve(
     points = []
     try:
         for rows in sizes:
-            points.append(measure(contender, workload, rows))
+            points.append(measure_memory(contender, "plain", workload, rows))
             beyond = 100 * points[-1]["beyond_raw"]
             print(f"{workload.name:6}{contender:12}{rows:>10,} rows  {beyond:+.1f}%", flush=True)
     except ContenderError as reason:
@@ -42,18 +33,12 @@ def measure_curve(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few and small sizes: a look, not a result")
-    options = parser.parse_args()
-    left_out = LeftOut()
-    where, measured = machine.describe(), {}
+    run, measured = Run(parse(parser(__doc__))), {}
     for workload in (W1, ATARI):
-        sizes = (QUICK_ROWS if options.quick else ROWS)[workload.name]
-        curves = {name: measure_curve(name, workload, sizes, left_out) for name in CONTENDERS}
+        sizes = (QUICK_ROWS if run.options.quick else ROWS)[workload.name]
+        curves = {name: measure_curve(name, workload, sizes, run.left_out) for name in CONTENDERS}
         measured[workload.name] = {name: points for name, points in curves.items() if points}
-    settings = {"quick": options.quick}
-    document = {"machine": where, "settings": settings, "workloads": measured, "left_out": left_out.lines}
-    results.save("memory", document)
+    run.save("memory", workloads=measured)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from harness.results import Document, duration, figure, ratio
+from harness.results import Document, duration, figure, ratio, size
 from names import KINDS, contender_of, is_library, name
 
 Cases = dict[str, dict[str, dict[str, float]]]
+Documents = dict[str, Document | None]
 MOST_BEYOND_RAW = 0.10
+MOST_BYTES_A_PRIORITY = 16
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ def minimum(cases: Cases, case: str, label: str) -> float | None:
 
 def fastest(cases: Cases, case: str, wanted: Callable[[str], bool]) -> tuple[str, float] | None:
     """Label and minimum of the fastest contender among those wanted."""
-    candidates = [label for label in cases.get(case, {}) if wanted(contender_of(label))]
+    candidates = [label for label in cases.get(case, {}) if wanted(label)]
     least = min(candidates, key=lambda label: cases[case][label]["min_ns"], default=None)
     return (least, cases[case][least]["min_ns"]) if least else None
 
@@ -36,7 +38,7 @@ def fastest_library(cases: Cases, case: str) -> tuple[str, float] | None:
 
 
 def fastest_ring(cases: Cases, case: str) -> tuple[str, float] | None:
-    return fastest(cases, case, lambda contender: contender == "numpy_ring")
+    return fastest(cases, case, lambda label: contender_of(label) == "numpy_ring")
 
 
 def at_most(goal: str, limit: float, value: float | None, show: Callable[[float], str]) -> Verdict:
@@ -53,9 +55,25 @@ def times_faster(goal: str, least: float, ours: float | None, rival: tuple[str, 
     return Verdict(goal, f"{ratio(rival[1] / ours)} ({name(rival[0])})", rival[1] / ours >= least)
 
 
-def replay_goals(workloads: Document) -> Iterator[Verdict]:
-    w1: Cases = workloads.get("w1", {}).get("cases", {})
-    atari: Cases = workloads.get("atari", {}).get("cases", {})
+def percent(share: float) -> str:
+    return f"{figure(100 * share)}%"
+
+
+def over(value: float | None, other: float | None) -> float | None:
+    return value / other if value and other else None
+
+
+def cases_of(document: Document | None, contest: str) -> Cases:
+    return (document or {}).get("workloads", {}).get(contest, {}).get("cases", {})
+
+
+def bytes_a_row(document: Document | None, label: str) -> float | None:
+    point = (document or {}).get("memory", {}).get(label)
+    return point["resident_bytes"] / point["rows"] if point else None
+
+
+def replay_goals(document: Document | None) -> Iterator[Verdict]:
+    w1, atari = cases_of(document, "w1"), cases_of(document, "atari")
 
     add_one = minimum(w1, "add_1", "sharpwave")
     yield at_most("add one row, positional,", 150, add_one, duration)
@@ -77,19 +95,15 @@ def replay_goals(workloads: Document) -> Iterator[Verdict]:
         yield times_faster(f"{title}, NumPy ring with take", least_ring, ours, ring)
     for count, limit in ((32, 2.0), (256, 1.3), (4096, 1.3)):
         ours, bare = (minimum(w1, f"sample_{count}", label) for label in ("sharpwave/out", "c_limit"))
-        share = ours / bare if ours and bare else None
-        yield at_most(f"sample({count}, out=) over a bare C gather", limit, share, ratio)
+        yield at_most(f"sample({count}, out=) over a bare C gather", limit, over(ours, bare), ratio)
     ours, engine = (minimum(w1, "sample_256", label) for label in ("sharpwave/out", "engine"))
-    over = ours / engine if ours and engine else None
-    yield at_most("sample(256, out=) from Python over the engine from C++", 1.10, over, ratio)
+    yield at_most("sample(256, out=) from Python over the engine from C++", 1.10, over(ours, engine), ratio)
     ours, peer = minimum(atari, "sample_256", "sharpwave"), fastest_library(atari, "sample_256")
     yield times_faster("image rows, sample(256), fastest peer library", 1.3, ours, peer)
 
 
-def memory_goals(workloads: Document) -> Iterator[Verdict]:
-    def percent(share: float) -> str:
-        return f"{figure(100 * share)}%"
-
+def memory_goals(document: Document | None) -> Iterator[Verdict]:
+    workloads = (document or {}).get("workloads", {})
     for workload, kind in KINDS.items():
         points = workloads.get(workload, {}).get("sharpwave")
         beyond = max(points, key=lambda point: point["rows"])["beyond_raw"] if points else None
@@ -102,10 +116,72 @@ def growth(curve: dict[str, dict[str, float]]) -> float | None:
     return many["min_ns"] / few["min_ns"] if few and many else None
 
 
-def all_goals(replay: Document | None, memory: Document | None, scaling: Document | None) -> list[Verdict]:
-    curve = (scaling or {}).get("curves", {}).get("sharpwave", {})
-    return [
-        *replay_goals((replay or {}).get("workloads", {})),
-        *memory_goals((memory or {}).get("workloads", {})),
-        at_most("sample(256) at 10^7 rows over 10^5 rows", 2.5, growth(curve), ratio),
-    ]
+def scaling_goals(document: Document | None) -> Iterator[Verdict]:
+    curve = (document or {}).get("curves", {}).get("sharpwave", {})
+    yield at_most("sample(256) at 10^7 rows over 10^5 rows", 2.5, growth(curve), ratio)
+
+
+def prioritized_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "prioritized")
+    for label, language in (("sharpwave", "Python"), ("engine", "C++")):
+        ours = minimum(cases, "sample_32", label)
+        yield at_most(f"prioritized sample(32) from {language}", 10_000, ours, duration)
+    for case, title, least in (
+        ("sample_32", "prioritized sample(32)", 8),
+        ("sample_256", "prioritized sample(256)", 6),
+        ("update_256", "update of 256 priorities", 1.3),
+    ):
+        peer = fastest_library(cases, case)
+        yield times_faster(f"{title}, fastest peer library", least, minimum(cases, case, "sharpwave"), peer)
+    ours, uniform = (bytes_a_row(document, label) for label in ("sharpwave", "sharpwave@uniform"))
+    more = ours - uniform if ours and uniform else None
+    yield at_most("memory of a priority", MOST_BYTES_A_PRIORITY, more, size)
+
+
+def nstep_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "nstep")
+    ours, sb3 = (minimum(cases, "sample_256", label) for label in ("sharpwave", "sb3"))
+    yield times_faster("3-step sample(256), Stable-Baselines3", 8, ours, ("sb3", sb3) if sb3 else None)
+    plain = minimum(cases, "sample_256", "sharpwave@one_step")
+    yield at_most("3-step sample(256) over plain sample(256)", 2.0, over(ours, plain), ratio)
+
+
+def frames_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "frames")
+    ours, peer = minimum(cases, "sample_256", "sharpwave"), fastest_library(cases, "sample_256")
+    yield times_faster("stacked and derived sample(256), fastest peer that deduplicates", 1, ours, peer)
+    for label, given in (("sharpwave", "stacks"), ("sharpwave/frame", "single frames")):
+        add = minimum(cases, "add_1", label)
+        yield at_most(f"add one row, stacked and derived, given {given},", 3_000, add, duration)
+    stored = bytes_a_row(document, "sharpwave@stored")
+    for label, title, limit in (
+        ("sharpwave@derived", "derived", 0.55),
+        ("sharpwave", "derived, stack=4", 0.14),
+    ):
+        share = over(bytes_a_row(document, label), stored)
+        yield at_most(f"memory of image rows, {title}, over stored", limit, share, percent)
+
+
+def compression_goals(document: Document | None) -> Iterator[Verdict]:
+    goal, shares = "LZ4 on real rendered frames, measured against speed", []
+    for film, points in (document or {}).get("memory", {}).items():
+        plain, packed = points.get("sharpwave@plain"), points.get("sharpwave@lz4")
+        if plain and packed:
+            shares.append(f"{percent(packed['resident_bytes'] / plain['resident_bytes'])} of the bytes ({film})")
+    yield Verdict(goal, ", ".join(shares) or "not measured", True if shares else None)
+
+
+GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
+    "replay": replay_goals,
+    "memory": memory_goals,
+    "scaling": scaling_goals,
+    "prioritized": prioritized_goals,
+    "nstep": nstep_goals,
+    "frames": frames_goals,
+    "compression": compression_goals,
+}
+
+
+def all_goals(documents: Documents) -> list[Verdict]:
+    """Every goal, in the order of the benchmarks that measure them."""
+    return [verdict for name, goals in GOALS.items() for verdict in goals(documents.get(name))]

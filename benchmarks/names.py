@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from harness.contest import contender_of
+
 NAMES = {
     "sharpwave": "Sharpwave",
-    "sharpwave/keyword": "Sharpwave, by keyword",
-    "sharpwave/out": "Sharpwave, out=",
-    "sharpwave/torch": 'Sharpwave, device="cpu"',
     "engine": "Sharpwave's engine from C++",
     "numpy_ring": "NumPy ring",
     "numpy_ring/take": "NumPy ring with take",
@@ -15,29 +14,68 @@ NAMES = {
     "sb3": "Stable-Baselines3",
     "reverb": "Reverb",
 }
+VARIANTS = {"keyword": "by keyword", "out": "out=", "torch": 'device="cpu"', "frame": "given single frames"}
+FORMS = {
+    "uniform": "uniform",
+    "one_step": "one step",
+    "stored": "both stored",
+    "derived": "derived",
+    "rainbow": "prioritized and 3-step as well",
+    "plain": "both stored",
+    "lz4": "both stored, LZ4",
+    "zstd": "both stored, Zstandard",
+    "stacked": "each frame once",
+    "stacked_lz4": "each frame once, LZ4",
+    "stacked_zstd": "each frame once, Zstandard",
+}
 KINDS = {"w1": "small rows", "atari": "image rows"}
+CONTESTS = KINDS | {"prioritized": "prioritized", "nstep": "3-step", "frames": "image rows, deduplicated"}
 # They store nothing that one could get back; a rival is someone whom a user could choose instead.
 YARDSTICKS = ("engine", "c_limit", "empty_loop")
+# Forms that do another thing; they stand in a contest for comparison.
+BESIDE = ("uniform", "one_step", "stored", "rainbow")
 
 
 def name(label: str) -> str:
-    return NAMES.get(label, label)
+    """`Sharpwave, derived, out=` of `sharpwave@derived/out`."""
+    if label in NAMES:
+        return NAMES[label]
+    entrant, _, variant = label.partition("/")
+    contender, _, form = entrant.partition("@")
+    return ", ".join(
+        filter(None, (NAMES.get(contender, contender), FORMS.get(form, form), VARIANTS.get(variant, variant)))
+    )
 
 
-def contender_of(label: str) -> str:
-    """`numpy_ring` of `numpy_ring/take`."""
+def entrant_of(label: str) -> str:
+    """`sharpwave@derived` of `sharpwave@derived/out`."""
     return label.partition("/")[0]
 
 
-def is_rival(contender: str) -> bool:
-    return contender != "sharpwave" and contender not in YARDSTICKS
+def is_yardstick(label: str) -> bool:
+    return contender_of(label) in YARDSTICKS
 
 
-def is_library(contender: str) -> bool:
-    return is_rival(contender) and contender != "numpy_ring"
+def is_beside(label: str) -> bool:
+    return entrant_of(label).partition("@")[2] in BESIDE
+
+
+def is_choice(label: str) -> bool:
+    """Whether it is something that a user could choose for the task."""
+    return not is_yardstick(label) and not is_beside(label)
+
+
+def is_rival(label: str) -> bool:
+    return is_choice(label) and contender_of(label) != "sharpwave"
+
+
+def is_library(label: str) -> bool:
+    return is_rival(label) and contender_of(label) != "numpy_ring"
 
 
 def case_name(case: str) -> str:
     """`sample(256)` of `sample_256`."""
     verb, count = case.split("_")
-    return f"sample({count})" if verb == "sample" else "add 1 row" if count == "1" else f"add {count} rows"
+    if verb == "add":
+        return "add 1 row" if count == "1" else f"add {count} rows"
+    return f"add 1, sample({count}), update({count})" if verb == "learn" else f"{verb}({count})"

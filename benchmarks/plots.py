@@ -9,19 +9,32 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot: no display is needed or asked for
 
 import matplotlib.pyplot as plt
-from goals import MOST_BEYOND_RAW
-from harness.results import Document, duration
+from goals import MOST_BEYOND_RAW, Documents
+from harness.contest import contender_of
+from harness.results import Document, duration, size
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
-from names import KINDS, contender_of, name
+from matplotlib.ticker import LogLocator, NullFormatter
+from names import CONTESTS, KINDS, case_name, is_beside, name
 
-OURS, RING, LIMIT, LIBRARY = "#d1495b", "#00798c", "#2b2d42", "#8d99ae"
+OURS, RING, LIMIT, LIBRARY, BESIDE = "#d1495b", "#00798c", "#2b2d42", "#8d99ae", "#e9b4bb"
 ROLE_COLORS = {"sharpwave": OURS, "numpy_ring": RING, "c_limit": LIMIT}
 LINE_COLORS = ROLE_COLORS | {"cpprb": "#edae49", "sb3": LIBRARY}
 # One bar or line a contender, two where users choose between two forms.
-LEFT_OUT = ("empty_loop", "engine", "sharpwave/keyword", "sharpwave/torch")
+LEFT_OUT = ("empty_loop", "engine")
+LEFT_OUT_VARIANTS = ("keyword", "torch")
 PANELS = {"add_1": "add one row", "sample_256": "sample a batch of 256"}
+FEATURES = (
+    ("prioritized", "sample_256"),
+    ("prioritized", "update_256"),
+    ("nstep", "sample_256"),
+    ("frames", "sample_256"),
+)
+
+
+def is_shown(label: str) -> bool:
+    beside = is_beside(label) and "/" in label
+    return label not in LEFT_OUT and label.partition("/")[2] not in LEFT_OUT_VARIANTS and not beside
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -37,34 +50,72 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def short(text: str) -> str:
+    """A number as an axis shows it: `10 µs`, not `10.0 µs`."""
+    value, unit = text.split()
+    return f"{float(value.replace(',', '')):g} {unit}"
+
+
 def short_duration(ns: float, _position: float = 0) -> str:
-    """A power of ten as an axis shows it: `10 µs`, not `10.0 µs`."""
-    value, unit = duration(ns).split()
-    return f"{float(value):g} {unit}"
+    return short(duration(ns))
+
+
+def short_size(count: float, _position: float = 0) -> str:
+    return short(size(count))
+
+
+def bars(axes: Axes, title: str, times: dict[str, dict[str, float]]) -> None:
+    """One bar for each entry, the fastest at the top."""
+    shown = {label: entry["min_ns"] for label, entry in times.items() if is_shown(label)}
+    labels = sorted(shown, key=shown.__getitem__, reverse=True)
+    lengths = [shown[label] for label in labels]
+    colors = [BESIDE if is_beside(label) else ROLE_COLORS.get(contender_of(label), LIBRARY) for label in labels]
+    drawn = axes.barh([name(label) for label in labels], lengths, color=colors)
+    axes.bar_label(drawn, [duration(length) for length in lengths], padding=4, fontsize=9)
+    axes.set_xscale("log")
+    axes.set_xlim(min(lengths) / 2, max(lengths) * 6)
+    axes.xaxis.set_major_formatter(short_duration)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_xlabel("time of a call, minimum, log scale; shorter is better", fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    plain(axes)
+    axes.grid(visible=False, axis="y")
+
+
+def caption(figure: Figure, document: Document, what: str) -> None:
+    facts = document["machine"]
+    figure.supxlabel(f"{what}; {facts['cpu']}, {facts['date']}", fontsize=8, color="#555")
 
 
 def headline(replay: Document, path: Path) -> None:
-    cases = replay["workloads"]["w1"]["cases"]
+    workload = replay["workloads"]["w1"]
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axes, (case, title) in zip(panels, PANELS.items(), strict=True):
-        shown = {label: times["min_ns"] for label, times in cases[case].items() if label not in LEFT_OUT}
-        labels = sorted(shown, key=shown.__getitem__, reverse=True)
-        lengths = [shown[label] for label in labels]
-        colors = [ROLE_COLORS.get(contender_of(label), LIBRARY) for label in labels]
-        bars = axes.barh([name(label) for label in labels], lengths, color=colors)
-        axes.bar_label(bars, [duration(length) for length in lengths], padding=4, fontsize=9)
-        axes.set_xscale("log")
-        axes.set_xlim(min(lengths) / 2, max(lengths) * 6)
-        axes.xaxis.set_major_formatter(short_duration)
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-        axes.set_xlabel("time of a call, minimum, log scale; shorter is better", fontsize=9)
-        axes.tick_params(axis="y", length=0)
-        plain(axes)
-        axes.grid(visible=False, axis="y")
-    facts, capacity = replay["machine"], replay["workloads"]["w1"]["capacity"]
-    where = f"{capacity:,} small rows, called from Python; {facts['cpu']}, {facts['date']}"
-    figure.supxlabel(where, fontsize=8, color="#555")
+        bars(axes, title, workload["cases"][case])
+    caption(figure, replay, f"{workload['capacity']:,} small rows, called from Python")
+    save(figure, path)
+
+
+def feature_panels(documents: Documents) -> list[tuple[str, Document, Document]]:
+    """Title, times and origin of each panel of `features` that was measured."""
+    panels = []
+    for contest, case in FEATURES:
+        document = documents.get(contest)
+        times = (document or {}).get("workloads", {}).get(contest, {}).get("cases", {}).get(case)
+        if document and times:
+            panels.append((f"{case_name(case)}, {CONTESTS[contest]}", times, document))
+    return panels
+
+
+def features(panels: list[tuple[str, Document, Document]], path: Path) -> None:
+    rows = (len(panels) + 1) // 2
+    figure, grid = plt.subplots(rows, 2, figsize=(12, 3.6 * rows), layout="constrained", squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (title, times, _) in zip(grid.flat, panels, strict=False):
+        bars(axes, title, times)
+    caption(figure, panels[0][2], "full buffers, called from Python")
     save(figure, path)
 
 
@@ -89,7 +140,7 @@ def memory(document: Document, path: Path) -> None:
 def scaling(document: Document, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for label, curve in document["curves"].items():
-        if label in LEFT_OUT:
+        if not is_shown(label):
             continue
         rows = sorted(map(int, curve))
         times = [curve[str(count)]["min_ns"] for count in rows]
@@ -104,3 +155,38 @@ def scaling(document: Document, path: Path) -> None:
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     plain(axes)
     save(figure, path)
+
+
+def compression(document: Document, path: Path) -> None:
+    """Down and to the left is better: fewer bytes, less time."""
+    films = document["workloads"]
+    figure, panels = plt.subplots(
+        1, len(films), figsize=(3.6 * len(films) + 1.6, 3.8), layout="constrained", sharey=True, squeeze=False
+    )
+    for axes, (film, workload) in zip(panels.flat, films.items(), strict=True):
+        times, points = workload["cases"]["sample_256"], document["memory"].get(film, {})
+        for prefix, title, color in (("", "both stored", LIBRARY), ("stacked", "each frame once", OURS)):
+            labels = [f"sharpwave@{form}" for form in (prefix or "plain", *packed_forms(prefix))]
+            known = [label for label in labels if label in times and label in points]
+            kept = [points[label]["resident_bytes"] / points[label]["rows"] for label in known]
+            taken = [times[label]["min_ns"] for label in known]
+            axes.plot(kept, taken, marker="o", color=color, label=title)
+            for label, x, y in zip(known, kept, taken, strict=True):
+                how = next((word for word in ("lz4", "zstd") if label.endswith(word)), "none")
+                axes.annotate(how, (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(short_size)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(short_duration)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(film, loc="left", fontsize=12, fontweight="bold")
+        axes.set_xlabel("resident bytes a row")
+        plain(axes)
+    panels.flat[0].set_ylabel("sample(256), minimum")
+    figure.legend(*panels.flat[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    save(figure, path)
+
+
+def packed_forms(prefix: str) -> list[str]:
+    return ["_".join(filter(None, (prefix, codec))) for codec in ("lz4", "zstd")]

@@ -15,28 +15,33 @@ from pathlib import Path
 
 import plots
 import tables
-from goals import all_goals
+from goals import GOALS, Documents, all_goals
 from harness import results
-from harness.contest import BENCHMARKS
+from harness.environments import BENCHMARKS
+from harness.results import Document
 
 DOCUMENTS = ("README.md", "docs/performance.md")
 MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->\n).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 
 
-def measured_tables() -> Iterator[tuple[str, str]]:
+def measured_tables(documents: Documents, engine: list[Document] | None) -> Iterator[tuple[str, str]]:
     """Name and Markdown of each table for which there are results."""
-    replay, memory, scaling, engine = map(results.load, ("replay", "memory", "scaling", "engine"))
-    verdicts = all_goals(replay, memory, scaling)
+    verdicts = all_goals(documents)
     yield "goals", tables.goals(verdicts)
-    if replay:
+    yield "wins", tables.wins(documents, verdicts)
+    if replay := documents["replay"]:
         yield "headline", tables.headline(replay)
-        yield "wins", tables.wins(replay, verdicts)
-        for name, workload in replay["workloads"].items():
-            yield name, tables.contest(workload, replay)
-    if memory:
-        yield "memory", tables.memory(memory)
-    if scaling:
-        yield "scaling", tables.scaling(scaling)
+    if any(documents[name] for name in ("prioritized", "nstep", "frames")):
+        yield "features", tables.features(documents)
+    for name in ("replay", "prioritized", "nstep", "frames"):
+        if document := documents[name]:
+            for contest, workload in document["workloads"].items():
+                yield contest, tables.contest(workload, document)
+            if document.get("memory"):
+                yield f"{name}_memory", tables.footprints(document)
+    for name, write in (("memory", tables.memory), ("scaling", tables.scaling), ("compression", tables.compression)):
+        if document := documents[name]:
+            yield name, write(document)
     if engine:
         yield "seed_targets", tables.seed_targets(engine)
 
@@ -54,21 +59,24 @@ def fill_in(text: str, written: dict[str, str]) -> tuple[str, list[str]]:
     return MARKED.sub(fill, text), missing
 
 
-def draw_plots(folder: Path) -> None:
-    replay, memory, scaling = map(results.load, ("replay", "memory", "scaling"))
-    if replay and "w1" in replay["workloads"]:
+def draw_plots(documents: Documents, folder: Path) -> None:
+    if (replay := documents["replay"]) and "w1" in replay["workloads"]:
         plots.headline(replay, folder / "headline.png")
-    if memory:
-        plots.memory(memory, folder / "memory.png")
-    if scaling:
-        plots.scaling(scaling, folder / "scaling.png")
+    for name in ("memory", "scaling", "compression"):
+        if document := documents[name]:
+            getattr(plots, name)(document, folder / f"{name}.png")
+    if panels := plots.feature_panels(documents):
+        plots.features(panels, folder / "features.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=BENCHMARKS.parent, help="where README.md and docs/ are")
-    root = parser.parse_args().root
-    written = dict(measured_tables())
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="the folder to read from")
+    options = parser.parse_args()
+    root = options.root
+    documents = {name: results.load(name, options.results) for name in GOALS}
+    written = dict(measured_tables(documents, results.load("engine", options.results)))
     placed = set()
     for name in DOCUMENTS:
         path = root / name
@@ -82,7 +90,7 @@ def main() -> None:
         print(f"{name}: {'no results for ' + ', '.join(missing) if missing else 'all marked places filled'}")
     if unplaced := sorted(set(written) - placed):
         print(f"no document has a place for: {', '.join(unplaced)}")
-    draw_plots(root / "docs" / "img")
+    draw_plots(documents, root / "docs" / "img")
     print(f"\n{written['goals']}")
 
 

@@ -1,4 +1,4 @@
-"""Makes the virtual environments that the peers live in.
+"""Makes the virtual environments that the peers live in, and the one that renders frames.
 
     python benchmarks/setup_peers.py              # all
     python benchmarks/setup_peers.py torch jax    # only these
@@ -10,12 +10,11 @@ folder to make it anew. A peer that cannot be installed is left out of the bench
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from harness.contest import BENCHMARKS, PEERS_VARIABLE
+from harness.environments import BENCHMARKS, environment
 
 # Each inner tuple is one `pip install`, in this order. torch comes first and pinned: resolved as somebody's
 # dependency it may bring gigabytes of CUDA libraries along.
@@ -25,7 +24,11 @@ ENVIRONMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tianshou": (TORCH, ("tianshou",)),
     "jax": (("flashbax",),),
     "reverb": (("dm-reverb[tensorflow]",),),
+    # No peer: here the frames for bench_compression.py are rendered.
+    "frames": (("gymnasium[classic-control]", "ale-py", "opencv-python-headless"),),
 }
+# What is run in an environment once it is made; a failure costs one contender, not the environment.
+MENDS = {"torch": "harness.mend_torchrl"}
 
 
 def make(name: str, folder: Path, python: str) -> bool:
@@ -40,6 +43,8 @@ def make(name: str, folder: Path, python: str) -> bool:
         if subprocess.run(step).returncode:
             print(f"{name}: failed at: {' '.join(step)}")
             return False
+    if name in MENDS and subprocess.run([str(folder / "bin" / "python"), "-m", MENDS[name]], cwd=BENCHMARKS).returncode:
+        print(f"{name}: {MENDS[name]} failed; what it mends is left out of the benchmarks")
     (folder / "ready").touch()
     return True
 
@@ -51,8 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.environments) - set(ENVIRONMENTS):
         parser.error(f"no environment {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
-    peers = Path(os.environ.get(PEERS_VARIABLE) or BENCHMARKS / ".venvs")
-    made = [make(name, peers / name, options.python) for name in options.environments or ENVIRONMENTS]
+    made = [make(name, environment(name), options.python) for name in options.environments or ENVIRONMENTS]
     sys.exit(0 if all(made) else 1)
 
 

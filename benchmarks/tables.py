@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from goals import Verdict, fastest, fastest_library, fastest_ring, growth, minimum
+from goals import Documents, Verdict, fastest, fastest_library, fastest_ring, growth, minimum, percent
+from harness.contest import contender_of
 from harness.results import Document, duration, figure, ratio, size
-from names import KINDS, YARDSTICKS, case_name, contender_of, is_rival, name
+from names import CONTESTS, KINDS, case_name, entrant_of, is_beside, is_choice, is_rival, is_yardstick, name
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -16,7 +17,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def title(label: str) -> str:
     if contender_of(label) == "sharpwave":
         return f"**{name(label)}**"
-    return f"*{name(label)}*" if label in YARDSTICKS else name(label)
+    return f"*{name(label)}*" if is_yardstick(label) else name(label)
 
 
 def small(text: str) -> str:
@@ -58,16 +59,31 @@ def headline_row(cases: Document, case: str) -> list[str] | None:
     return row
 
 
+def features(documents: Documents) -> str:
+    """The cases of prioritized, n-step and deduplicated replay beside the fastest peer that has the feature."""
+    rows, kinds = [], ("prioritized", "nstep", "frames")
+    measured = [document for kind in kinds if (document := documents.get(kind))]
+    for document in measured:
+        for kind, workload in document["workloads"].items():
+            for case in workload["cases"]:
+                if row := headline_row(workload["cases"], case):
+                    rows.append([f"{case_name(case)}, {CONTESTS[kind]}", *row[:3]])
+    head = ["operation", "Sharpwave", "fastest peer library", "ratio"]
+    return table(head, rows) + "\n\n" + machine_line(measured[0])
+
+
 def stored(workload: Document) -> str:
     return f"{workload['capacity']:,} x ({workload['title']}), {size(workload['row_bytes'])} a row"
 
 
-def contest(workload: Document, replay: Document) -> str:
+def contest(workload: Document, document: Document) -> str:
     """Every contender and every case of one kind of row; bold is the fastest that a user could choose."""
     cases, contenders = workload["cases"], workload["contenders"]
     seen = dict.fromkeys(label for times in cases.values() for label in times)
-    labels = [label for contender in contenders for label in seen if contender_of(label) == contender]
-    best = {case: fastest(cases, case, lambda who: who not in YARDSTICKS) for case in cases}
+    # Who stands beside does so in the plain form alone.
+    labels = [label for entrant in contenders for label in seen if entrant_of(label) == entrant]
+    labels = [label for label in labels if not (is_beside(label) and "/" in label)]
+    best = {case: fastest(cases, case, is_choice) for case in cases}
     rows = []
     for label in labels:
         cells = [cell(times.get(label), label == (best[case] or [""])[0]) for case, times in cases.items()]
@@ -80,7 +96,7 @@ def contest(workload: Document, replay: Document) -> str:
         table(["", *map(case_name, cases)], rows),
         "\n".join(notes),
         small(", ".join(sorted(versions))),
-        machine_line(replay),
+        machine_line(document),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -101,6 +117,35 @@ def memory(document: Document) -> str:
                 beyond = f"{100 * point['beyond_raw']:+.1f}%"
                 rows.append([title(contender), KINDS[kind], f"{point['rows']:,}", *sizes, beyond])
     head = ["", "kind", "rows", "raw", "resident", "beyond raw"]
+    return table(head, rows) + "\n\n" + machine_line(document)
+
+
+def footprints(document: Document) -> str:
+    """Resident memory of each entrant's full buffer."""
+    rows = []
+    for label, point in document["memory"].items():
+        count, raw, resident = point["rows"], point["raw_bytes"], point["resident_bytes"]
+        rows.append([title(label), f"{count:,}", size(raw / count), size(resident / count), percent(resident / raw)])
+    head = ["", "rows", "raw bytes a row", "resident a row", "of raw"]
+    return table(head, rows) + "\n\n" + memory_line(document)
+
+
+def memory_line(document: Document) -> str:
+    return machine_line({**document, "settings": {"quick": document["settings"]["quick"]}})
+
+
+def compression(document: Document) -> str:
+    rows = []
+    for film, workload in document["workloads"].items():
+        points, cases = document["memory"].get(film, {}), workload["cases"]
+        plain, plain_ns = points.get("sharpwave@plain"), minimum(cases, "sample_256", "sharpwave@plain")
+        for label, point in points.items():
+            taken, resident = cases["sample_256"].get(label), point["resident_bytes"]
+            kept = [size(resident / point["rows"]), percent(resident / plain["resident_bytes"]) if plain else ""]
+            slower = ratio(taken["min_ns"] / plain_ns) if taken and plain_ns else ""
+            form = name(label).partition(", ")[2]
+            rows.append([film, form, *kept, cell(taken), slower, cell(cases["add_1"].get(label))])
+    head = ["frames", "kept", "bytes a row", "of stored", "sample(256)", "of stored", "add 1 row"]
     return table(head, rows) + "\n\n" + machine_line(document)
 
 
@@ -128,19 +173,25 @@ def goals(verdicts: list[Verdict]) -> str:
     return table(["goal", "measured", ""], [[v.goal, v.measured, words[v.held]] for v in verdicts])
 
 
-def wins(replay: Document, verdicts: list[Verdict]) -> str:
+def wins(documents: Documents, verdicts: list[Verdict]) -> str:
     """Where a rival is faster and which goals are missed: what one would rather not write by hand."""
-    lines = []
-    for kind, workload in replay["workloads"].items():
-        for case in workload["cases"]:
-            ours = minimum(workload["cases"], case, "sharpwave")
-            rival = fastest(workload["cases"], case, is_rival)
+    lines, measured = [], [document for document in documents.values() if document]
+    contests = [
+        (CONTESTS[kind], workload["cases"])
+        for document in measured
+        for kind, workload in document.get("workloads", {}).items()
+        if kind in CONTESTS and "cases" in workload
+    ]
+    for kind, cases in contests:
+        for case in cases:
+            ours, rival = minimum(cases, case, "sharpwave"), fastest(cases, case, is_rival)
             if ours and rival and rival[1] < ours:
                 lines.append(
-                    f"- {case_name(case)}, {KINDS[kind]}: {name(rival[0])} is faster, {duration(rival[1])} "
+                    f"- {case_name(case)}, {kind}: {name(rival[0])} is faster, {duration(rival[1])} "
                     f"against {duration(ours)} ({ratio(ours / rival[1])})."
                 )
     lines += [f"- Goal not held: {v.goal}; measured {v.measured}." for v in verdicts if v.held is False]
     lines += [f"- Not measured: {v.goal}." for v in verdicts if v.held is None]
-    lines += [f"- Left out of this run: {line['who']} ({line['reason']})." for line in replay["left_out"]]
+    left_out = [line for document in measured for line in document["left_out"]]
+    lines += [f"- Left out: {line['who']} ({line['reason']})." for line in left_out]
     return "\n".join(lines) or "- In this run nobody was faster in any case, and every goal held."

@@ -77,9 +77,10 @@ nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) 
     return std::move(batch.dict);
 }
 
-sharpwave::Index& index_of(BoundTable& self) {
+// A reference of the caller's own, as BoundTable::open() gives.
+std::shared_ptr<sharpwave::Sampler> sampler_of(BoundTable& self) {
     self.open();
-    return *self.sampler->index();
+    return self.sampler;
 }
 
 // Serials and priorities are contiguous arrays of int64 and float32 of one length, checked by the caller.
@@ -304,20 +305,23 @@ void bind_table(nb::module_& m) {
         .def(
             "set_alpha",
             [](BoundTable& self, double alpha) {
-                sharpwave::Index& index = index_of(self);
+                const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
                 const nb::gil_scoped_release release;
-                index.set_alpha(alpha);
+                sampler->index()->set_alpha(alpha);
             },
             nb::arg("alpha"))
         .def(
             "set_beta",
             [](BoundTable& self, double start, double end, double steps) {
-                index_of(self).set_beta(start, end, steps);
+                const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
+                const nb::gil_scoped_release release;
+                sampler->index()->set_beta(start, end, steps);
             },
             nb::arg("start"), nb::arg("end"), nb::arg("steps"))
         .def("sampler_numbers",
              [](BoundTable& self) {
-                 sharpwave::Index& index = index_of(self);
+                 const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
+                 sharpwave::Index& index = *sampler->index();
                  double start, end, steps;
                  index.beta_schedule(start, end, steps);
                  return std::make_tuple(index.alpha(), start, end, steps);

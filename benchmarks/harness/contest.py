@@ -1,4 +1,4 @@
-"""The driver's side of a contest: starts the contenders, and times them in turn within one run."""
+"""The driver's side of a contest: starts the entrants, and times them in turn within one run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import random
 import select
 import statistics
 import subprocess
-import sys
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness import machine, results
+from harness.environments import BENCHMARKS, NotInstalledError, interpreter
 from harness.workloads import Workload
 
-BENCHMARKS = Path(__file__).resolve().parent.parent
-PEERS_VARIABLE = "SHARPWAVE_PEERS"
 REPLY_LIMIT_S = 300
 LOG_BYTES = 1 << 20
+MEMORY_SHARE = 1.3  # of the bytes that an entrant needs, generously
 
 # Which environment a contender lives in; None is the interpreter that runs the benchmark. The peers' own
 # requirements contradict each other, so no single environment can hold them all.
@@ -38,34 +37,55 @@ ENVIRONMENTS: dict[str, str | None] = {
     "reverb": "reverb",
 }
 
-# Who takes part in one kind of row only.
-ONLY: dict[str, str] = {"engine": "w1"}
+# Bytes of a row in a form, over its raw bytes; 1 for those not named.
+FORM_SHARES = {"derived": 0.5, "stacked": 0.13, "rainbow": 0.13}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Who meets in what.
+
+    Attributes:
+        entrants: The form in which each takes part, by label: a contender, or `contender@what` where one takes
+            part more than once.
+        cases: The operations timed, as `<verb>_<rows>`.
+    """
+
+    name: str
+    workload: Workload
+    entrants: dict[str, str]
+    cases: tuple[str, ...]
+
+    def bytes_needed(self, capacity: int) -> int:
+        shares = sum(FORM_SHARES.get(form, 1.0) for form in self.entrants.values())
+        return int(MEMORY_SHARE * shares * capacity * self.workload.row_bytes)
+
+    def only(self, contenders: list[str]) -> Contest:
+        """The same contest without those who are not named."""
+        entrants = {label: form for label, form in self.entrants.items() if contender_of(label) in contenders}
+        return replace(self, entrants=entrants)
 
 
 class ContenderError(RuntimeError):
     """A contender could not start, failed, or did not answer in time."""
 
 
-def interpreter(contender: str) -> Path:
-    environment = ENVIRONMENTS[contender]
-    if environment is None:
-        return Path(sys.executable)
-    peers = Path(os.environ.get(PEERS_VARIABLE) or BENCHMARKS / ".venvs")
-    python = peers / environment / "bin" / "python"
-    if not python.exists():
-        raise ContenderError(f"no environment '{environment}': run benchmarks/setup_peers.py {environment}")
-    return python
+def contender_of(label: str) -> str:
+    """`cpprb` of `cpprb@derived`, `numpy_ring` of `numpy_ring/take`."""
+    return label.partition("/")[0].partition("@")[0]
 
 
 class Player:
     """A running contender. One request at a time; a contender that does not answer in time is killed."""
 
-    def __init__(self, contender: str) -> None:
-        self.contender = contender
-        python = interpreter(contender)
+    def __init__(self, contender: str, form: str = "plain") -> None:
+        try:
+            python = interpreter(ENVIRONMENTS[contender])
+        except NotInstalledError as reason:
+            raise ContenderError(reason) from None
         self._log = os.memfd_create(f"log of {contender}")
         self._process = subprocess.Popen(
-            [python, "-m", "harness.worker", contender],
+            [python, "-m", "harness.worker", contender, form],
             cwd=BENCHMARKS,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -148,12 +168,12 @@ class LeftOut:
 
 
 def start(
-    label: str, contender: str, workload: Workload, capacity: int, left_out: LeftOut
+    label: str, form: str, workload: Workload, capacity: int, left_out: LeftOut
 ) -> tuple[Player, dict[str, Any]] | None:
     """A filled contender and what it says about itself, or None when it cannot run here."""
     player = None
     try:
-        player = Player(contender)
+        player = Player(contender_of(label), form)
         return player, player.ask("fill", workload=workload.name, capacity=capacity)
     except ContenderError as reason:
         left_out.say(label, reason)
@@ -194,3 +214,42 @@ def run_case(
                 entries = [other for other in entries if other.player is not entry.player]
                 break
     return {entry.label: entry.summary() for entry in entries if entry.burst_ns}
+
+
+def run_contest(
+    contest: Contest, capacity: int, rounds: int, burst_s: float, left_out: LeftOut
+) -> results.Document | None:
+    """All cases of a contest; None where the machine's memory cannot hold the entrants at once."""
+    needed = contest.bytes_needed(capacity)
+    if needed > machine.available_bytes():
+        hint = "lower --rows or name fewer contenders"
+        left_out.say(contest.name, f"all contenders at once need {results.size(needed)}; {hint}")
+        return None
+    with ExitStack() as stack:
+        players, about = {}, {}
+        for label, form in contest.entrants.items():
+            print(f"{contest.name}: filling {label}", flush=True)
+            if started := start(label, form, contest.workload, capacity, left_out):
+                players[label], about[label] = started
+                stack.callback(players[label].close)
+        cases = {}
+        for case in contest.cases:
+            cases[case] = run_case(case, players, rounds, burst_s, left_out)
+            print_case(f"{contest.name} {case}", cases[case])
+    facts = {"title": contest.workload.title, "row_bytes": contest.workload.row_bytes, "capacity": capacity}
+    return facts | {"contenders": about, "cases": cases}
+
+
+def print_case(title: str, summaries: dict[str, dict[str, float]]) -> None:
+    print(title)
+    for label, times in sorted(summaries.items(), key=lambda item: item[1]["min_ns"]):
+        least, median = results.duration(times["min_ns"]), results.duration(times["median_ns"])
+        print(f"    {label:26}{least:>10}  median {median}", flush=True)
+
+
+def measure_memory(label: str, form: str, workload: Workload, rows: int) -> dict[str, int | float]:
+    """Resident memory of a full buffer, in a process of its own."""
+    with Player(contender_of(label), form) as player:
+        resident = player.ask("measure_memory", workload=workload.name, rows=rows)
+    raw = rows * workload.row_bytes
+    return {"rows": rows, "raw_bytes": raw, "resident_bytes": resident, "beyond_raw": resident / raw - 1}

@@ -13,16 +13,16 @@ Document = dict[str, Any]
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
-def save(name: str, document: Document) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save(name: str, document: Document, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(f"wrote {path}")
 
 
-def load(name: str) -> Any:
+def load(name: str, folder: Path = RESULTS) -> Any:
     """The stored document, or None when that benchmark has not run."""
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 

@@ -1,6 +1,6 @@
 """The contender's side of a contest: one process in the contender's own environment.
 
-`python -m harness.worker NAME` loads `peers/NAME.py` and obeys one JSON line at a time: `fill`,
+`python -m harness.worker NAME FORM` loads `peers/NAME.py` and obeys one JSON line at a time: `fill`,
 `prepare`, `time`, `measure_memory`. Between two lines it blocks on a read and costs nothing.
 """
 
@@ -14,9 +14,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from harness.workloads import WORKLOADS, Workload
 
@@ -24,6 +28,13 @@ QUIET_WINDOW_S = 0.002
 QUIET_CPU_S = 0.0002
 QUIET_LIMIT_S = 0.5
 FIRST_USE_ROWS = 64
+UPDATES_A_GROUP = 8
+PRIORITY_BATCHES = 7
+
+# What every prioritized buffer is set to.
+ALPHA, BETA = 0.6, 0.4
+# What every n-step buffer is set to.
+STEPS, GAMMA = 3, 0.99
 
 
 @dataclass(frozen=True)
@@ -31,16 +42,66 @@ class Operation:
     """A loop as a user would write it: `run(calls)` makes that many calls, with nothing of ours in between.
 
     A sampling loop keeps its batch in a local, as a learner holds one batch while it takes the next.
-    `warm_calls` is the least number of untimed calls before a burst. A contender that works ahead in the
-    background needs enough of them to use up what it prepared while others were timed.
+
+    Attributes:
+        warm_calls: The least number of untimed calls before a burst. A contender that works ahead in the
+            background needs enough of them to use up what it prepared while others were timed.
+        before: Called untimed with the number of calls that follow: it makes their inputs.
+        group: With `before`, the most calls between two of its calls.
     """
 
     run: Callable[[int], object]
     warm_calls: int = 1
+    before: Callable[[int], object] | None = None
+    group: int = 0
+
+    def run_timed(self, calls: int) -> int:
+        """Nanoseconds of so many calls."""
+        elapsed = 0
+        while calls > 0:
+            count = calls
+            if self.before:
+                count = min(calls, self.group)
+                self.before(count)
+            started = time.perf_counter_ns()
+            self.run(count)
+            elapsed += time.perf_counter_ns() - started
+            calls -= count
+        return elapsed
+
+
+def random_priorities(count: int) -> np.ndarray:
+    """Between 0.1 and 1.1; the same ones for everybody."""
+    return np.random.default_rng(count).random(count, np.float32) + np.float32(0.1)
+
+
+def batch_priorities(count: int) -> list[np.ndarray]:
+    """Priorities of some batches. Several, so that a row gets another value at its next update."""
+    return list(random_priorities(PRIORITY_BATCHES * count).reshape(PRIORITY_BATCHES, count))
+
+
+def updating(draw: Callable[[], Any], update: Callable[[Any, Any], object], priorities: Iterable[Any]) -> Operation:
+    """Updates of batches just drawn: a few are drawn untimed, then updated once each, and so on.
+
+    Args:
+        draw: Answers with the indices of a new batch.
+        update: The library's own method, called with indices and priorities.
+        priorities: New values for a whole batch, used in turn.
+    """
+    drawn, endless = [], cycle(priorities)
+
+    def before(calls: int) -> None:
+        drawn[:] = [draw() for _ in range(calls)]
+
+    def run(_calls: int) -> None:
+        for indices, values in zip(drawn, endless, strict=False):
+            update(indices, values)
+
+    return Operation(run, before=before, group=UPDATES_A_GROUP)
 
 
 class Contender:
-    """One library, measured by its own best documented path.
+    """One library in one form (plain, prioritized, ...), measured by its own best documented path.
 
     The methods answer with operations by variant; the plain form has the variant "". No answer means that
     the library has no such operation.
@@ -62,9 +123,25 @@ class Contender:
     def sample(self, count: int) -> dict[str, Operation]:
         return {}
 
+    def update(self, count: int) -> dict[str, Operation]:
+        """New priorities for a batch of `count` rows that was just drawn."""
+        return {}
+
+    def learn(self, count: int) -> dict[str, Operation]:
+        """What a learner with priorities does in a step: add one row, draw `count`, update these."""
+        return {}
+
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settled_bytes() -> int:
+    """Resident bytes without what is free: free memory that the allocator still holds takes in part of a buffer
+    unseen, and inputs that are gone seem to be part of one."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident_bytes()
 
 
 def wait_until_quiet() -> None:
@@ -81,10 +158,8 @@ def time_burst(operation: Operation, calls: int) -> float:
     """Nanoseconds a call over one burst of `calls` calls."""
     gc.disable()
     # After a rival's burst the caches hold the rival's data; some calls go by untimed to get ours back.
-    operation.run(max(operation.warm_calls, calls // 8))
-    started = time.perf_counter_ns()
-    operation.run(calls)
-    elapsed = time.perf_counter_ns() - started
+    operation.run_timed(max(operation.warm_calls, calls // 8))
+    elapsed = operation.run_timed(calls)
     gc.enable()
     wait_until_quiet()
     return elapsed / calls
@@ -93,7 +168,7 @@ def time_burst(operation: Operation, calls: int) -> float:
 def calls_for(operation: Operation, burst_s: float) -> int:
     """How many calls fill a burst; at least one."""
     calls = 1
-    operation.run(operation.warm_calls)
+    operation.run_timed(operation.warm_calls)
     while (took_s := calls * time_burst(operation, calls) / 1e9) < burst_s / 2:
         calls *= 2
     return max(1, round(calls * burst_s / took_s))
@@ -116,12 +191,11 @@ class Worker:
         verb, count = case.split("_")
         # The last case's buffers go before this case's are made.
         self.operations = {}
-        if verb == "sample":
-            self.operations = self.contender.sample(int(count))
-        elif count == "1":
+        if case == "add_1":
             self.operations = self.contender.add_one()
         else:
-            self.operations = self.contender.add_many(int(count))
+            make = self.contender.add_many if verb == "add" else getattr(self.contender, verb)
+            self.operations = make(int(count))
         gc.collect()
         # The buffers and inputs are here to stay; a collection between bursts need not walk them.
         gc.freeze()
@@ -141,14 +215,10 @@ class Worker:
         kind = WORKLOADS[workload]
         kind.columns(kind.chunk_rows)
         self.make().fill(kind, FIRST_USE_ROWS)
-        gc.collect()
-        # Free memory that the allocator still holds would take in part of the buffer unseen.
-        ctypes.CDLL(None).malloc_trim(0)
-        before = resident_bytes()
+        before = settled_bytes()
         self.contender = self.make()
         self.contender.fill(kind, rows)
-        gc.collect()
-        return resident_bytes() - before
+        return settled_bytes() - before
 
 
 def main() -> None:
@@ -160,7 +230,8 @@ def main() -> None:
         request = json.loads(line)
         try:
             if worker is None:
-                worker = Worker(importlib.import_module(f"peers.{sys.argv[1]}").CONTENDER)
+                name, form = sys.argv[1:]
+                worker = Worker(importlib.import_module(f"peers.{name}").FORMS[form])
             answer = {"ok": getattr(worker, request.pop("do"))(**request)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}

@@ -1,15 +1,17 @@
-"""What is stored: two kinds of row, the same bytes for every contender."""
+"""What is stored: the kinds of row, the same bytes for every contender."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 
 import numpy as np
 
+from harness import footage
+
 FIELDS = ("obs", "action", "reward", "next_obs", "done")
-EPISODE_STEPS = 1000
 
 Columns = dict[str, np.ndarray]
 Row = tuple[np.ndarray, np.ndarray | int, float, np.ndarray, bool]
@@ -21,10 +23,11 @@ class Workload:
 
     Attributes:
         capacity: Rows in a full buffer unless a benchmark asks for another size.
+        episode_steps: Length of an episode, where the rows are made up.
         chunk_rows: Rows of one prefill chunk; small enough to matter in no memory figure.
         pool_rows: Prebuilt rows that `add` cycles through. Few, because in a training loop the
             observation has just been made and is warm in the cache.
-        cases: The operations timed, as `<verb>_<rows>`.
+        filmed: The environment whose rendered frames fill the images; made up if empty.
     """
 
     name: str
@@ -34,9 +37,10 @@ class Workload:
     action_shape: tuple[int, ...]
     action_dtype: str
     capacity: int
+    episode_steps: int
     chunk_rows: int
     pool_rows: int
-    cases: tuple[str, ...]
+    filmed: str = ""
 
     @property
     def field_specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -51,64 +55,55 @@ class Workload:
         return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.field_specs.values())
 
     def columns(self, rows: int) -> Columns:
-        """Consecutive steps as one array per field; the same arrays on every call."""
+        """Consecutive steps as one array per field, whole episodes; the same arrays on every call."""
         return _columns(self, rows)
 
     def chunks(self, rows: int) -> Iterator[Columns]:
-        """Pieces of at most `chunk_rows` rows that together prefill `rows` rows."""
-        chunk = self.columns(self.chunk_rows)
-        for start in range(0, rows, self.chunk_rows):
-            count = min(self.chunk_rows, rows - start)
-            yield chunk if count == self.chunk_rows else {name: x[:count] for name, x in chunk.items()}
+        """Pieces of at most `chunk_rows` rows that together prefill `rows` rows; each goes on where the last ended."""
+        pieces = _filmed_pieces(self) if self.filmed else cycle([self.columns(self.chunk_rows)])
+        while rows > 0:
+            piece = next(pieces)
+            count = min(rows, len(piece["reward"]))
+            yield piece if count == len(piece["reward"]) else {name: x[:count] for name, x in piece.items()}
+            rows -= count
 
-    def rows(self) -> list[Row]:
-        """Steps as an environment loop holds them: small arrays, a Python float and a Python bool."""
-        return [
-            (
-                obs.copy(),
-                action.copy() if action.shape else int(action),
-                float(reward),
-                after.copy(),
-                bool(done),
-            )
-            for obs, action, reward, after, done in zip(*self.columns(self.pool_rows).values(), strict=True)
-        ]
+    def rows(self, count: int = 0) -> list[Row]:
+        """The first `count` steps, or the pool, as an environment loop holds them: arrays, a Python float and bool.
+
+        A step's next_obs is the very array that the next step has as its obs, except where an episode ends.
+        """
+        columns = self.columns(count or self.pool_rows)
+        before, action = [obs.copy() for obs in columns["obs"]], columns["action"]
+        after = [*before[1:], before[0]]
+        for step in np.flatnonzero(columns["done"]):
+            after[step] = columns["next_obs"][step].copy()
+        actions = [x.copy() for x in action] if action.ndim > 1 else action.tolist()
+        return list(zip(before, actions, columns["reward"].tolist(), after, columns["done"].tolist(), strict=True))
 
 
 @cache
 def _columns(workload: Workload, rows: int) -> Columns:
     rng = np.random.default_rng(0)
+    done = np.arange(1, rows + 1) % workload.episode_steps == 0
+    # Whatever follows these rows starts an episode.
+    done[-1] = True
     if workload.obs_dtype == "uint8":
-        steps = _frame_stacks(rows + 1)
-    else:
-        steps = rng.standard_normal((rows + 1, *workload.obs_shape), np.float32)
-    if workload.action_shape:
-        action = rng.standard_normal((rows, *workload.action_shape)).astype(workload.action_dtype)
-    else:
-        action = rng.integers(0, 6, rows).astype(workload.action_dtype)
-    values = (
-        np.ascontiguousarray(steps[:-1]),
-        action,
-        rng.standard_normal(rows, np.float32),
-        np.ascontiguousarray(steps[1:]),
-        np.arange(1, rows + 1) % EPISODE_STEPS == 0,
-    )
+        lengths = np.diff(np.flatnonzero(done), prepend=-1)
+        film = footage.load(workload.filmed) if workload.filmed else footage.made_up(lengths)
+        columns = next(footage.transitions(film, rows))
+        columns["done"][-1] = True
+        return columns
+    steps = rng.standard_normal((rows + 1, *workload.obs_shape), np.float32)
+    action = rng.standard_normal((rows, *workload.action_shape)).astype(workload.action_dtype)
+    reward = rng.standard_normal(rows, np.float32)
+    values = (np.ascontiguousarray(steps[:-1]), action, reward, np.ascontiguousarray(steps[1:]), done)
     return dict(zip(FIELDS, values, strict=True))
 
 
-def _frame_stacks(count: int) -> np.ndarray:
-    """Stacks of four game-like frames: a still background with moving squares.
-
-    Not noise, because one contender compresses what it stores and noise would be unfair to it.
-    """
-    background = np.add.outer(np.arange(84), np.arange(84)).astype(np.uint8)
-    frames = np.repeat(background[None], count + 3, axis=0)
-    for step, frame in enumerate(frames):
-        for sprite in range(1, 5):
-            y, x = sprite * step % 76, (sprite + 2) * step % 76
-            frame[y : y + 8, x : x + 8] = 40 * sprite
-    windows = np.lib.stride_tricks.sliding_window_view(frames, 4, axis=0)
-    return np.ascontiguousarray(windows.transpose(0, 3, 1, 2))
+def _filmed_pieces(workload: Workload) -> Iterator[Columns]:
+    film = footage.load(workload.filmed)
+    while True:
+        yield from footage.transitions(film, workload.chunk_rows)
 
 
 W1 = Workload(
@@ -119,9 +114,9 @@ W1 = Workload(
     action_shape=(6,),
     action_dtype="float32",
     capacity=1_000_000,
+    episode_steps=1000,
     chunk_rows=10_000,
     pool_rows=512,
-    cases=("add_1", "add_64", "add_1024", "sample_32", "sample_256", "sample_4096"),
 )
 ATARI = Workload(
     name="atari",
@@ -131,8 +126,9 @@ ATARI = Workload(
     action_shape=(),
     action_dtype="int64",
     capacity=20_000,
+    episode_steps=250,
     chunk_rows=250,
-    pool_rows=64,
-    cases=("add_1", "sample_256"),
+    pool_rows=128,
 )
-WORKLOADS = {workload.name: workload for workload in (W1, ATARI)}
+FILMED = {name: replace(ATARI, name=name, filmed=name) for name in footage.ENVIRONMENTS}
+WORKLOADS = {workload.name: workload for workload in (W1, ATARI, *FILMED.values())}

@@ -1,1 +1,1 @@
-"""One file a contender; each sets CONTENDER. Loaded by `harness.worker`, never imported together."""
+"""One file a contender; each sets FORMS. Loaded by `harness.worker`, never imported together."""

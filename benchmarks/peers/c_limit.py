@@ -30,13 +30,17 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 class CLimit(Contender):
     note = "one thread and plain copies; the loop over calls is in C, too"
+    keeps_stacks = True
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload, self.capacity = workload, ctypes.c_int64(capacity)
         self.image_bytes = int(np.prod(workload.obs_shape)) * np.dtype(workload.obs_dtype).itemsize
         # From NumPy, whose large arrays ask for huge pages; ones, so that every page is there.
-        self.rows = np.ones((capacity, RECORD_BYTES if workload == W1 else 2 * self.image_bytes), np.uint8)
+        self.rows = np.ones((capacity, self.record_bytes()), np.uint8)
         self.native = compiled()
+
+    def record_bytes(self) -> int:
+        return RECORD_BYTES if self.workload == W1 else 2 * self.image_bytes
 
     def add_many(self, count: int) -> dict[str, Operation]:
         source, head = np.ones((count, self.rows.shape[1]), np.uint8), np.zeros(1, np.int64)
@@ -65,9 +69,19 @@ class CLimit(Contender):
 
         def images(calls: int) -> None:
             targets = [address(outputs["obs"]), address(outputs["next_obs"])]
-            self.native.gather_images(*source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets)
+            gather = self.native.gather_images if self.keeps_stacks else self.native.gather_stacks
+            gather(*source, ctypes.c_int64(calls), ctypes.c_int64(self.image_bytes), *targets)
 
         return {"": Operation(records if self.workload == W1 else images)}
 
 
-CONTENDER = CLimit
+class Stacked(CLimit):
+    """Every frame once; a row is five neighbours, written as two stacks of four."""
+
+    keeps_stacks = False
+
+    def record_bytes(self) -> int:
+        return self.image_bytes // self.workload.obs_shape[0]
+
+
+FORMS = {"plain": CLimit, "stacked": Stacked}

@@ -1,32 +1,64 @@
-"""cpprb `ReplayBuffer`: Cython over C++, NumPy in and out."""
+"""cpprb `ReplayBuffer` and `PrioritizedReplayBuffer`: Cython over C++, NumPy in and out."""
 
 from __future__ import annotations
 
 from itertools import cycle, islice
+from typing import Any, ClassVar
 
-from cpprb import ReplayBuffer
-from harness.worker import Contender, Operation
-from harness.workloads import Workload
+import numpy as np
+from cpprb import PrioritizedReplayBuffer, ReplayBuffer
+from harness.worker import (
+    ALPHA,
+    BETA,
+    GAMMA,
+    STEPS,
+    Contender,
+    Operation,
+    batch_priorities,
+    random_priorities,
+    updating,
+)
+from harness.workloads import Row, Workload
 
 
 class Cpprb(Contender):
     packages = ("cpprb", "numpy")
+    settings: ClassVar[dict[str, Any]] = {}
+    ends_episodes = False
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload = workload
-        fields = {name: {"shape": shape or 1, "dtype": dtype} for name, (shape, dtype) in workload.field_specs.items()}
-        self.buffer = ReplayBuffer(capacity, fields)
+        self.buffer = ReplayBuffer(capacity, self.fields(), **self.settings)
         for chunk in workload.chunks(capacity):
-            self.buffer.add(**chunk)
+            # A copy: with Nstep it writes the folded rewards into what it is given.
+            self.buffer.add(**chunk | {"reward": chunk["reward"].copy()})
+            if self.ends_episodes:
+                self.buffer.on_episode_end()
+
+    def fields(self) -> dict[str, dict[str, Any]]:
+        specs = self.workload.field_specs
+        return {name: {"shape": shape or 1, "dtype": dtype} for name, (shape, dtype) in specs.items()}
 
     def add_one(self) -> dict[str, Operation]:
-        buffer, rows = self.buffer, cycle(self.workload.rows())
+        return {"": self.adding(self.rows())}
+
+    def rows(self, count: int = 0) -> list[Row]:
+        return self.workload.rows(count)
+
+    def adding(self, rows: list[Row]) -> Operation:
+        buffer, endless = self.buffer, cycle(rows)
 
         def add(calls: int) -> None:
-            for obs, action, reward, next_obs, done in islice(rows, calls):
+            for obs, action, reward, next_obs, done in islice(endless, calls):
                 buffer.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
 
-        return {"": Operation(add)}
+        def add_and_end(calls: int) -> None:
+            for obs, action, reward, next_obs, done in islice(endless, calls):
+                buffer.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
+                if done:
+                    buffer.on_episode_end()
+
+        return Operation(add_and_end if self.ends_episodes else add)
 
     def add_many(self, count: int) -> dict[str, Operation]:
         buffer, batch = self.buffer, self.workload.columns(count)
@@ -47,4 +79,78 @@ class Cpprb(Contender):
         return {"": Operation(sample)}
 
 
-CONTENDER = Cpprb
+class Prioritized(Cpprb):
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        self.buffer = PrioritizedReplayBuffer(capacity, self.fields(), alpha=ALPHA)
+        for chunk in workload.chunks(capacity):
+            self.buffer.add(priorities=random_priorities(len(chunk["reward"])), **chunk)
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        buffer = self.buffer
+
+        def sample(calls: int) -> None:
+            for _ in range(calls):
+                _batch = buffer.sample(count, BETA)
+
+        return {"": Operation(sample)}
+
+    def update(self, count: int) -> dict[str, Operation]:
+        buffer, priorities = self.buffer, batch_priorities(count)
+        return {"": updating(lambda: buffer.sample(count, BETA)["indexes"], buffer.update_priorities, priorities)}
+
+    def learn(self, count: int) -> dict[str, Operation]:
+        buffer, steps = self.buffer, zip(cycle(self.workload.rows()), cycle(batch_priorities(count)), strict=False)
+
+        def learn(calls: int) -> None:
+            for (obs, action, reward, next_obs, done), priorities in islice(steps, calls):
+                buffer.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
+                batch = buffer.sample(count, BETA)
+                buffer.update_priorities(batch["indexes"], priorities)
+
+        return {"": Operation(learn)}
+
+
+class NStep(Cpprb):
+    note = "folds the steps when it adds, so that a sample is a plain one"
+    settings: ClassVar[dict[str, Any]] = {"Nstep": {"size": STEPS, "gamma": GAMMA, "rew": "reward", "next": "next_obs"}}
+    ends_episodes = True
+
+
+class Derived(Cpprb):
+    note = "next_of"
+    settings: ClassVar[dict[str, Any]] = {"next_of": "obs"}
+    ends_episodes = True
+
+    def fields(self) -> dict[str, dict[str, Any]]:
+        fields = super().fields()
+        del fields["next_obs"]
+        return fields
+
+
+class Stacked(Derived):
+    note = "next_of and stack_compress; the stack is the last axis, and inputs are prebuilt so"
+    settings: ClassVar[dict[str, Any]] = {"next_of": "obs", "stack_compress": "obs"}
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        self.buffer = ReplayBuffer(capacity, self.fields(), **self.settings)
+        self.adding(self.rows(workload.chunk_rows)).run(capacity)
+
+    def fields(self) -> dict[str, dict[str, Any]]:
+        fields = super().fields()
+        stack, *shape = self.workload.obs_shape
+        fields["obs"]["shape"] = (*shape, stack)
+        return fields
+
+    def rows(self, count: int = 0) -> list[Row]:
+        turned: dict[int, np.ndarray] = {}  # one array for each stack, shared between steps as the stacks are
+        rows = self.workload.rows(count)
+
+        def turn(stack: np.ndarray) -> np.ndarray:
+            return turned.setdefault(id(stack), np.ascontiguousarray(np.moveaxis(stack, 0, -1)))
+
+        return [(turn(obs), action, reward, turn(after), done) for obs, action, reward, after, done in rows]
+
+
+FORMS = {"plain": Cpprb, "prioritized": Prioritized, "nstep": NStep, "derived": Derived, "stacked": Stacked}

@@ -22,4 +22,4 @@ class EmptyLoop(Contender):
         return {"": Operation(nothing)}
 
 
-CONTENDER = EmptyLoop
+FORMS = {"plain": EmptyLoop}

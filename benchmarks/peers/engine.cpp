@@ -1,7 +1,8 @@
 // The engine without Python, for ctypes: the same table, the same draws, the loop over calls in C++.
+#include <optional>
 #include <vector>
 
-#include "sampling/uniform.h"
+#include "sampling/sampler.h"
 #include "table/writer.h"
 
 using namespace sharpwave;
@@ -11,22 +12,18 @@ namespace {
 struct Engine {
     std::shared_ptr<Table> table;
     std::unique_ptr<Writer> writer;
-
-    std::vector<FieldMove> moves(void** columns) const {
-        std::vector<FieldMove> result;
-        for (const Field& field : table->layout().fields()) {
-            result.push_back({field.offset, field.bytes, static_cast<std::byte*>(*columns++)});
-        }
-        return result;
-    }
+    std::unique_ptr<Sampler> sampler;
 };
+
+Engine& engine(void* handle) { return *static_cast<Engine*>(handle); }
 
 }  // namespace
 
 extern "C" {
 
 // Small rows alone: obs, action, reward, next_obs, done.
-void* engine_create(std::uint64_t capacity) {
+void* engine_create(std::uint64_t capacity, bool by_priority, double alpha, double beta, std::uint32_t n_step,
+                    double gamma) {
     TableConfig config;
     config.capacity = capacity;
     config.fields = {{"obs", "<f4", 4, {17}},
@@ -34,20 +31,38 @@ void* engine_create(std::uint64_t capacity) {
                      {"reward", "<f4", 4, {}},
                      {"next_obs", "<f4", 4, {17}},
                      {"done", "|b1", 1, {}}};
-    auto* engine = new Engine{Table::create(config), nullptr};
-    engine->writer = engine->table->writer();
-    return engine;
+    config.sampler = {by_priority, alpha, beta, beta, 0};
+    const bool folds = n_step > 1;
+    const Role summed = folds ? Role::reward : Role::own, last = folds ? Role::last : Role::own;
+    ViewConfig view{n_step, gamma, {{0, Role::own}, {1, Role::own}, {2, summed}, {3, last}, {4, last}}};
+    auto* made = new Engine{Table::create(config), nullptr, nullptr};
+    made->writer = made->table->writer();
+    made->sampler = std::make_unique<Sampler>(made->table, std::move(view),
+                                              by_priority ? std::optional<IndexConfig>(IndexConfig{}) : std::nullopt);
+    return made;
 }
 
-void engine_add(void* handle, std::uint64_t rows, std::uint64_t calls, void** columns) {
-    auto* engine = static_cast<Engine*>(handle);
-    const auto fields = engine->moves(columns);
-    for (std::uint64_t i = 0; i < calls; ++i) engine->writer->append({fields.data(), rows, nullptr});
+void engine_add(void* handle, std::uint64_t rows, std::uint64_t calls, const std::byte** columns,
+                const std::uint8_t* flags, const float* priorities) {
+    std::vector<FieldInput> inputs;
+    for (const Field& field : engine(handle).table->layout().fields()) {
+        inputs.push_back({*columns++, field.full_bytes, 1, nullptr});
+    }
+    const RowBatch batch{inputs.data(), rows, flags, nullptr, priorities};
+    for (std::uint64_t i = 0; i < calls; ++i) engine(handle).writer->append(batch);
 }
 
-void engine_sample(void* handle, std::uint64_t rows, std::uint64_t calls, void** columns, std::uint64_t* serials) {
-    auto* engine = static_cast<Engine*>(handle);
-    const auto fields = engine->moves(columns);
-    for (std::uint64_t i = 0; i < calls; ++i) sample_uniform(*engine->table, rows, fields.data(), serials);
+void engine_sample(void* handle, std::uint64_t rows, std::uint64_t calls, std::byte** columns, float* discounts,
+                   std::uint64_t* serials, float* weights, double* probabilities) {
+    const Outputs outputs{columns, nullptr, discounts};
+    const Drawings drawn{serials, weights, probabilities};
+    for (std::uint64_t i = 0; i < calls; ++i) engine(handle).sampler->sample(rows, outputs, drawn);
+}
+
+// One update a batch; the batches stand one after the other.
+void engine_update(void* handle, std::uint64_t rows, std::uint64_t batches, const std::uint64_t* serials,
+                   const float* priorities) {
+    Index& index = *engine(handle).sampler->index();
+    for (std::uint64_t i = 0; i < batches; ++i) index.update(serials + i * rows, priorities + i * rows, rows);
 }
 }

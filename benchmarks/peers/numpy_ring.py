@@ -82,4 +82,4 @@ class NumpyRing(Contender):
         return {"": Operation(index), "take": Operation(take)}
 
 
-CONTENDER = NumpyRing
+FORMS = {"plain": NumpyRing}

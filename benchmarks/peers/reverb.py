@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import cycle, islice
+from typing import Any
 
 # Before the import, which reads them.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -11,8 +13,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import reverb
 import tensorflow as tf
-from harness.worker import Contender, Operation
-from harness.workloads import Workload
+from harness.footage import STACK
+from harness.worker import ALPHA, Contender, Operation, batch_priorities, random_priorities, updating
+from harness.workloads import Row, Workload
 
 TABLE = "replay"
 MOST_ROWS = 200_000
@@ -27,38 +30,53 @@ class Reverb(Contender):
         self.workload = workload
         rows = min(capacity, MOST_ROWS)
         if rows < capacity:
-            self.note = f"{rows:,} rows instead of {capacity:,}, to bound the time that it takes to fill"
-        signature = {
-            name: tf.TensorSpec((1, *shape), tf.as_dtype(dtype))
-            for name, (shape, dtype) in workload.field_specs.items()
-        }
+            few = f"{rows:,} rows instead of {capacity:,}, to bound the time that it takes to fill"
+            self.note = "; ".join(filter(None, (self.note, few)))
+        self.serve(rows)
+        # Scalars need the table's dtypes: Reverb checks them and converts nothing.
+        self.pool = [self.step(row) for row in workload.rows()]
+        self.open_writer()
+        self.adding(1, [self.step(row) for row in workload.rows(min(rows, workload.chunk_rows))]).run(rows)
+        self.writer.flush()
+
+    def serve(self, rows: int) -> None:
         table = reverb.Table(
             TABLE,
-            sampler=reverb.selectors.Uniform(),
+            sampler=self.selector(),
             remover=reverb.selectors.Fifo(),
             max_size=rows,
             rate_limiter=reverb.rate_limiters.MinSize(1),
-            signature=signature,
+            signature=self.signature(),
         )
         self.server = reverb.Server([table])
         self.client = self.server.localhost_client()
+
+    def selector(self) -> Any:
+        return reverb.selectors.Uniform()
+
+    def signature(self) -> dict[str, tf.TensorSpec]:
+        specs = self.workload.field_specs
+        return {name: tf.TensorSpec((1, *shape), tf.as_dtype(dtype)) for name, (shape, dtype) in specs.items()}
+
+    def step(self, row: Row) -> dict[str, Any]:
+        named = zip(self.workload.field_specs.items(), row, strict=True)
+        return {name: dtype.type(value) if shape == () else value for (name, (shape, dtype)), value in named}
+
+    def open_writer(self) -> None:
         # Faster here than the trajectory writer: a flat step goes out as one chunk, not one per column.
         self.writer = self.client.writer(max_sequence_length=1, chunk_length=1, max_in_flight_items=ITEMS_IN_FLIGHT)
-        # Scalars need the table's dtypes: Reverb checks them and converts nothing.
-        self.steps = [
-            {name: dtype.type(value) if shape == () else value for (name, (shape, dtype)), value in named}
-            for named in (zip(workload.field_specs.items(), row, strict=True) for row in workload.rows())
-        ]
-        self.adding(1).run(rows)
-        self.writer.flush()
 
-    def adding(self, count: int) -> Operation:
-        steps, writer = cycle(self.steps), self.writer
+    def priorities(self) -> Iterator[float]:
+        """Of the rows that are added."""
+        return cycle([1.0])
+
+    def adding(self, count: int, pool: list[dict[str, Any]] | None = None) -> Operation:
+        writer, steps = self.writer, zip(cycle(pool or self.pool), self.priorities(), strict=False)
 
         def add(calls: int) -> None:
-            for step in islice(steps, calls * count):
+            for step, priority in islice(steps, calls * count):
                 writer.append(step)
-                writer.create_item(TABLE, num_timesteps=1, priority=1.0)
+                writer.create_item(TABLE, num_timesteps=1, priority=priority)
 
         # A writer that may run ahead of its server is timed only when it is as far ahead as it may be.
         return Operation(add, warm_calls=2 * ITEMS_IN_FLIGHT // count + 1)
@@ -69,14 +87,17 @@ class Reverb(Contender):
     def add_many(self, count: int) -> dict[str, Operation]:
         return {"": self.adding(count)}
 
-    def sample(self, count: int) -> dict[str, Operation]:
+    def batches(self, count: int) -> Iterator[Any]:
         dataset = reverb.TrajectoryDataset.from_table_signature(
             f"localhost:{self.server.port}",
             TABLE,
             max_in_flight_samples_per_worker=SAMPLES_IN_FLIGHT,
             num_workers_per_iterator=DATASET_WORKERS,
         )
-        batches = iter(dataset.batch(count, drop_remainder=True).prefetch(BATCHES_AHEAD))
+        return iter(dataset.batch(count, drop_remainder=True).prefetch(BATCHES_AHEAD))
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        batches = self.batches(count)
 
         def sample(calls: int) -> None:
             for _ in range(calls):
@@ -86,4 +107,61 @@ class Reverb(Contender):
         return {"": Operation(sample, warm_calls=ready + 1)}
 
 
-CONTENDER = Reverb
+class Prioritized(Reverb):
+    note = "batches carry probabilities, the weights are left to the user"
+
+    def selector(self) -> Any:
+        return reverb.selectors.Prioritized(ALPHA)
+
+    def priorities(self) -> Iterator[float]:
+        return cycle(random_priorities(self.workload.chunk_rows).tolist())
+
+    def update(self, count: int) -> dict[str, Operation]:
+        batches, client = self.batches(count), self.client
+        priorities = [values.tolist() for values in batch_priorities(count)]
+
+        def mutate(keys: list[int], values: list[float]) -> None:
+            client.mutate_priorities(TABLE, dict(zip(keys, values, strict=True)))
+
+        return {"": updating(lambda: next(batches).info.key.numpy().tolist(), mutate, priorities)}
+
+
+class Stacked(Reverb):
+    note = "each frame once, as trajectories of neighbouring frames; compressed chunks"
+
+    def signature(self) -> dict[str, tf.TensorSpec]:
+        specs = super().signature()
+        obs = tf.TensorSpec(self.workload.obs_shape, tf.as_dtype(self.workload.obs_dtype))
+        return specs | {"obs": obs, "next_obs": obs}
+
+    def step(self, row: Row) -> dict[str, Any]:
+        whole = super().step(row)
+        return {"frame": whole.pop("next_obs")[-1].copy(), **{name: x for name, x in whole.items() if name != "obs"}}
+
+    def open_writer(self) -> None:
+        self.writer = self.client.trajectory_writer(num_keep_alive_refs=STACK + 1)
+
+    def adding(self, count: int, pool: list[dict[str, Any]] | None = None) -> Operation:
+        writer, steps = self.writer, cycle(pool or self.pool)
+        added = 0
+
+        def add(calls: int) -> None:
+            nonlocal added
+            for step in islice(steps, calls * count):
+                writer.append(step)
+                if writer.episode_steps > STACK:
+                    past = writer.history
+                    frames, now = past["frame"], {name: past[name][-1:] for name in ("action", "reward", "done")}
+                    whole = {"obs": frames[-STACK - 1 : -1], "next_obs": frames[-STACK:], **now}
+                    writer.create_item(TABLE, priority=1.0, trajectory=whole)
+                added += 1
+                if step["done"]:
+                    writer.end_episode()
+                elif added % (ITEMS_IN_FLIGHT // 4) == 0:
+                    # Without it the writer keeps everything that the server has not taken yet.
+                    writer.flush(block_until_num_items=ITEMS_IN_FLIGHT // 4)
+
+        return Operation(add, warm_calls=2 * ITEMS_IN_FLIGHT // count + 1)
+
+
+FORMS = {"plain": Reverb, "prioritized": Prioritized, "stacked": Stacked}

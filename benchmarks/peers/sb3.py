@@ -1,44 +1,48 @@
-"""Stable-Baselines3 `ReplayBuffer`: NumPy arrays inside, torch tensors out."""
+"""Stable-Baselines3 `ReplayBuffer` and `NStepReplayBuffer`: NumPy arrays inside, torch tensors out."""
 
 from __future__ import annotations
 
 from itertools import cycle, islice
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from harness.worker import Contender, Operation
+from harness.worker import GAMMA, STEPS, Contender, Operation
 from harness.workloads import Workload
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
 
 class Sb3(Contender):
     packages = ("stable-baselines3", "torch", "numpy")
     note = "many rows in one add only as n_envs"
+    kind = ReplayBuffer
+    settings: ClassVar[dict[str, Any]] = {}
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload, self.capacity = workload, capacity
         self.buffer = self.filled(1)
 
     def filled(self, n_envs: int) -> ReplayBuffer:
-        kind = self.workload
-        image = kind.obs_dtype == "uint8"
-        obs_space = spaces.Box(0 if image else -np.inf, 255 if image else np.inf, kind.obs_shape, kind.obs_dtype)
-        action_space = spaces.Box(-1, 1, kind.action_shape, np.float32) if kind.action_shape else spaces.Discrete(6)
-        buffer = ReplayBuffer(self.capacity, obs_space, action_space, device="cpu", n_envs=n_envs)
+        rows = self.workload
+        image = rows.obs_dtype == "uint8"
+        obs_space = spaces.Box(0 if image else -np.inf, 255 if image else np.inf, rows.obs_shape, rows.obs_dtype)
+        action_space = spaces.Box(-1, 1, rows.action_shape, np.float32) if rows.action_shape else spaces.Discrete(6)
+        buffer = self.kind(self.capacity, obs_space, action_space, device="cpu", n_envs=n_envs, **self.settings)
         # Through its arrays, as add() takes one step at a time. The flat views see (position, env) as rows.
-        targets = (
-            buffer.observations,
-            buffer.actions,
-            buffer.rewards,
-            buffer.next_observations,
-            buffer.dones,
-        )
-        flat = [array.reshape(-1, *array.shape[2:]) for array in targets]
+        targets = {
+            "obs": buffer.observations,
+            "action": buffer.actions,
+            "reward": buffer.rewards,
+            "done": buffer.dones,
+        }
+        if not buffer.optimize_memory_usage:
+            targets["next_obs"] = buffer.next_observations
+        flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in targets.items()}
         start = 0
-        for chunk in kind.chunks(len(flat[0])):
+        for chunk in rows.chunks(len(flat["obs"])):
             end = start + len(chunk["reward"])
-            for array, values in zip(flat, chunk.values(), strict=True):
-                array[start:end] = values.reshape(array[start:end].shape)
+            for name, array in flat.items():
+                array[start:end] = chunk[name].reshape(array[start:end].shape)
             start = end
         buffer.timeouts[:] = 0
         buffer.full = True
@@ -77,4 +81,15 @@ class Sb3(Contender):
         return {"": Operation(sample)}
 
 
-CONTENDER = Sb3
+class NStep(Sb3):
+    note = "NStepReplayBuffer: folds the steps when it samples"
+    kind = NStepReplayBuffer
+    settings: ClassVar[dict[str, Any]] = {"n_steps": STEPS, "gamma": GAMMA}
+
+
+class Derived(Sb3):
+    note = "optimize_memory_usage: each stack is kept once"
+    settings: ClassVar[dict[str, Any]] = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+
+
+FORMS = {"plain": Sb3, "nstep": NStep, "derived": Derived}

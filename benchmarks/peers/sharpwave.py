@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
-from harness.worker import Contender, Operation
+from harness.footage import STACK
+from harness.worker import (
+    ALPHA,
+    BETA,
+    GAMMA,
+    STEPS,
+    Contender,
+    Operation,
+    batch_priorities,
+    random_priorities,
+    updating,
+)
 from harness.workloads import Workload
 
 import sharpwave as sw
@@ -13,28 +26,71 @@ import sharpwave as sw
 class Sharpwave(Contender):
     packages = ("sharpwave", "numpy")
 
+    def __init__(
+        self, *, prioritized: bool = False, n_step: int = 1, derived: bool = False, stacked: bool = False, **field: str
+    ) -> None:
+        self.prioritized, self.stacked, self.field = prioritized, stacked, field
+        self.settings: dict[str, Any] = {}
+        notes = [f'{name}="{value}"' for name, value in field.items()]
+        if prioritized:
+            self.settings["sampler"] = sw.Prioritized(alpha=ALPHA, beta=BETA)
+            notes.append("sampler=Prioritized()")
+        if n_step > 1:
+            self.settings["view"] = sw.Transitions(n_step=n_step, gamma=GAMMA)
+            notes.append(f"view=Transitions(n_step={n_step})")
+        if derived:
+            self.settings["next_obs"] = "derived"
+            notes.append('next_obs="derived"')
+        if stacked:
+            notes.append(f"Field(stack={STACK})")
+        self.note = ", ".join(notes)
+        if n_step > 1 or derived or stacked:
+            # Rows added together are steps of one stream.
+            self.settings["num_envs"] = 1
+
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload = workload
-        schema = {
-            "obs": sw.Field(workload.obs_shape, workload.obs_dtype),
-            "action": sw.Field(workload.action_shape, workload.action_dtype),
-        }
-        self.buffer = sw.ReplayBuffer(capacity, schema=schema, seed=0)
+        if self.stacked:
+            obs = sw.Field(workload.obs_shape[1:], workload.obs_dtype, stack=STACK, **self.field)
+        else:
+            obs = sw.Field(workload.obs_shape, workload.obs_dtype, **self.field)
+        schema = {"obs": obs, "action": sw.Field(workload.action_shape, workload.action_dtype)}
+        self.buffer = sw.ReplayBuffer(capacity, schema=schema, seed=0, **self.settings)
         for chunk in workload.chunks(capacity):
-            self.buffer.add(**chunk)
+            given = {"priority": random_priorities(len(chunk["reward"]))} if self.prioritized else {}
+            self.buffer.add(**chunk, **given)
+        # The index takes rows in when somebody draws; until then its memory is untouched.
+        self.buffer.sample(1)
 
     def add_one(self) -> dict[str, Operation]:
-        buffer, rows = self.buffer, cycle(self.workload.rows())
+        rows = self.workload.rows()
+        if not self.stacked:
+            return {"": self.adding(rows), "keyword": self.adding_by_name(rows)}
+        newest: dict[int, Any] = {}  # one frame for each stack, shared between steps as the stacks are
 
-        def positional(calls: int) -> None:
-            for obs, action, reward, next_obs, done in islice(rows, calls):
+        def frame(stack: Any) -> Any:
+            return newest.setdefault(id(stack), stack[-1].copy())
+
+        frames = [(frame(obs), action, reward, frame(after), done) for obs, action, reward, after, done in rows]
+        return {"": self.adding(rows), "frame": self.adding(frames)}
+
+    def adding(self, rows: list[tuple]) -> Operation:
+        buffer, endless = self.buffer, cycle(rows)
+
+        def add(calls: int) -> None:
+            for obs, action, reward, next_obs, done in islice(endless, calls):
                 buffer.add(obs, action, reward, next_obs, done)
 
-        def keyword(calls: int) -> None:
-            for obs, action, reward, next_obs, done in islice(rows, calls):
+        return Operation(add)
+
+    def adding_by_name(self, rows: list[tuple]) -> Operation:
+        buffer, endless = self.buffer, cycle(rows)
+
+        def add(calls: int) -> None:
+            for obs, action, reward, next_obs, done in islice(endless, calls):
                 buffer.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
 
-        return {"": Operation(positional), "keyword": Operation(keyword)}
+        return Operation(add)
 
     def add_many(self, count: int) -> dict[str, Operation]:
         buffer, batch = self.buffer, tuple(self.workload.columns(count).values())
@@ -63,5 +119,38 @@ class Sharpwave(Contender):
 
         return {"": Operation(fresh), "out": Operation(out), "torch": Operation(torch)}
 
+    def update(self, count: int) -> dict[str, Operation]:
+        if not self.prioritized:
+            return {}
+        buffer = self.buffer
+        return {
+            "": updating(lambda: buffer.sample(count)["indices"], buffer.update_priorities, batch_priorities(count))
+        }
 
-CONTENDER = Sharpwave
+    def learn(self, count: int) -> dict[str, Operation]:
+        if not self.prioritized:
+            return {}
+        buffer, steps = self.buffer, zip(cycle(self.workload.rows()), cycle(batch_priorities(count)), strict=False)
+
+        def learn(calls: int) -> None:
+            for (obs, action, reward, next_obs, done), priorities in islice(steps, calls):
+                buffer.add(obs, action, reward, next_obs, done)
+                batch = buffer.sample(count)
+                buffer.update_priorities(batch["indices"], priorities)
+
+        return {"": Operation(learn)}
+
+
+FORMS = {
+    "plain": Sharpwave,
+    "prioritized": partial(Sharpwave, prioritized=True),
+    "nstep": partial(Sharpwave, n_step=STEPS),
+    "derived": partial(Sharpwave, derived=True),
+    "stacked": partial(Sharpwave, derived=True, stacked=True),
+    # All at once, as Rainbow wants it.
+    "rainbow": partial(Sharpwave, prioritized=True, n_step=STEPS, derived=True, stacked=True),
+    "lz4": partial(Sharpwave, compression="lz4"),
+    "zstd": partial(Sharpwave, compression="zstd"),
+    "stacked_lz4": partial(Sharpwave, derived=True, stacked=True, compression="lz4"),
+    "stacked_zstd": partial(Sharpwave, derived=True, stacked=True, compression="zstd"),
+}

@@ -67,4 +67,4 @@ class Skrl(Contender):
         return {"": Operation(sample)}
 
 
-CONTENDER = Skrl
+FORMS = {"plain": Skrl}

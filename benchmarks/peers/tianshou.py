@@ -1,13 +1,26 @@
-"""tianshou `ReplayBuffer` and `VectorReplayBuffer`: NumPy arrays inside `Batch` objects."""
+"""tianshou's replay buffers: NumPy arrays inside `Batch` objects."""
 
 from __future__ import annotations
 
 from itertools import cycle, islice
 
 import numpy as np
-from harness.worker import Contender, Operation
+import torch
+from harness.footage import STACK
+from harness.worker import (
+    ALPHA,
+    BETA,
+    GAMMA,
+    STEPS,
+    Contender,
+    Operation,
+    batch_priorities,
+    random_priorities,
+    updating,
+)
 from harness.workloads import Columns, Row, Workload
-from tianshou.data import Batch, ReplayBuffer, VectorReplayBuffer
+from tianshou.algorithm.algorithm_base import Algorithm
+from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
 
 def step_batch(row: Row) -> Batch:
@@ -41,7 +54,7 @@ class Tianshou(Contender):
 
     def fill(self, workload: Workload, capacity: int) -> None:
         self.workload, self.capacity = workload, capacity
-        self.buffer = ReplayBuffer(capacity)
+        self.buffer = self.make(capacity)
         self.buffer.add(step_batch(workload.rows()[0]))
         # Through its arrays, which the first add has allocated: add() takes one step at a time.
         stored, start = self.buffer._meta, 0
@@ -54,8 +67,14 @@ class Tianshou(Contender):
             start = end
         self.buffer._size, self.buffer._insertion_idx = capacity, 0
 
+    def make(self, capacity: int) -> ReplayBuffer:
+        return ReplayBuffer(capacity)
+
+    def steps(self, count: int = 0) -> list[Batch]:
+        return [step_batch(row) for row in self.workload.rows(count)]
+
     def add_one(self) -> dict[str, Operation]:
-        buffer, steps = self.buffer, cycle([step_batch(row) for row in self.workload.rows()])
+        buffer, steps = self.buffer, cycle(self.steps())
 
         def add(calls: int) -> None:
             for step in islice(steps, calls):
@@ -87,4 +106,57 @@ class Tianshou(Contender):
         return {"": Operation(sample)}
 
 
-CONTENDER = Tianshou
+class Prioritized(Tianshou):
+    note = "Batch objects prebuilt"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        super().fill(workload, capacity)
+        self.buffer.update_weight(np.arange(capacity), random_priorities(capacity))
+
+    def make(self, capacity: int) -> ReplayBuffer:
+        return PrioritizedReplayBuffer(capacity, alpha=ALPHA, beta=BETA)
+
+    def update(self, count: int) -> dict[str, Operation]:
+        buffer = self.buffer
+        return {"": updating(lambda: buffer.sample(count)[1], buffer.update_weight, batch_priorities(count))}
+
+    def learn(self, count: int) -> dict[str, Operation]:
+        buffer, steps = self.buffer, zip(cycle(self.steps()), cycle(batch_priorities(count)), strict=False)
+
+        def learn(calls: int) -> None:
+            for step, priorities in islice(steps, calls):
+                buffer.add(step)
+                _batch, indices = buffer.sample(count)
+                buffer.update_weight(indices, priorities)
+
+        return {"": Operation(learn)}
+
+
+class NStep(Tianshou):
+    note = "sample and compute_nstep_return, which also adds the target network's values: here zeros at no cost"
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        buffer, zeros = self.buffer, torch.zeros(count, 1)
+
+        def target(_buffer: ReplayBuffer, _indices: np.ndarray) -> torch.Tensor:
+            return zeros
+
+        def sample(calls: int) -> None:
+            for _ in range(calls):
+                batch, indices = buffer.sample(count)
+                _batch = Algorithm.compute_nstep_return(batch, buffer, indices, target, GAMMA, STEPS)
+
+        return {"": Operation(sample)}
+
+
+class Stacked(Tianshou):
+    note = "stack_num=4, ignore_obs_next, save_only_last_obs; Batch objects prebuilt"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        self.buffer = ReplayBuffer(capacity, stack_num=STACK, ignore_obs_next=True, save_only_last_obs=True)
+        for step in islice(cycle(self.steps(workload.chunk_rows)), capacity):
+            self.buffer.add(step)
+
+
+FORMS = {"plain": Tianshou, "prioritized": Prioritized, "nstep": NStep, "stacked": Stacked}

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "base/error.h"
 #include "sampling/uniform.h"
@@ -43,7 +44,14 @@ struct Index::Head {
 class Index::Locked {
 public:
     explicit Locked(Index& index) : lock_(index.table_.index_lock()) {
-        if (lock_.lock(kLockTimeout)) index.rebuild();
+        if (!lock_.lock(kLockTimeout)) return;
+        try {
+            index.rebuild();
+        } catch (...) {
+            index.table_.counters().index_epoch.value.store(kNone);  // for the next one
+            lock_.unlock();
+            throw;
+        }
     }
     ~Locked() { lock_.unlock(); }
     Locked(const Locked&) = delete;
@@ -133,10 +141,10 @@ void Index::catch_up() {
         for (std::uint64_t at = ticket;;) {
             const BlockRecord& block = table_.block_record(at % table_.blocks());
             if (block.ticket.load(std::memory_order_acquire) != at) {
-                chain_broke = true;
+                chain_broke = chain_broke || at != known;
                 break;
             }
-            collect(at);
+            collect(at, at == ticket ? head : table_.block_length(at % table_.blocks()));
             const std::uint64_t before = block.previous_ticket.load(std::memory_order_acquire);
             if (at == known || before == kNone || before < known || before >= at) break;
             at = before;
@@ -148,14 +156,24 @@ void Index::catch_up() {
         new_rows_.clear();
         for (std::uint64_t b = 0; b < table_.blocks(); ++b) {
             const std::uint64_t ticket = table_.block_record(b).ticket.load(std::memory_order_acquire);
-            if (ticket != kNone) collect(ticket);
+            if (ticket == kNone) continue;
+            std::uint64_t head = table_.block_length(b);
+            for (std::uint64_t i = 0; i < used; ++i) {
+                const WriterRecord& writer = table_.writer_record(i);
+                if (writer.ticket.load(std::memory_order_acquire) == ticket)
+                    head = writer.head.load(std::memory_order_acquire);
+            }
+            collect(ticket, head);
         }
     }
     if (!new_rows_.empty()) take_in();
     if (config_.rank_based && head_->changes > head_->rows / 16) rank();
 }
 
-void Index::collect(std::uint64_t ticket) {
+// The rows of a block that are not in the index yet. Its writer has finished those below `head`: what is no row there
+// has gone since, and is passed over. Where the block was claimed anew since the last time, the lap before may have
+// left rows behind the new ones that were never seen.
+void Index::collect(std::uint64_t ticket, std::uint64_t head) {
     const std::uint64_t block = ticket % table_.blocks(), length = table_.block_length(block);
     const std::uint64_t first = ticket * table_.block_rows(), base = block * table_.block_rows();
     const std::uint64_t begin = cursors_[block] > first ? cursors_[block] - first : 0;
@@ -164,9 +182,11 @@ void Index::collect(std::uint64_t ticket) {
         const std::uint64_t word =
             std::atomic_ref<std::uint64_t>(table_.word(base + end)).load(std::memory_order_acquire);
         const std::uint64_t state = state_of(word);
-        if (serial_of(word) != first + end || (state != kCommitted && state != kVoid)) break;
+        const bool is_done = serial_of(word) == first + end && (state == kCommitted || state == kVoid);
+        if (!is_done && end >= head) break;
     }
-    if (end > begin) new_rows_.push_back({base + begin, end - begin, first + end});
+    const std::uint64_t reach = cursors_[block] < first ? length : end;
+    if (reach > begin) new_rows_.push_back({base + begin, reach - begin, first + end});
 }
 
 float Index::fallback_priority(float given_max) {
@@ -208,6 +228,14 @@ void Index::take_in() {
     const auto word_at = [&](std::uint64_t slot) {
         return std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
     };
+    const auto given_at = [&](std::uint64_t slot) {
+        return std::atomic_ref<float>(given_[slot]).load(std::memory_order_relaxed);
+    };
+    // Rows of an earlier lap that were taken in before stay as they are.
+    const auto is_known = [&](std::uint64_t slot) {
+        const std::uint64_t word = word_at(slot);
+        return is_row(tree_.stored(slot)) && is_live(word, least) && serial_of(word) < cursors_[table_.block_of(slot)];
+    };
     // First those who leave: their places are taken, or they are kept for their neighbours only.
     const std::uint64_t spare = table_.header().spare_rows;
     const std::uint64_t window = spare ? spare + table_.width() * table_.layout().stack() : 0;
@@ -225,8 +253,9 @@ void Index::take_in() {
     };
     for (const Range& range : new_rows_) {
         for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
+            if (is_known(slot)) continue;
             leave(slot);
-            const float given = given_[slot];
+            const float given = given_at(slot);
             if (is_row(given) && is_live(word_at(slot), least)) given_max = std::max(given_max, -given);
         }
         // A writer retires rows ahead of it: mostly the next few, more where steps were masked out. Where several
@@ -261,8 +290,9 @@ void Index::take_in() {
     const float mass = mass_of(priority);
     for (const Range& range : new_rows_) {
         for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
-            if (!is_live(word_at(slot), least)) continue;
-            const float given = given_[slot];
+            if (!is_live(word_at(slot), least) || is_known(slot)) continue;
+            ++head_->changes;
+            const float given = given_at(slot);
             if (is_row(given)) {
                 set_leaf(slot, -given, mass_of(-given));
             } else {
@@ -271,7 +301,6 @@ void Index::take_in() {
         }
     }
     refresh();
-    head_->changes += count;
     for (const Range& range : new_rows_) cursors_[table_.block_of(range.slot)] = range.end;
 }
 
@@ -280,7 +309,11 @@ void Index::take_in() {
 void Index::rebuild() {
     const std::uint64_t epoch = table_.counters().epoch.value.load(std::memory_order_acquire);
     const std::uint64_t least = table_.least_word();
-    head_->rows = 0;
+    // Nothing of the sums is trusted, nor what stands beside the last leaf: a file may have been damaged.
+    std::memset(table_.region(kTree), 0, table_.header().regions[kTree].bytes);
+    for (std::uint64_t slot = tree_.leaf_count; slot % Tree::kFan != 0; ++slot)
+        tree_.stored(slot) = tree_.mass(slot) = 0;
+    head_->rows = head_->changes = 0;
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
         float& stored = tree_.stored(slot);
         if (!is_row(stored)) continue;
@@ -464,9 +497,10 @@ std::uint64_t Index::Draw::uniform_slot(std::size_t position, std::uint64_t atte
     }
     // A ring with few rows in it: count them.
     std::uint64_t k = stream_.below(index_.head_->rows, position, kUniform - 1 - attempt);
-    for (std::uint64_t slot = 0;; ++slot) {
+    for (std::uint64_t slot = 0; slot < tree.leaf_count; ++slot) {
         if (is_row(tree.stored(slot)) && k-- == 0) return slot;
     }
+    refuse_empty();
 }
 
 void Index::Draw::weigh(const double* probabilities, float* weights, std::size_t count) const {

@@ -103,7 +103,7 @@ private:
     };
 
     void catch_up();
-    void collect(std::uint64_t ticket);
+    void collect(std::uint64_t ticket, std::uint64_t head);
     void take_in();
     void remove(std::uint64_t slot);
     void set_leaf(std::uint64_t slot, float priority, float mass);
@@ -117,7 +117,7 @@ private:
     IndexConfig config_;
     Head* head_;
     std::uint64_t* cursors_;  // one a block: the first serial that is not in the index yet
-    const float* given_;      // by writers: the priority that an add brought, as stored; 0: none
+    float* given_;            // by writers: the priority that an add brought, as stored; 0: none
     Tree tree_;
     const TreeKernels& kernels_;
     std::vector<Range> new_rows_;

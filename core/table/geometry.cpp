@@ -29,9 +29,10 @@ std::uint64_t choose_block_rows(const TableConfig& config, const RowLayout& layo
     return rows;
 }
 
-// Each row of a block may have a final observation, and before them those of the step before the block.
+// Each row of a block may have a final observation, and when a lap begins those of the step before the block and of the
+// rows before the ones it writes over.
 std::uint64_t block_finals_bytes(const RowLayout& layout, std::uint64_t block_rows, std::uint64_t width) {
-    return layout.gives_next() ? round_up((block_rows + width) * piece_bytes(layout.final_bytes()), kPageBytes) : 0;
+    return layout.gives_next() ? round_up((block_rows + 2 * width) * piece_bytes(layout.final_bytes()), kPageBytes) : 0;
 }
 
 std::uint64_t block_heap_bytes(const RowLayout& layout, std::uint64_t block_rows, std::uint64_t width) {
@@ -216,6 +217,10 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
         header.blocks != (header.slots + header.block_rows - 1) / header.block_rows) {
         refuse("is damaged: its header contradicts itself");
     }
+    if (header.slots % header.width || header.block_rows > header.slots + header.width ||
+        (header.slots | header.width) >> 48 || (header.kind == kLive && header.saved_slots != header.slots)) {
+        refuse("is damaged: its header contradicts itself");
+    }
     need(kRuntime, header.kind == kSnapshot ? 0 : kRuntimeBytes);
     need(kCounters, sizeof(Counters));
     need(kWriters, wide(header.max_writers, sizeof(WriterRecord)));
@@ -238,7 +243,7 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kTree, header.sampler ? tree_bytes(header.slots) : 0);
     need(kFinals, derived ? wide(header.slots, 8) : 0);
     need(kHeap, wide(header.blocks, header.block_heap_bytes));
-    need(kWaiting, derived ? wide(header.max_writers * header.width * 2, header.waiting_bytes) : 0);
+    need(kWaiting, derived ? wide(header.max_writers * 2, header.width) * header.waiting_bytes : 0);
     return header;
 }
 
@@ -265,7 +270,13 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         }
         fields.push_back(std::move(field));
     }
-    RowLayout layout(std::move(fields));
+    const RowLayout layout = [&] {
+        try {
+            return RowLayout(std::move(fields));
+        } catch (const Error& error) {
+            throw Error(ErrorKind::storage, "'" + path + "' is damaged: " + error.what());
+        }
+    }();
     bool same = layout.stride() == header.row_bytes && layout.payload_offset() == header.payload_offset &&
                 layout.word_is_embedded() == (header.word_is_embedded != 0) &&
                 header.waiting_bytes == (layout.gives_next() ? layout.waiting_bytes() : 0) &&

@@ -20,16 +20,16 @@ BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), 
     const std::byte* base = table.region(kHeap) + block * (finals + size) + finals;
     // Pieces of this lap first; where a kill cut an allocation short, the chain still leads past `used_`.
     std::uint64_t at = 0;
-    while (at < used_) {
+    while (at < used_ && at + sizeof(PieceHeader) <= size) {
         const auto* piece = reinterpret_cast<const PieceHeader*>(base + at);
-        if (piece->span == 0 || piece->span > size - at) break;
+        if (at + sizeof(PieceHeader) > size || piece->span == 0 || piece->span > size - at) break;
         at += piece->span;
     }
     used_ = old_ = at;
     if (!finals) return;
     const std::uint64_t span = piece_bytes(table.layout().final_bytes());
     const std::byte* first = table.region(kHeap) + block * (finals + size);
-    while (touched_finals_ < table.header().block_rows + table.width() &&
+    while (touched_finals_ < table.header().block_rows + 2 * table.width() &&
            reinterpret_cast<const PieceHeader*>(first + touched_finals_ * span)->owner != 0) {
         ++touched_finals_;
     }
@@ -61,7 +61,7 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std:
         old_ += piece->span;
         table_->ensure(base + old_, std::min<std::uint64_t>(sizeof(PieceHeader), size - std::min(old_, size)));
     }
-    std::atomic_thread_fence(std::memory_order_release);  // lost rows say so before their bytes change
+    fence(std::memory_order_release);  // lost rows say so before their bytes change
     const std::uint64_t gap = old_ - (used_ + need);
     if (gap > 0 && old_ < size) {
         new (base + used_ + need) PieceHeader{0, gap};
@@ -76,10 +76,18 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std:
     return place;
 }
 
+void BlockHeap::ensure_finals(std::uint64_t count) const {
+    const std::uint64_t span = piece_bytes(table_->layout().final_bytes());
+    const std::uint64_t places = table_->header().block_rows + 2 * table_->width();
+    const std::uint64_t first = std::min(touched_finals_, places), last = std::min(touched_finals_ + count, places);
+    table_->ensure(table_->region(kHeap) + block_ * table_->header().block_heap_bytes + first * span,
+                   (last - first) * span);
+}
+
 std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
     const std::uint64_t span = piece_bytes(table_->layout().final_bytes());
     const std::uint64_t start = block_ * table_->header().block_heap_bytes;
-    const std::uint64_t places = table_->header().block_rows + table_->width();
+    const std::uint64_t places = table_->header().block_rows + 2 * table_->width();
     // From the last one on, then from the first, then one that was never used.
     for (std::uint64_t tried = 0; tried <= places; ++tried) {
         if (next_final_ >= touched_finals_ && tried < touched_finals_) next_final_ = 0;
@@ -95,7 +103,7 @@ std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
             const bool is_there = state_of(word) == kCommitted || state_of(word) == kWriting;
             if (serial_of(word) == header->owner - 1 && is_there) continue;
         }
-        std::atomic_thread_fence(std::memory_order_release);
+        fence(std::memory_order_release);
         header->owner = owner + 1;
         header->span = span;
         touched_finals_ = std::max(touched_finals_, i + 1);
@@ -112,6 +120,9 @@ std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t seri
         if (!field.gives_next) continue;
         FinalValue value;
         std::memcpy(&value, waiting + from, sizeof value);
+        // A damaged file: no observation to keep.
+        if (value.value_bytes > field.full_bytes || (!field.is_ragged && value.value_bytes != field.full_bytes))
+            return kNone;
         std::byte* out = image.data() + to + sizeof value;
         value.kept_bytes = encode(field, waiting + from + sizeof value, value.value_bytes, out);
         value.crc = crc32c(0, out, value.kept_bytes);
@@ -141,6 +152,7 @@ void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
             std::uint64_t next = seen, next_slot = slot;
             if (table.successor(next_slot, next)) continue;
             const std::uint64_t kept = keep_final(table, heap, serial, place);
+            if (kept == kNone) continue;
             std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
             word.fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),
                           std::memory_order_release);

@@ -28,6 +28,9 @@ public:
     // Gives the next `bytes` of the chain their space in a file.
     void ensure(std::uint64_t bytes) const;
 
+    // The same for the next `count` places of final observations.
+    void ensure_finals(std::uint64_t count) const;
+
     // A place for the final observation of the row `owner`, likewise.
     std::uint64_t allocate_final(std::uint64_t owner);
 
@@ -41,7 +44,7 @@ private:
 };
 
 // Puts the next observation of row `serial` into the heap as its final one; returns the place. `waiting` is the image
-// of a waiting place.
+// of a waiting place; if it makes no sense (a damaged file) kNone comes back.
 std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting);
 
 // Ends the episodes of a writer that says no more: what waits for a row that never came becomes final. `pair` is the

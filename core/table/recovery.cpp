@@ -74,6 +74,17 @@ void Table::settle_writer(WriterRecord& record) {
     }
 }
 
+void Table::recount(WriterRecord& record) {
+    const std::uint64_t ticket = record.ticket.load(), least = least_word();
+    if (ticket == kNone) return;
+    const std::uint64_t block = ticket % header_->blocks, base = block * header_->block_rows;
+    std::uint64_t live = 0;
+    for (std::uint64_t i = 0; i < block_length(block); ++i) live += is_live(word(base + i), least);
+    // Its owner counted after it committed: a kill in between left the two apart.
+    const std::uint64_t counted = blocks_[block].live.exchange(live);
+    record.live.fetch_add(static_cast<std::int64_t>(live - counted));
+}
+
 void Table::reclaim_dead_writers() {
     const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
     for (std::uint64_t i = 0; i < used; ++i) {
@@ -83,10 +94,11 @@ void Table::reclaim_dead_writers() {
         constexpr std::uint32_t kBeingReclaimed = 2;
         if (!writers_[i].taken.compare_exchange_strong(taken, kBeingReclaimed, std::memory_order_acq_rel)) continue;
         settle_writer(writers_[i]);
-        const std::uint64_t ticket = writers_[i].ticket.load();
-        if (ticket != kNone) {
+        recount(writers_[i]);
+        // Mostly one block; two where it died while it claimed the next.
+        for (std::uint64_t b = 0; b < header_->blocks; ++b) {
             std::uint32_t owner = static_cast<std::uint32_t>(i + 1);
-            blocks_[ticket % header_->blocks].owner.compare_exchange_strong(owner, 0, std::memory_order_acq_rel);
+            blocks_[b].owner.compare_exchange_strong(owner, 0, std::memory_order_acq_rel);
         }
         writers_[i].taken.store(0, std::memory_order_release);
     }
@@ -100,6 +112,20 @@ void Table::retire_without_history() {
         for (std::uint32_t k = 1; k < layout_->stack() && !gone && predecessor(at, seen, gone); ++k) {
         }
         if (gone) word(slot) |= kRetired;
+    }
+}
+
+void Table::retire_without_next() {
+    for (std::uint64_t slot = 0; layout_->gives_next() && slot < header_->slots; ++slot) {
+        std::uint64_t seen = word(slot), at = slot;
+        if (!is_live(seen, least_word()) || (seen & kHasFinalObservation) || successor(at, seen)) continue;
+        const std::uint64_t pair = final_place(slot);
+        bool waits = false;
+        for (std::uint64_t half = 0;
+             header_->regions[kWaiting].bytes && pair < header_->max_writers * header_->width && half < 2; ++half) {
+            waits = waits || *reinterpret_cast<const std::uint64_t*>(waiting(pair, half)) == serial_of(seen) + 1;
+        }
+        if (!waits) word(slot) |= kRetired;
     }
 }
 
@@ -138,6 +164,7 @@ std::uint64_t Table::recover(bool verify) {
         }
     }
     retire_without_history();
+    retire_without_next();
     const std::uint64_t least = least_word();
     for (std::uint64_t b = 0; b < header_->blocks; ++b) {
         std::uint64_t live_here = 0;

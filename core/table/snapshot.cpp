@@ -147,8 +147,11 @@ bool save_next(const Table& table, std::uint64_t slot, std::uint64_t word, const
     const std::uint64_t kept = std::atomic_ref<std::uint64_t>(table.final_place(slot)).load(std::memory_order_acquire);
     place = 0;
     if (word & kHasFinalObservation) {
-        if (kept > table.header().regions[kHeap].bytes - image.size()) return false;
+        if (kept > table.header().regions[kHeap].bytes - image.size() || kept < sizeof(PieceHeader)) return false;
         racy_copy(image.data(), table.region(kHeap) + kept, image.size());
+        fence(std::memory_order_acquire);
+        const auto* header = reinterpret_cast<const PieceHeader*>(table.region(kHeap) + kept - sizeof(PieceHeader));
+        if (header->owner != serial_of(word) + 1) return false;
         place = heap.put(image.data(), image.size()) + 1;
         return true;
     }
@@ -174,7 +177,7 @@ bool save_next(const Table& table, std::uint64_t slot, std::uint64_t word, const
             racy_copy(image.data() + at + sizeof size, from, value.kept_bytes);
             at += sizeof size + (value.kept_bytes + 15u) / 16 * 16;
         }
-        std::atomic_thread_fence(std::memory_order_acquire);
+        fence(std::memory_order_acquire);
         const std::uint64_t again = std::atomic_ref<std::uint64_t>(table.word(next)).load(std::memory_order_acquire);
         if ((again ^ next_word) & ~kFlagMask) return false;
         place = heap.put(image.data(), image.size()) + 1;
@@ -197,7 +200,7 @@ bool save_next(const Table& table, std::uint64_t slot, std::uint64_t word, const
             at += sizeof size + (field.full_bytes + 15) / 16 * 16;
             out += sizeof size + (size.kept_bytes + 15u) / 16 * 16;
         }
-        std::atomic_thread_fence(std::memory_order_acquire);
+        fence(std::memory_order_acquire);
         if (tag.load(std::memory_order_acquire) != serial_of(word) + 1) return false;
         place = heap.put(image.data(), image.size()) + 1;
         return true;
@@ -234,9 +237,7 @@ std::uint64_t copy_row(const Table& table, std::uint64_t slot, std::uint64_t lea
             std::memcpy(to + field.offset, &place, sizeof place);
         }
         if (whole && table.layout().gives_next()) whole = save_next(table, slot, seen, cuts, heap, final_place);
-#if !defined(SHARPWAVE_TSAN)
-        std::atomic_thread_fence(std::memory_order_acquire);
-#endif
+        fence(std::memory_order_acquire);
         const std::uint64_t again = word.load(std::memory_order_acquire);
         if (whole && ((seen ^ again) & (~kFlagMask | kHasFinalObservation)) == 0) {
             return final_place ? seen | kHasFinalObservation : seen;
@@ -417,6 +418,17 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
     config.sampler.is_by_priority = saved.sampler != 0;
     const Region& text = saved.regions[kDescription];
     config.description.assign(reinterpret_cast<const char*>(base + text.offset), text.bytes);
+    const Header made = [&] {
+        try {
+            return plan(config, layout);
+        } catch (const Error& error) {
+            throw Error(ErrorKind::storage, "'" + path + "' is damaged: " + error.what());
+        }
+    }();
+    if (made.slots != saved.slots || made.blocks != saved.blocks || made.row_bytes != saved.row_bytes ||
+        made.block_heap_bytes != saved.block_heap_bytes || made.block_finals_bytes != saved.block_finals_bytes) {
+        throw Error(ErrorKind::storage, "'" + path + "' is damaged: its header contradicts itself");
+    }
     auto table = Table::create(config);
 
     for (RegionId id : {kCounters, kWriters, kBlocks}) {
@@ -435,6 +447,17 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
         if (state_of(word) == kEmpty) continue;  // untouched memory stays uncommitted
         std::memcpy(table->rows_ + slot * saved.row_bytes, row, saved.row_bytes);
         table->word(slot) = word;
+    }
+    // Counters, writers and blocks were copied one after the other while writers went on: no ticket that any of them
+    // names is given again.
+    std::atomic<std::uint64_t>& next = table->counters_->next_ticket.value;
+    const auto after = [&](const std::atomic<std::uint64_t>& ticket) {
+        if (ticket.load() != kNone) next.store(std::max(next.load(), ticket.load() + 1));
+    };
+    for (std::uint64_t i = 0; i < saved.max_writers; ++i) after(table->writers_[i].ticket);
+    for (std::uint64_t b = 0; b < saved.blocks; ++b) {
+        after(table->blocks_[b].ticket);
+        after(table->blocks_[b].next_ticket);
     }
     table->check_records();
     for (std::uint64_t b = 0; saved.block_heap_bytes && b < table->blocks(); ++b) {

@@ -79,6 +79,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
     if (table->presence_->is_first()) {
         Counters& counters = table->counters();
         table->index_lock().initialise();
+        counters.index_epoch.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
         if (counters.clean.value.load(std::memory_order_acquire) != 1) {
             // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
             const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
@@ -88,7 +89,6 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
             table->recover(!same_boot);
             counters.recoveries.value.fetch_add(1, std::memory_order_relaxed);
             counters.incarnation.value.fetch_add(1, std::memory_order_relaxed);
-            counters.index_epoch.value.store(kNone, std::memory_order_relaxed);
         }
         remember_system(counters);
         counters.clean.value.store(0, std::memory_order_release);
@@ -187,6 +187,7 @@ bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen) const {
             if (record.linked_ticket.load(std::memory_order_relaxed) != lap || ticket == kNone) return false;
             serial = ticket * rows + offset % width;
             at = slot_of(serial);
+            if (at >= header_->slots) return false;
         }
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(this->word(at)).load(std::memory_order_acquire);
         if (serial_of(word) != serial) return false;
@@ -217,6 +218,7 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) co
             if (record.ticket.load(std::memory_order_relaxed) != lap || ticket == kNone) return false;
             serial = ticket * rows + block_length(ticket % header_->blocks) - width + offset % width;
             at = slot_of(serial);
+            if (at >= header_->slots) return false;
         }
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(this->word(at)).load(std::memory_order_acquire);
         if (serial_of(word) != serial || word < least) return false;
@@ -229,10 +231,10 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) co
     }
 }
 
-bool Table::retire(std::uint64_t slot, std::uint64_t least) const {
+bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least) const {
     std::atomic_ref<std::uint64_t> seen(word(slot));
     std::uint64_t now = seen.load(std::memory_order_relaxed);
-    while (is_live(now, least)) {
+    while (is_live(now, least) && serial_of(now) == serial_of(named)) {
         if (!seen.compare_exchange_weak(now, now | kRetired, std::memory_order_relaxed)) continue;
         blocks_[block_of(slot)].live.fetch_sub(1, std::memory_order_relaxed);
         return true;
@@ -250,7 +252,7 @@ std::int64_t Table::lose(std::uint64_t serial) const {
     if (serial_of(now) != serial || state_of(now) != kCommitted) return 0;
     for (std::uint32_t k = 1; k < layout_->stack(); ++k) {
         if (!successor(place, neighbour)) break;
-        gone += retire(place, least);
+        gone += retire(place, neighbour, least);
     }
     while (serial_of(now) == serial && state_of(now) == kCommitted) {
         if (!seen.compare_exchange_weak(now, make_word(serial, 0, kEmpty), std::memory_order_relaxed)) continue;

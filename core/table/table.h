@@ -25,6 +25,7 @@
 #include "storage/shared_lock.h"
 #include "storage/storage.h"
 #include "table/copy.h"
+#include "table/racy.h"
 
 namespace sharpwave {
 
@@ -177,8 +178,9 @@ public:
         if (storage_.is_file()) storage_.ensure(static_cast<std::uint64_t>(place - storage_.data()), bytes);
     }
 
-    // Takes a row out of the drawable ones; true if it was. Retired rows still serve their neighbours' stacks.
-    bool retire(std::uint64_t slot, std::uint64_t least) const;
+    // Takes the row that `word` names out of the drawable ones; true if it was. Retired rows still serve their
+    // neighbours' stacks. Its slot may belong to another writer by now: then nothing happens.
+    bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least) const;
 
     // Its bytes are about to go: nobody may use it any more. Returns how many live rows went, with those whose stacks
     // need it.
@@ -204,6 +206,10 @@ private:
 
     // Rows whose stacks cannot be rebuilt any more are no longer drawn.
     void retire_without_history();
+    void retire_without_next();  // nor those whose next observation is gone
+
+    // Makes the count of live rows in a dead writer's block agree with its words.
+    void recount(format::WriterRecord& record);
 
     // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
     // `verify`, rows whose checksum is wrong; returns how many.

@@ -69,7 +69,13 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
     }
 }
 
-Writer::~Writer() { close(); }
+Writer::~Writer() {
+    try {
+        close();
+    } catch (const Error&) {
+        // A full disk: the next observations of its newest rows stay where they wait.
+    }
+}
 
 void Writer::take_block(std::uint64_t ticket, std::uint64_t head) {
     ticket_ = ticket;
@@ -104,7 +110,7 @@ void Writer::claim_block() {
             const std::uint64_t base = ticket % table_->blocks() * table_->block_rows(), least = table_->least_word();
             std::int64_t gone = 0;
             for (std::uint64_t i = 0; i < std::min(spare, table_->block_rows()); ++i)
-                gone += table_->retire(base + i, least);
+                gone += table_->retire(base + i, table_->word(base + i), least);
             record_.live.fetch_sub(gone, std::memory_order_relaxed);
         }
         if (derives_ && last != kNone) {
@@ -128,8 +134,10 @@ void Writer::claim_block() {
         block.heap_used.store(0, std::memory_order_relaxed);
         block.ticket.store(ticket, std::memory_order_release);
         take_block(ticket, 0);
-        record_.head.store(0, std::memory_order_relaxed);
+        // The ticket first: who reads the two in between finds too large a head, which words correct, not a block
+        // without rows.
         record_.ticket.store(ticket, std::memory_order_release);
+        record_.head.store(0, std::memory_order_release);
         return;
     }
     throw Error(ErrorKind::buffer_full,
@@ -168,7 +176,7 @@ void Writer::append_locked(const RowBatch& batch) {
     table_->check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();
-    if (table_->layout().stack() > 1) check_stacks(batch);
+    if (stacks_) check_stacks(batch);
     for (std::size_t done = 0; done < batch.rows;) {
         if (head_ == length_) {
             claim_block();
@@ -188,14 +196,17 @@ void Writer::append_locked(const RowBatch& batch) {
     }
 }
 
-// Given stacks must be what the table will give back: an episode starts with one frame over and over, and the stack of
-// a next observation goes on from that of its observation.
-void Writer::check_stacks(const RowBatch& batch) const {
+// Given stacks must be what the table will give back: each goes on from the frames added before it, or is one frame
+// over and over and starts an episode. One that starts an episode while another is open ends that one: noted in
+// resets_. The stack of a next observation goes on from that of its observation.
+void Writer::check_stacks(const RowBatch& batch) {
     const std::vector<Field>& fields = table_->layout().fields();
+    const std::size_t width = open_rows_.size();
     const auto refuse = [](const Field& field, const char* what, const char* mend) {
         throw Error(ErrorKind::schema, "add(): field '" + field.name + "': " + what + "; " + mend);
     };
     const auto is_void = [&](std::size_t i) { return batch.flags && (batch.flags[i] & kRowVoid); };
+    const auto ends = [&](std::size_t i) { return batch.flags && (batch.flags[i] & (kRowTerminated | kRowTruncated)); };
     const auto check_next = [&](const Field& field, const FieldInput& own, const FieldInput& after) {
         if (own.frames <= 1 || after.frames <= 1) return;
         const std::uint64_t older = (own.frames - 1) * field.full_bytes;
@@ -207,6 +218,7 @@ void Writer::check_stacks(const RowBatch& batch) const {
                    "its frames but the newest must be obs' frames but the oldest; pass single frames");
         }
     };
+    resets_.assign(batch.rows, 0);
     std::size_t next = 0;
     for (std::size_t f = 0; f < fields.size(); ++f) {
         const Field& field = fields[f];
@@ -216,16 +228,59 @@ void Writer::check_stacks(const RowBatch& batch) const {
             check_next(field, batch.fields[static_cast<std::size_t>(field.follows)], own);
             continue;
         }
-        for (std::size_t i = 0; own.frames > 1 && i < std::min<std::size_t>(batch.rows, open_rows_.size()); ++i) {
-            if (is_void(i) || open_rows_[(head_ + i) % open_rows_.size()] != 0) continue;
+        if (own.frames <= 1) continue;
+        const std::uint64_t bytes = field.full_bytes, older = (own.frames - 1) * bytes;
+        for (std::size_t i = 0; i < batch.rows; ++i) {
+            if (is_void(i)) continue;
             const std::byte* newest = own.flat + i * own.stride;
-            for (std::uint32_t k = 1; k < own.frames; ++k) {
-                if (std::memcmp(newest, newest - k * field.full_bytes, field.full_bytes) == 0) continue;
+            std::size_t before = i;  // the env's row before it in this batch; itself: there is none
+            for (std::size_t j = i; j >= width && before == i;) {
+                j -= width;
+                if (!is_void(j)) before = j;
+            }
+            const std::uint64_t open_row = open_rows_[(head_ + i) % width];
+            const bool starts = before != i ? ends(before) : open_row == 0;
+            const bool goes_on =
+                !starts &&
+                (before != i ? std::memcmp(newest - older, own.flat + before * own.stride - older + bytes, older) == 0
+                             : goes_on_from(field, open_row - 1, newest - bytes, own.frames - 1));
+            if (goes_on) continue;
+            bool is_start = true;
+            for (std::uint32_t k = 1; k < own.frames && is_start; ++k)
+                is_start = std::memcmp(newest, newest - k * bytes, bytes) == 0;
+            if (!is_start && starts) {
                 refuse(field, "the stack that starts an episode holds different frames",
                        "an episode's start is padded by its first frame: pass single frames, or pad that way");
             }
+            if (!is_start) {
+                refuse(field, "the stack does not go on from the frames added before",
+                       "end an episode with truncated=True before a jump, or pass single frames");
+            }
+            resets_[i] |= !starts;
         }
     }
+}
+
+// Whether the frames of the rows from `serial` backwards are those at `newest` and before it, `count` of them.
+bool Writer::goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count) {
+    std::uint64_t slot = table_->slot_of(serial), word = Word(table_->word(slot)).load(std::memory_order_relaxed);
+    if (serial_of(word) != serial || state_of(word) != kCommitted) return true;  // nothing left to compare with
+    std::vector<std::byte> decoded(field.is_in_heap() ? field.full_bytes : 0);
+    bool gone = false;
+    for (std::uint32_t k = 0; k < count; ++k, newest -= field.full_bytes) {
+        const std::byte* frame = table_->view().rows + slot * table_->header().row_bytes + field.offset;
+        if (field.is_in_heap()) {
+            HeapPlace place;
+            std::memcpy(&place, frame, sizeof place);
+            if (!decode(table_->region(kHeap) + place.offset, place.kept_bytes, decoded.data(), place.value_bytes))
+                return true;
+            frame = decoded.data();
+        }
+        if (std::memcmp(frame, newest, field.full_bytes) != 0) return false;
+        // At the episode's start the same frame stands for all before it.
+        if (!table_->predecessor(slot, word, gone) && gone) return true;
+    }
+    return true;
 }
 
 // Takes out of the drawable rows what lies `spare_rows` ahead, so that no more than the capacity can be drawn, and
@@ -246,17 +301,18 @@ std::int64_t Writer::retire_ahead(std::size_t count) {
             ++hops;
         }
         const std::uint64_t slot = block * rows + offset;
-        const std::uint64_t its_ticket = serial_of(Word(table_->word(slot)).load(std::memory_order_relaxed)) / rows;
+        const std::uint64_t seen = Word(table_->word(slot)).load(std::memory_order_relaxed);
+        const std::uint64_t its_ticket = serial_of(seen) / rows;
         const bool is_old = hops == 0       ? its_ticket < ticket_
                             : told != kNone ? its_ticket == told
                                             : its_ticket + blocks == ticket_ + hops;
-        if (is_old) gone += table_->retire(slot, least);
+        if (is_old) gone += table_->retire(slot, seen, least);
 
         std::uint64_t at = block_ * rows + head_ + i;
         std::uint64_t word = Word(table_->word(at)).load(std::memory_order_relaxed);
         if (state_of(word) != kCommitted || word < least) continue;
         for (std::uint32_t k = 1; k < table_->layout().stack() && table_->successor(at, word); ++k) {
-            early += table_->retire(at, least);
+            early += table_->retire(at, word, least);
         }
     }
     // Steps that an env was masked out of lie between a row and its history, or several writers share the ring.
@@ -334,6 +390,9 @@ void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
         HeapPlace place{0, 0, static_cast<std::uint32_t>(field.full_bytes)};
         if (field.is_in_heap()) {
             std::memcpy(&place, row + field.offset, sizeof place);
+            const std::uint64_t room = table_->header().regions[kHeap].bytes;
+            if (place.value_bytes > field.full_bytes || place.offset > room || place.kept_bytes > room - place.offset)
+                return;
             if (!decode(table_->region(kHeap) + place.offset, place.kept_bytes, value + sizeof(FinalValue),
                         place.value_bytes)) {
                 return;
@@ -345,9 +404,23 @@ void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
         std::memcpy(value, &size, sizeof size);
         value += sizeof size + (field.full_bytes + 15) / 16 * 16;
     }
-    const std::uint64_t kept = keep_final(*table_, heap, serial_of(before), image_.data());
-    Word(table_->final_place(before_slot)).store(kept, std::memory_order_relaxed);
-    Word(table_->word(before_slot)).fetch_or(kHasFinalObservation, std::memory_order_release);
+    // Its slot is another block's: nobody may write there meanwhile. Where somebody does, the row is about to go.
+    BlockRecord& record = table_->block_record(table_->block_of(before_slot));
+    std::uint32_t holder = 0;
+    const bool borrowed = record.owner.compare_exchange_strong(holder, owner_, std::memory_order_acq_rel);
+    if (!borrowed && holder != owner_) {
+        if (table_->retire(before_slot, before, table_->least_word()))
+            record_.live.fetch_sub(1, std::memory_order_relaxed);
+        return;
+    }
+    if (serial_of(Word(table_->word(before_slot)).load(std::memory_order_acquire)) == serial_of(before)) {
+        const std::uint64_t kept = keep_final(*table_, heap, serial_of(before), image_.data());
+        if (kept != kNone) {
+            Word(table_->final_place(before_slot)).store(kept, std::memory_order_relaxed);
+            Word(table_->word(before_slot)).fetch_or(kHasFinalObservation, std::memory_order_release);
+        }
+    }
+    if (borrowed) record.owner.store(0, std::memory_order_release);
 }
 
 // Compares what an env shows now with what was said to come next. If they differ, an episode ended untold: the row
@@ -368,15 +441,26 @@ void Writer::meet_previous(const RowBatch& batch, std::size_t row, std::uint64_t
         same = shown.bytes == size.value_bytes && std::memcmp(shown.data, value + sizeof size, shown.bytes) == 0;
         value += sizeof size + (fields[f].full_bytes + 15) / 16 * 16;
     }
-    if (same) return;
+    if (!same) end_untold(env);
+}
+
+// An episode ended that nobody ended: the env's last row is closed, with its next observation where it needs one.
+void Writer::end_untold(std::uint64_t env) {
+    std::uint64_t& open_row = open_rows_[env];
+    if (open_row == 0) return;
     const std::uint64_t serial = open_row - 1, slot = table_->slot_of(serial);
     open_row = 0;
     table_->counters().resets_unflagged.value.fetch_add(1, std::memory_order_relaxed);
     Word word(table_->word(slot));
     if (serial_of(word.load(std::memory_order_relaxed)) != serial) return;
-    const std::uint64_t kept = keep_final(*table_, heap_, serial, place);
-    Word(table_->final_place(slot)).store(kept, std::memory_order_relaxed);
-    word.fetch_or(kHasFinalObservation | kTruncated | kClosedByEngine, std::memory_order_release);
+    std::uint64_t flags = kTruncated | kClosedByEngine;
+    if (derives_) {
+        const std::byte* place = table_->waiting((owner_ - 1) * open_rows_.size() + env, halves_[env]);
+        const std::uint64_t kept = keep_final(*table_, heap_, serial, place);
+        Word(table_->final_place(slot)).store(kept, std::memory_order_relaxed);
+        flags |= kHasFinalObservation;
+    }
+    word.fetch_or(flags, std::memory_order_release);
 }
 
 // Puts a row's next observation where it will be found: with an ended row into the heap, else into the waiting place
@@ -390,9 +474,7 @@ void Writer::keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env
     if (!is_over) {
         table_->ensure(place, image_.size());
         Word(*reinterpret_cast<std::uint64_t*>(place)).store(0, std::memory_order_relaxed);
-#if !defined(SHARPWAVE_TSAN)
-        std::atomic_thread_fence(std::memory_order_release);
-#endif
+        fence(std::memory_order_release);
     }
     std::byte* value = place + kWaitingHead;
     const FieldInput* input = batch.next;
@@ -440,7 +522,18 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     }
     if (!is_plain_) {
         const bool uses_heap = table_->layout().uses_heap();
-        if (uses_heap) pack(batch, first, count);  // may fail: nothing has changed yet
+        // What may fail comes first: nothing has changed yet.
+        if (uses_heap) pack(batch, first, count);
+        if (derives_ && table_->storage().is_file()) {
+            heap_.ensure_finals(2 * count + 2);
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::uint64_t pair = (owner_ - 1) * width + (head_ + i) % width;
+                table_->ensure(table_->waiting(pair, 0), 2 * image_.size());
+            }
+        }
+        for (std::size_t i = 0; stacks_ && i < count; ++i) {
+            if (resets_[first + i]) end_untold((head_ + i) % width);
+        }
         if (table_->header().spare_rows) gone_elsewhere += retire_ahead(count);
         for (std::size_t i = 0; derives_ && i < count; ++i) {
             leave_to_previous(slot + i, heap_);
@@ -478,7 +571,8 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         }
         if (float* priorities = table_->given()) {
             // Stored as the index stores it: negated, so that 0 bytes mean that none was given.
-            priorities[slot + i] = batch.priorities ? -std::fabs(batch.priorities[first + i]) : 0.0f;
+            std::atomic_ref<float>(priorities[slot + i])
+                .store(batch.priorities ? -std::fabs(batch.priorities[first + i]) : 0.0f, std::memory_order_relaxed);
         }
         commit[i] = make_word(serial + i, flags, state);
         Word word(table_->word(slot + i));
@@ -493,9 +587,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         --gained;
         table_->counters().rows_retired.value.fetch_add(1, std::memory_order_relaxed);
     }
-#if !defined(SHARPWAVE_TSAN)
-    std::atomic_thread_fence(std::memory_order_release);  // no payload byte before its word says WRITING
-#endif
+    fence(std::memory_order_release);  // no payload byte before its word says WRITING
     kernels().scatter(view, slot, count, moves, field_count);
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (!is_void(i)) keep_next(batch, first + i, (head_ + i) % width, slot + i, serial + i, commit[i]);
@@ -546,9 +638,18 @@ void Writer::close() {
     std::lock_guard<std::mutex> guard(mutex_);
     if (closed_) return;
     closed_ = true;
-    end_open_episodes();
-    let_go_of_block();
-    record_.taken.store(0, std::memory_order_release);
+    // Whatever happens to the last rows, the place is given back.
+    const auto give_back = [&] {
+        let_go_of_block();
+        record_.taken.store(0, std::memory_order_release);
+    };
+    try {
+        end_open_episodes();
+    } catch (...) {
+        give_back();
+        throw;
+    }
+    give_back();
 }
 
 }  // namespace sharpwave

@@ -52,7 +52,9 @@ public:
 
 private:
     void append_locked(const RowBatch& batch);
-    void check_stacks(const RowBatch& batch) const;
+    void check_stacks(const RowBatch& batch);
+    bool goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count);
+    void end_untold(std::uint64_t env);
     void claim_block();
     void notice_clear();
     void take_block(std::uint64_t ticket, std::uint64_t head);
@@ -86,6 +88,7 @@ private:
     // One an env: the serial plus 1 of the newest row of its open episode; 0 while none is open.
     std::vector<std::uint64_t> open_rows_;
     std::vector<std::uint8_t> halves_;  // one an env: which of its two waiting places is the newer
+    std::vector<std::uint8_t> resets_;  // one a row of the running add: its given stack starts an episode untold
     std::vector<std::byte> image_;      // of a waiting place
     std::vector<std::byte> packed_;     // a group's values on their way into the heap, one after the other
     std::vector<HeapPlace> places_;     // and where each stands, in packed_ and then in the heap

@@ -90,9 +90,9 @@ Transitions::Transitions(const Table& table, ViewConfig config)
         reward_items_ = field.full_bytes / field.item_bytes;
         reward_is_double_ = field.item_bytes == 8;
         if (config_.n_step > 1 && (!is_summed(field) || field.is_in_heap() || field.stack > 1)) {
-            throw Error(
-                ErrorKind::schema,
-                "field '" + field.name + "': n_step > 1 sums it: expected float32 or float64, got " + field.dtype);
+            throw Error(ErrorKind::schema, "field '" + field.name +
+                                               "': n_step > 1 sums it: expected float32 or float64, got " +
+                                               field.dtype + "; give the field dtype float32");
         }
     }
     plan_prefetch();
@@ -402,9 +402,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (work.nexts[i] != Next::row && !work.failed[i]) work.failed[i] = !copy_next(work, i, out);
     }
-#if !defined(SHARPWAVE_TSAN)
-    std::atomic_thread_fence(std::memory_order_acquire);
-#endif
+    fence(std::memory_order_acquire);
     for (std::size_t t = 0; t < work.touched_count; ++t) {
         const Work::Touched& row = work.touched[t];
         const std::uint64_t again =
@@ -537,20 +535,28 @@ bool Transitions::copy_value(Work& work, const Field& field, std::uint64_t slot,
     HeapPlace place;
     racy_copy(reinterpret_cast<std::byte*>(&place), row, sizeof place);
     const std::uint64_t heap = table_.header().regions[kHeap].bytes;
-    if (place.offset > heap || place.kept_bytes > heap - place.offset || place.value_bytes > field.full_bytes)
+    if (place.offset > heap || place.kept_bytes > heap - place.offset || place.value_bytes > field.full_bytes ||
+        place.kept_bytes > place.value_bytes)
         return false;
     std::atomic_ref<std::uint64_t> word(table_.word(slot));
     const std::uint64_t before = word.load(std::memory_order_acquire);
     if (work.bytes.size() < place.kept_bytes) work.bytes.resize(place.kept_bytes);
     racy_copy(work.bytes.data(), table_.region(kHeap) + place.offset, place.kept_bytes);
-#if !defined(SHARPWAVE_TSAN)
-    std::atomic_thread_fence(std::memory_order_acquire);
-#endif
-    // Torn input is never decoded.
+    fence(std::memory_order_acquire);
+    // Torn input is never decoded, nor what belongs to another row.
+    if (!is_owner(place.offset, serial_of(before))) return false;
     if ((word.load(std::memory_order_acquire) ^ before) & ~kFlagMask) return false;
     if (state_of(before) != kCommitted) return false;
     if (!decode(work.bytes.data(), place.kept_bytes, to, place.value_bytes)) return false;
     return finish_value(field, to, place.value_bytes, length);
+}
+
+// Whether the bytes at a place of the heap are those of a row.
+bool Transitions::is_owner(std::uint64_t place, std::uint64_t serial) const {
+    if (place < sizeof(PieceHeader)) return false;
+    std::byte* header = table_.region(kHeap) + place - sizeof(PieceHeader);
+    return std::atomic_ref<std::uint64_t>(reinterpret_cast<PieceHeader*>(header)->owner)
+               .load(std::memory_order_acquire) == serial + 1;
 }
 
 bool Transitions::finish_value(const Field& field, std::byte* to, std::uint64_t value_bytes,
@@ -574,6 +580,8 @@ bool Transitions::copy_next(Work& work, std::size_t position, const Outputs& out
         const std::uint64_t heap = table_.header().regions[kHeap].bytes;
         if (place > heap || image_bytes > heap - place) return false;
         racy_copy(image, table_.region(kHeap) + place, image_bytes);
+        fence(std::memory_order_acquire);
+        if (!is_owner(place, serial_of(last_word))) return false;
     } else {
         if (place >= table_.max_writers() * table_.width()) return false;
         bool found = false;
@@ -582,9 +590,7 @@ bool Transitions::copy_next(Work& work, std::size_t position, const Outputs& out
             std::atomic_ref<std::uint64_t> tag(*reinterpret_cast<std::uint64_t*>(from));
             if (tag.load(std::memory_order_acquire) != serial_of(last_word) + 1) continue;
             racy_copy(image, from + kWaitingHead, image_bytes);
-#if !defined(SHARPWAVE_TSAN)
-            std::atomic_thread_fence(std::memory_order_acquire);
-#endif
+            fence(std::memory_order_acquire);
             found = tag.load(std::memory_order_acquire) == serial_of(last_word) + 1;
         }
         if (!found) return false;

@@ -70,6 +70,7 @@ private:
                    std::uint64_t* frames) const;
     void copy_stacks(Work& work, std::size_t leaf, const std::uint64_t* slots, std::size_t count, const Outputs& out,
                      bool streaming) const;
+    bool is_owner(std::uint64_t place, std::uint64_t serial) const;
     bool finish_value(const Field& field, std::byte* to, std::uint64_t value_bytes, std::int64_t* length) const;
     bool copy_next(Work& work, std::size_t position, const Outputs& out) const;
     bool copy_value(Work& work, const Field& field, std::uint64_t slot, std::byte* to, std::int64_t* length) const;

@@ -194,6 +194,9 @@ def _fit(
     whole = field.stack > 1 and array.shape == (*lead, field.stack, *field.shape)
     if array.shape != (*lead, *field.shape) and not whole:
         axes = array.ndim - len(field.shape)
+        extra = array.shape[len(lead) :] if array.shape[: len(lead)] == lead else ()
+        if len(extra) == len(field.shape) + 1 and len(field.shape) > 1 and field.shape in (extra[1:], extra[:-1]):
+            _refuse_stack(name, field, extra)
         if axes >= 0 and array.shape[axes:] == field.shape:
             raise SchemaError(
                 f"add(): field {name!r}: expected leading shape {lead} as {counted!r} has, got "
@@ -202,13 +205,19 @@ def _fit(
         got = array.shape[len(lead) :] if array.ndim >= len(lead) else array.shape
         place = f" in row 0 of {rows}" if lead else ""
         mend = f"; give the field shape {got}" if all(n > 0 for n in got) else ""
-        if len(got) == len(field.shape) + 1 and field.stack == 1:
-            if got[1:] == field.shape:
-                mend += f", or pass single frames with Field(stack={got[0]})"
-            elif got[:-1] == field.shape:
-                mend += f", or pass single frames with Field(stack={got[-1]})"
         raise SchemaError(f"add(): field {name!r}: expected shape {field.shape}, got {got}{place}{mend}")
     return np.require(_cast(f"field {name!r}", field, array), requirements=["C_CONTIGUOUS", "ALIGNED"])
+
+
+def _refuse_stack(name: str, field: Field, got: tuple[int, ...]) -> None:
+    """A value with one axis more than the field: a stack, of which the field keeps or expects another."""
+    frames = got[0] if got[1:] == field.shape else got[-1]
+    if field.stack == 1:
+        mend = f"give the field shape {got}, or pass single frames with Field(stack={frames})"
+    else:
+        mend = "pass single frames, or whole stacks with the frames on the first axis"
+    expected = f"{field.shape}" if field.stack == 1 else f"{field.shape} or {(field.stack, *field.shape)}"
+    raise SchemaError(f"add(): field {name!r}: expected shape {expected}, got {got}; {mend}")
 
 
 def _fit_ragged(

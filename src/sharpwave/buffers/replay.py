@@ -122,19 +122,22 @@ class ReplayBuffer:
             "sampler": sampler.to_plain(),
             "view": view.to_plain(),
         }
-        table = _core.Table.create(
-            fields=built.engine_fields(),
-            capacity=capacity,
-            width=num_envs or 1,
-            writers=writers,
-            seed=seed,
-            checksums=storage is not None and storage.startswith("file://"),
-            priorities=sampler.numbers() if isinstance(sampler, Prioritized) else None,
-            description=json.dumps(description),
-            path="" if path is None else str(path),
-            replace=exist == "replace",
-        )
-        self._adopt(table, storage)
+        try:
+            table = _core.Table.create(
+                fields=built.engine_fields(),
+                capacity=capacity,
+                width=num_envs or 1,
+                writers=writers,
+                seed=seed,
+                checksums=storage is not None and storage.startswith("file://"),
+                priorities=sampler.numbers() if isinstance(sampler, Prioritized) else None,
+                description=json.dumps(description),
+                path="" if path is None else str(path),
+                replace=exist == "replace",
+            )
+            self._adopt(table, storage)
+        except SchemaError as error:
+            raise SchemaError(f"{where}: {error}") from None
 
     def _adopt(self, table: _core.Table, address: str | None) -> None:
         """Takes a table as it is; everything about the buffer is read from it."""
@@ -165,7 +168,10 @@ class ReplayBuffer:
     @classmethod
     def _from_table(cls, table: _core.Table, address: str | None) -> ReplayBuffer:
         buffer = cls.__new__(cls)
-        buffer._adopt(table, address)
+        try:
+            buffer._adopt(table, address)
+        except SchemaError as error:
+            raise StorageError(f"open(): the description is damaged: {error}") from None
         return buffer
 
     @classmethod
@@ -347,7 +353,7 @@ class ReplayBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next row will push one out."""
+        """Whether ``len`` has reached the capacity. Steps that were masked out keep their places and do not count."""
         return len(self) == self._capacity
 
     @property

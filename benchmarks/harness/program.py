@@ -1,0 +1,84 @@
+"""What the benchmark scripts have in common: options, and results with where and how they were measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness import machine, results
+from harness.contest import (
+    ENVIRONMENTS,
+    ContenderError,
+    Contest,
+    LeftOut,
+    contender_of,
+    measure_memory,
+    run_contest,
+)
+from harness.workloads import Workload
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="8 rounds of 5 ms: a look, not a result")
+    made.add_argument("--results", type=Path, default=results.RESULTS, help="the folder to write to")
+    return made
+
+
+def contest_parser(description: str | None) -> argparse.ArgumentParser:
+    made = parser(description)
+    names = ", ".join(ENVIRONMENTS)
+    made.add_argument("contenders", nargs="*", metavar="CONTENDER", help=f"all unless named: {names}")
+    add_rounds(made)
+    return made
+
+
+def add_rounds(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--rounds", type=int, default=40, help="bursts for each contender and case")
+    made.add_argument("--burst-ms", type=float, default=12.0)
+    made.add_argument("--rows", type=int, help="capacity; every kind of row has its own unless given")
+
+
+def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
+    options = made.parse_args()
+    if unknown := set(getattr(options, "contenders", ())) - set(ENVIRONMENTS):
+        made.error(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
+    if options.quick and "rounds" in options:
+        options.rounds, options.burst_ms = 8, 5.0
+    return options
+
+
+class Run:
+    """One run of a benchmark: collects what was measured and what was left out, then writes it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.left_out, self.machine = options, LeftOut(), machine.describe()
+
+    def contest(self, contest: Contest) -> results.Document | None:
+        options = self.options
+        if options.contenders:
+            contest = contest.only(options.contenders)
+        capacity = options.rows or contest.workload.capacity
+        return run_contest(contest, capacity, options.rounds, options.burst_ms / 1e3, self.left_out)
+
+    def memory(self, entrants: dict[str, str], workload: Workload) -> dict[str, dict[str, int | float]]:
+        """Resident memory of each entrant's full buffer."""
+        rows = self.options.rows or workload.capacity
+        measured = {}
+        for label, form in entrants.items():
+            if self.options.contenders and contender_of(label) not in self.options.contenders:
+                continue
+            try:
+                measured[label] = measure_memory(label, form, workload, rows)
+            except ContenderError as reason:
+                self.left_out.say(f"{label}, memory", reason)
+                continue
+            share = measured[label]["resident_bytes"] / rows
+            print(f"{workload.name} {label:26}{rows:>10,} rows  {results.size(share)} a row", flush=True)
+        return measured
+
+    def save(self, name: str, **measured: object) -> None:
+        given = vars(self.options)
+        settings = {key: given[key] for key in ("rounds", "burst_ms", "quick") if key in given}
+        document = {"machine": self.machine, "settings": settings, **measured, "left_out": self.left_out.lines}
+        results.save(name, document, self.options.results)

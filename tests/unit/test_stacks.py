@@ -1,0 +1,88 @@
+"""Whole stacks given to add(): kept only where the frames before say the same, so that batches give back what came in."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.errors import SchemaError
+
+
+def stack(*frames: int) -> np.ndarray:
+    return np.array(frames)[:, None]
+
+
+def make(next_obs: Any, compression: Any = None, frames: int = 3) -> sw.ReplayBuffer:
+    field = sw.Field((1,), "int64", stack=frames, compression=compression)
+    return sw.ReplayBuffer(16, schema={"obs": field, "action": sw.Field((), "int64")}, next_obs=next_obs, num_envs=1)
+
+
+def add(buffer: sw.ReplayBuffer, obs: tuple[int, ...], new: int, done: bool = False) -> None:
+    buffer.add(obs=stack(*obs), action=0, reward=0.0, next_obs=stack(*obs[1:], new), done=done)
+
+
+def stacks(buffer: sw.ReplayBuffer, name: str) -> list[list[int]]:
+    return [row for batch in buffer.rows() for row in batch[name][:, :, 0].tolist()]
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("next_obs", ["stored", "derived"])
+def test_stack_that_starts_over_ends_the_episode_before_it(next_obs: str, compression: str | None) -> None:
+    buffer = make(next_obs, compression)
+    add(buffer, (1, 1, 1), 2)
+    add(buffer, (1, 1, 2), 3)
+    add(buffer, (9, 9, 9), 10)  # a reset that nobody flagged
+    assert stacks(buffer, "obs") == [[1, 1, 1], [1, 1, 2], [9, 9, 9]]
+    assert stacks(buffer, "next_obs") == [[1, 1, 2], [1, 2, 3], [9, 9, 10]]
+    assert [batch["truncated"].tolist() for batch in buffer.rows()] == [[False, True, False]]
+    assert buffer.stats()["resets_unflagged"] == 1
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("next_obs", ["stored", "derived"])
+@pytest.mark.parametrize("jump", [(7, 8, 2), (7, 8, 50), (0, 0, 2)])
+def test_stack_that_neither_goes_on_nor_starts_is_refused(next_obs: str, compression: str | None, jump: Any) -> None:
+    buffer = make(next_obs, compression)
+    add(buffer, (1, 1, 1), 2)
+    with pytest.raises(SchemaError, match="does not go on from the frames added before; end an episode with truncated"):
+        add(buffer, jump, 3)
+    add(buffer, (1, 1, 2), 3, done=True)
+    with pytest.raises(SchemaError, match="starts an episode holds different frames"):
+        add(buffer, (0, 0, 5), 6)
+    add(buffer, (5, 5, 5), 6)
+    assert stacks(buffer, "obs") == [[1, 1, 1], [1, 1, 2], [5, 5, 5]]
+
+
+def test_stacks_of_several_steps_are_compared_with_each_other() -> None:
+    buffer = make(None)
+    rows = {"action": np.zeros(3, int), "reward": np.zeros(3), "done": np.zeros(3, bool)}
+    good = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 3]])[:, :, None]
+    buffer.add(obs=good, **rows)
+    with pytest.raises(SchemaError, match="does not go on"):
+        buffer.add(obs=np.array([[2, 3, 4], [3, 4, 5], [9, 4, 6]])[:, :, None], **rows)
+    assert stacks(buffer, "obs") == good[:, :, 0].tolist()
+
+
+def test_shapes_that_are_no_stack_are_told_apart() -> None:
+    plain, stacked = sw.Field((84, 84)), sw.Field((84, 84), stack=4)
+    for field, shape, words in [
+        (
+            plain,
+            (4, 84, 84),
+            r"got \(4, 84, 84\); give the field shape .*, or pass single frames with Field\(stack=4\)",
+        ),
+        (
+            stacked,
+            (84, 84, 4),
+            r"expected shape \(84, 84\) or \(4, 84, 84\), got \(84, 84, 4\); pass single frames, or",
+        ),
+        (
+            stacked,
+            (3, 84, 84),
+            r"expected shape \(84, 84\) or \(4, 84, 84\), got \(3, 84, 84\); pass single frames, or",
+        ),
+    ]:
+        buffer = sw.ReplayBuffer(4, schema={"obs": field}, next_obs=None)
+        with pytest.raises(SchemaError, match=words):
+            buffer.add(obs=np.zeros(shape), reward=0.0, done=False)
