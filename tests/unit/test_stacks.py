@@ -1,4 +1,4 @@
-"""Whole stacks given to add(): kept only where the frames before say the same, so that batches give back what came in."""
+"""Whole stacks given to add(): taken only where the frames before say the same, so that batches give back what came."""
 
 from typing import Any
 
