@@ -544,7 +544,7 @@ bool Transitions::copy_value(Work& work, const Field& field, std::uint64_t slot,
     racy_copy(work.bytes.data(), table_.region(kHeap) + place.offset, place.kept_bytes);
     fence(std::memory_order_acquire);
     // Torn input is never decoded, nor what belongs to another row.
-    if (!is_owner(place.offset, serial_of(before))) return false;
+    if (place.value_bytes != 0 && !is_owner(place.offset, serial_of(before))) return false;
     if ((word.load(std::memory_order_acquire) ^ before) & ~kFlagMask) return false;
     if (state_of(before) != kCommitted) return false;
     if (!decode(work.bytes.data(), place.kept_bytes, to, place.value_bytes)) return false;
