@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := CMakeLists.txt pyproject.toml examples/dqn.py $(shell find core bindings src -type f -not -name '*.pyc')
+SOURCES := CMakeLists.txt pyproject.toml examples/per_dqn.py $(shell find core bindings src -type f -not -name '*.pyc')
 CPP_BUILD := build/cpp
 CPP_FILES := $(shell find core bindings tests/cpp benchmarks examples -name '*.h' -o -name '*.cpp' -o -name '*.inc')
 PY_PLACES := src tests benchmarks examples

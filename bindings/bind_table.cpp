@@ -59,14 +59,9 @@ npy_intp read_batch_size(nb::handle value) {
     return static_cast<npy_intp>(size);
 }
 
-nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) {
-    const std::shared_ptr<Table> table = self.open();
-    const npy_intp rows = read_batch_size(batch_size);
-    if (table->size() == 0) sharpwave::refuse_empty();
-    Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
-    const sharpwave::Drawings drawn{batch.indices, batch.weights, batch.probabilities};
-    const auto count = static_cast<std::size_t>(rows);
-    if (count * self.sampler->view().example_bytes() < kReleaseBytes) {
+void draw(BoundTable& self, std::size_t count, Batch& batch, const sharpwave::GoalOutputs& goals) {
+    const sharpwave::Drawings drawn{batch.indices, batch.weights, batch.probabilities, batch.masks, goals};
+    if (count * self.sampler->example_bytes() < kReleaseBytes) {
         self.sampler->sample(count, batch.outputs(), drawn);
     } else {
         const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
@@ -74,6 +69,50 @@ nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) 
         const nb::gil_scoped_release release;
         sampler->sample(count, batch.outputs(), drawn);
     }
+}
+
+[[noreturn]] void refuse_small(npy_intp rows, npy_intp newest) {
+    throw sharpwave::Error(sharpwave::ErrorKind::schema, "sample(): batch_size: expected at least newest=" +
+                                                             std::to_string(newest) + ", got " + std::to_string(rows));
+}
+
+nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) {
+    const std::shared_ptr<Table> table = self.open();
+    const npy_intp rows = read_batch_size(batch_size);
+    if (rows < self.newest) refuse_small(rows, self.newest);
+    if (table->size() == 0) sharpwave::refuse_empty();
+    Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
+    draw(self, static_cast<std::size_t>(rows), batch, {});
+    return std::move(batch.dict);
+}
+
+// The same in turn. With deliver=False the rows stay reserved until settle() says what became of them. goals: arrays
+// for what hindsight needs besides, (goals, achieved or None, steps or None).
+nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
+                          nb::handle goals) {
+    const std::shared_ptr<Table> table = self.open();
+    const npy_intp rows = read_batch_size(batch_size);
+    if (rows < self.newest) refuse_small(rows, self.newest);
+    if (!self.pace && table->size() == 0) sharpwave::refuse_empty();
+    const auto count = static_cast<std::size_t>(rows);
+    Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
+    sharpwave::GoalOutputs places;
+    if (!goals.is_none()) {
+        const auto data = [](nb::handle array) {
+            if (!PyArray_Check(array.ptr())) return static_cast<void*>(nullptr);
+            return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr()));
+        };
+        places.goals = static_cast<std::byte*>(data(goals[0]));
+        places.achieved = static_cast<std::byte*>(data(goals[1]));
+        places.steps = static_cast<std::uint32_t*>(data(goals[2]));
+        places.relabelled = batch.relabelled;
+    }
+    const Held held(batch.arrays.data(), batch.array_count);  // a wait lets other threads in
+    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr());
+    if (!self.sampler) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
+    draw(self, count, batch, places);
+    turn.done = true;
+    if (!deliver) turn.keep();
     return std::move(batch.dict);
 }
 
@@ -219,7 +258,17 @@ nb::dict stats(BoundTable& self) {
     put("resets_unflagged", s.resets_unflagged);
     put("rows_retired", s.rows_retired);
     put("heap_bytes", s.heap_bytes);
-    if (table->header().sampler) {
+    if (self.pace) {
+        const sharpwave::Pace::Counts counts = self.pace->counts();
+        put("pace_inserts", counts.inserts);
+        put("pace_samples", counts.samples);
+        put("pace_waiting", counts.waiting);
+    }
+    if (table->has_index()) {
+        put("epoch", s.shuffle_epoch);
+        put("rows_consumed", s.rows_consumed);
+    }
+    if (table->header().sampler == 1) {
         put("updates_applied", s.updates_applied);
         put("updates_stale", s.updates_stale);
         result["alpha"] = self.sampler->index()->alpha();
@@ -231,12 +280,12 @@ nb::dict stats(BoundTable& self) {
 
 using FieldTuple = std::tuple<std::string, std::string, std::uint32_t, std::vector<std::int64_t>, std::uint32_t,
                               std::uint32_t, bool, bool, int>;
-using SamplerTuple = std::tuple<double, double, double, double>;  // alpha, beta start, end and steps
+// By priority; alpha, beta start, end and steps; numbers steps; counts reads.
+using IndexedTuple = std::tuple<bool, double, double, double, double, bool, bool>;
 
 BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity, std::uint64_t width,
-                  std::uint64_t writers, std::uint64_t seed, bool checksums,
-                  const std::optional<SamplerTuple>& priorities, const std::string& description,
-                  const std::string& path, bool replace) {
+                  std::uint64_t writers, std::uint64_t seed, bool checksums, const std::optional<IndexedTuple>& index,
+                  const std::string& description, const std::string& path, bool replace) {
     sharpwave::TableConfig config;
     for (const auto& [name, dtype, item_bytes, shape, stack, codec, ragged, gives_next, follows] : fields) {
         sharpwave::Field field{name, dtype, item_bytes, shape};
@@ -252,33 +301,73 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
     config.max_writers = writers;
     config.seed = seed;
     config.checksums = checksums;
-    if (priorities) {
-        const auto [alpha, start, end, steps] = *priorities;
-        config.sampler = {true, alpha, start, end, steps};
+    if (index) {
+        const auto [by_priority, alpha, start, end, steps, numbers_steps, counts_reads] = *index;
+        config.sampler = {by_priority, alpha, start, end, steps, true, numbers_steps, counts_reads};
     }
     config.description = description;
     const nb::gil_scoped_release release;
-    return {Table::create(config, path, replace), nullptr, {}, {}};
+    return {Table::create(config, path, replace), nullptr, {}, {}, {}};
 }
 
-using IndexTuple = std::tuple<double, bool, bool, int, double, int, float>;
+template <class Value>
+Value entry(const nb::dict& settings, const char* name) {
+    return nb::cast<Value>(settings[name]);
+}
 
-void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, std::uint32_t n_step, double gamma,
-                  const std::optional<IndexTuple>& index) {
+sharpwave::IndexConfig index_config(const nb::dict& given) {
+    sharpwave::IndexConfig config;
+    config.eps = entry<double>(given, "eps");
+    config.rank_based = entry<bool>(given, "rank_based");
+    config.stratified = entry<bool>(given, "stratified");
+    config.normalize = static_cast<sharpwave::Normalize>(entry<int>(given, "normalize"));
+    config.mix = entry<double>(given, "mix");
+    config.new_rows = static_cast<sharpwave::NewRows>(entry<int>(given, "new_rows"));
+    config.new_priority = entry<float>(given, "new_priority");
+    config.order = static_cast<sharpwave::Order>(entry<int>(given, "order"));
+    config.recent = entry<std::uint64_t>(given, "recent");
+    config.max_reads = entry<std::uint64_t>(given, "max_reads");
+    config.starts.needs = static_cast<sharpwave::StartRule::Needs>(entry<int>(given, "needs"));
+    config.starts.length = entry<std::uint64_t>(given, "length");
+    config.starts.stride = entry<std::uint64_t>(given, "stride");
+    config.starts.across = entry<bool>(given, "across");
+    config.starts.per_episode = entry<bool>(given, "per_episode");
+    return config;
+}
+
+// The settings are those that src/sharpwave/sampling.py makes of a sampler, a view and a pace.
+void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const nb::dict& settings) {
     tree->meet(self.table->layout());
-    sharpwave::ViewConfig view{n_step, gamma, {}};
-    for (const Leaf& leaf : tree->leaves()) view.leaves.push_back(leaf.place);
-    std::optional<sharpwave::IndexConfig> config;
-    if (index.has_value() != (self.table->header().sampler != 0))
-        throw nb::value_error("the sampler and the table differ");
-    if (index) {
-        const auto [eps, rank_based, stratified, normalize, mix, new_rows, new_priority] = *index;
-        config = {eps,         rank_based,
-                  stratified,  static_cast<sharpwave::Normalize>(normalize),
-                  mix,         static_cast<sharpwave::NewRows>(new_rows),
-                  new_priority};
+    sharpwave::SamplerConfig config{
+        sharpwave::ViewConfig{entry<std::uint32_t>(settings, "n_step"), entry<double>(settings, "gamma"), {}}};
+    for (const Leaf& leaf : tree->leaves()) config.view.leaves.push_back(leaf.place);
+    config.newest = entry<std::uint64_t>(settings, "newest");
+    if (const nb::object index = settings["index"]; !index.is_none()) {
+        config.index = index_config(nb::cast<nb::dict>(index));
+        const bool counts = config.index->max_reads > 1, numbers = !config.index->starts.is_any();
+        const auto& table = *self.table;
+        if (counts != (table.reads() != nullptr) || numbers != (table.episodes() != nullptr))
+            throw nb::value_error("the sampler and the table differ");
     }
-    self.sampler = std::make_shared<sharpwave::Sampler>(self.table, std::move(view), config);
+    if (config.index.has_value() != self.table->has_index()) throw nb::value_error("the sampler and the table differ");
+    if (const nb::object windows = settings["windows"]; !windows.is_none()) {
+        const auto [length, burn_in, bootstrap, across] =
+            nb::cast<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>>(windows);
+        config.windows = {length, burn_in, bootstrap, across};
+    }
+    if (const nb::object goals = settings["goals"]; !goals.is_none()) {
+        const auto [strategy, ratio, leaf] = nb::cast<std::tuple<int, double, std::size_t>>(goals);
+        if (leaf >= tree->leaves().size()) throw nb::value_error("the view and the table differ");
+        config.goals = {static_cast<sharpwave::GoalStrategy>(strategy), ratio, tree->leaves()[leaf].place,
+                        config.view.n_step};
+    }
+    self.newest = static_cast<npy_intp>(config.newest);
+    self.sampler = std::make_shared<sharpwave::Sampler>(self.table, std::move(config));
+    if (const nb::object pace = settings["pace"]; !pace.is_none()) {
+        const auto [min_size, ratio, min_diff, max_diff] = nb::cast<std::tuple<double, double, double, double>>(pace);
+        self.pace = std::make_shared<sharpwave::Pace>(self.table, self.sampler,
+                                                      sharpwave::PaceConfig{min_size, ratio, min_diff, max_diff});
+    }
     self.tree = std::move(tree);
     self.last = std::make_shared<LastArrays>();
 }
@@ -288,15 +377,16 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, std::uint32_t n_
 void bind_table(nb::module_& m) {
     nb::class_<BoundTable>(m, "Table", "Rows over a storage.")
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
-                    nb::arg("seed"), nb::arg("checksums"), nb::arg("priorities").none(), nb::arg("description"),
+                    nb::arg("seed"), nb::arg("checksums"), nb::arg("index").none(), nb::arg("description"),
                     nb::arg("path"), nb::arg("replace"))
         .def_static(
-            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr, {}, {}}; },
+            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr, {}, {}, {}}; },
             nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
         .def_static(
-            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr, {}, {}}; },
+            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr, {}, {}, {}}; },
             nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
-        .def("bind", &bind_tree_to, nb::arg("tree"), nb::arg("n_step"), nb::arg("gamma"), nb::arg("index").none(),
+        .def("bind", &bind_tree_to, nb::arg("tree"), nb::arg("settings"),
+             nb::sig("def bind(self, tree: Tree, settings: dict[str, typing.Any]) -> None"),
              "Gives the table the shape that its rows have in Python, its view and its sampler.")
         .def("update_priorities", &update_priorities, nb::arg("serials"), nb::arg("priorities"),
              nb::sig("def update_priorities(self, serials: object, priorities: object) -> tuple[int, int]"))
@@ -328,12 +418,48 @@ void bind_table(nb::module_& m) {
              })
         .def("sample", &sample_rows, nb::arg("batch_size").none(), nb::arg("out").none() = nb::none(),
              nb::sig("def sample(self, batch_size: int, out: object | None = None) -> dict[str, typing.Any]"))
+        .def("sample_in_turn", &sample_in_turn, nb::arg("batch_size").none(), nb::arg("out").none(),
+             nb::arg("timeout").none(), nb::arg("deliver"), nb::arg("goals").none() = nb::none(),
+             nb::sig("def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, "
+                     "deliver: bool, goals: object | None = None) -> dict[str, typing.Any]"))
+        .def(
+            "settle",
+            [](BoundTable& self, nb::handle serials, bool delivered) {
+                if (!self.table || self.table->is_closed()) return;
+                auto* array = reinterpret_cast<PyArrayObject*>(serials.ptr());
+                if (!PyArray_Check(serials.ptr()) || PyArray_TYPE(array) != NPY_INT64 || !PyArray_ISCARRAY_RO(array))
+                    throw nb::value_error("settle() takes the serials of a batch");
+                const auto count = static_cast<std::size_t>(PyArray_SIZE(array));
+                sharpwave::Index* index = self.sampler->index();
+                if (!delivered && index) {
+                    index->give_back(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count);
+                }
+                if (self.pace) self.pace->settle(sharpwave::Pace::Side::sample, count, delivered);
+            },
+            nb::arg("serials"), nb::arg("delivered"),
+            nb::sig("def settle(self, serials: object, delivered: bool) -> None"),
+            "What became of a batch that sample_in_turn() left open.")
+        .def("pace_mark", [](BoundTable& self) { return self.pace ? self.pace->mark() : 0u; })
+        .def(
+            "pace_wait",
+            [](BoundTable& self, std::uint32_t mark, double seconds) {
+                const std::shared_ptr<sharpwave::Pace> pace = self.pace;
+                if (!pace) return mark;
+                const PatientRelease release;
+                pace->wait(mark, seconds);
+                return pace->mark();
+            },
+            nb::arg("mark"), nb::arg("seconds"))
         .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"),
              nb::sig("def read(self, serials: object, skip_gone: bool) -> dict[str, typing.Any]"))
         .def("live_serials", &live_serials, nb::sig("def live_serials(self) -> typing.Any"))
         .def("stats", &stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
         .def("size", [](BoundTable& self) { return self.open()->size(); })
-        .def("clear", [](BoundTable& self) { self.open()->clear(); })
+        .def("clear",
+             [](BoundTable& self) {
+                 self.open()->clear();
+                 if (self.pace) self.pace->ring();
+             })
         .def(
             "save",
             [](BoundTable& self, const std::string& path) {
@@ -351,7 +477,9 @@ void bind_table(nb::module_& m) {
         .def("close",
              [](BoundTable& self) {
                  if (self.table) self.table->close();
+                 if (self.pace) self.pace->ring();
                  self.sampler.reset();
+                 self.pace.reset();
                  self.table.reset();
              })
         .def_prop_ro("closed", [](BoundTable& self) { return !self.table; })

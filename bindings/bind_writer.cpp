@@ -25,14 +25,20 @@ struct BoundWriter {
     BoundWriter(const BoundTable& bound, nb::object prepare_function, bool takes_steps_axis, bool takes_one_row)
         : tree(bound.tree),
           writer(bound.open()->writer()),
+          pace(bound.pace),
           prepare(std::move(prepare_function)),
           takes_steps(takes_steps_axis),
-          one_row(takes_one_row) {}
+          one_row(takes_one_row) {
+        const std::vector<Node>& top = tree->top();
+        while (counted < top.size() && top[counted].leaf != tree->rows_from()) ++counted;
+    }
     std::shared_ptr<Tree> tree;
     std::shared_ptr<sharpwave::Writer> writer;  // null after close()
+    std::shared_ptr<sharpwave::Pace> pace;      // null: an add never waits
     nb::object prepare;
-    bool takes_steps;  // num_envs was given: rows may come as (steps, num_envs)
-    bool one_row;      // it was not, and rows depend on their order: several at once are a mistake
+    bool takes_steps;         // num_envs was given: rows may come as (steps, num_envs)
+    bool one_row;             // it was not, and rows depend on their order: several at once are a mistake
+    std::size_t counted = 0;  // which value tells the number of rows; past the end: a nested one, so one row
 };
 
 struct Keywords {
@@ -41,6 +47,7 @@ struct Keywords {
     PyObject* truncated = PyUnicode_InternFromString("truncated");
     PyObject* mask = PyUnicode_InternFromString("mask");
     PyObject* priority = PyUnicode_InternFromString("priority");
+    PyObject* timeout = PyUnicode_InternFromString("timeout");
 };
 
 const Keywords& keywords() {
@@ -50,10 +57,12 @@ const Keywords& keywords() {
 
 // One add on its way: the values as they came, and where their bytes are.
 struct Incoming {
-    PyObject* values[kMaxFields];  // match_arguments() clears as many as there are
+    PyObject* const* values;       // one a top-level name: the call's own arguments, or `sorted`
+    PyObject* sorted[kMaxFields];  // match_arguments() clears as many as there are
     PyObject* truncated = nullptr;
     PyObject* mask = nullptr;
     PyObject* priority = nullptr;
+    PyObject* timeout = nullptr;
     // Raw: only those of the schema are ever filled, and clearing all of them would cost as much as the add.
     union {
         FieldInput fields[kMaxFields];
@@ -83,8 +92,13 @@ bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positi
                      Incoming& incoming) {
     const std::vector<Node>& top = tree.top();
     if (positional > top.size() || top.size() > kMaxFields) return false;
-    for (std::size_t i = 0; i < top.size(); ++i) incoming.values[i] = i < positional ? args[i] : nullptr;
     const std::size_t named = names ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0;
+    if (positional == top.size() && named == 0) {
+        incoming.values = args;
+        return true;
+    }
+    incoming.values = incoming.sorted;
+    for (std::size_t i = 0; i < top.size(); ++i) incoming.sorted[i] = i < positional ? args[i] : nullptr;
     for (std::size_t k = 0; k < named; ++k) {
         PyObject* name = PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(k));
         PyObject* value = args[positional + k];
@@ -92,30 +106,33 @@ bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positi
         // Names in code are interned, and mostly stand in the schema's order: one comparison of pointers.
         const std::size_t guess = positional + k;
         if (guess < top.size() && top[guess].key == name) {
-            place = &incoming.values[guess];
+            place = &incoming.sorted[guess];
         } else {
             const Keywords& words = keywords();
             if (name == words.terminated && tree.done() >= 0) name = words.done;
             if (name == words.truncated) place = &incoming.truncated;
             if (name == words.mask) place = &incoming.mask;
             if (name == words.priority && tree.has_weights()) place = &incoming.priority;
+            if (name == words.timeout) place = &incoming.timeout;
             for (std::size_t i = 0; !place && i < top.size(); ++i) {
-                if (top[i].key == name) place = &incoming.values[i];
+                if (top[i].key == name) place = &incoming.sorted[i];
             }
         }
         if (!place || *place) return false;
         *place = value;
     }
     for (std::size_t i = 0; i < top.size(); ++i) {
-        if (!incoming.values[i]) return false;
+        if (!incoming.sorted[i]) return false;
     }
     return true;
 }
 
-bool is_number(PyObject* value) {
-    return PyFloat_CheckExact(value) || PyBool_Check(value) || PyLong_CheckExact(value) ||
-           PyArray_IsScalar(value, Generic);
+// Told by one comparison; whether it is an array, or a number of NumPy's, takes a walk through its type's bases.
+bool is_python_number(PyObject* value) {
+    return PyFloat_CheckExact(value) || PyBool_Check(value) || PyLong_CheckExact(value);
 }
+
+bool is_number(PyObject* value) { return is_python_number(value) || PyArray_IsScalar(value, Generic); }
 
 // A Python or NumPy number into one item of the leaf's type; only conversions that keep the value's meaning.
 bool number_into(PyObject* value, int type, std::byte* to) {
@@ -200,7 +217,7 @@ bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInp
     input.frames = 1;
     input.starts = nullptr;
     const int type = leaf.dtype->type_num;
-    if (!PyArray_Check(value)) {
+    if (is_python_number(value) || !PyArray_Check(value)) {
         if (incoming.lead != 0 || !leaf.shape.empty()) return false;
         std::byte* to = incoming.room(leaf.frame_bytes);
         input.flat = to;
@@ -357,6 +374,19 @@ void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& ba
     own->append(batch);
 }
 
+// The same when it is its turn.
+void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout, PyObject* const* sources = nullptr,
+                    std::size_t source_count = 0) {
+    const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // prepare() ran Python, which may have closed it
+    if (!writer) throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
+    std::uint64_t rows = batch.rows;
+    for (std::size_t i = 0; batch.flags && i < batch.rows; ++i) rows -= (batch.flags[i] & sharpwave::kRowVoid) != 0;
+    const Held held(sources, source_count);  // a wait lets other threads in
+    Turn turn(self.pace, sharpwave::Pace::Side::add, rows, timeout);
+    append(writer, batch, sources, source_count);
+    turn.done = true;
+}
+
 // Returns false when the careful way must look at the call.
 bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
     const Tree& tree = *self.tree;
@@ -365,13 +395,8 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     if (!match_arguments(tree, args, positional, names, incoming)) return false;
 
     const std::vector<Node>& top = tree.top();
-    const auto counted = static_cast<std::size_t>(tree.rows_from());
-    for (std::size_t i = 0; i < top.size(); ++i) {
-        if (top[i].leaf == static_cast<int>(counted) &&
-            !count_rows(tree.leaves()[counted], incoming.values[i], incoming)) {
-            return false;
-        }
-    }
+    const Leaf& counted = tree.leaves()[static_cast<std::size_t>(tree.rows_from())];
+    if (self.counted < top.size() && !count_rows(counted, incoming.values[self.counted], incoming)) return false;
     const sharpwave::Table& table = self.writer->table();
     if (incoming.rows == 0 || incoming.rows > table.capacity() || (self.one_row && incoming.rows > 1)) return false;
     if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
@@ -408,20 +433,28 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     // Mostly nothing ends: say so once, and the writer looks at no row's flags.
     std::uint8_t any = 0;
     for (std::size_t i = 0; i < incoming.rows; ++i) any |= flags[i];
-    append(self.writer, {incoming.fields, incoming.rows, any ? flags : nullptr, incoming.next, priorities},
-           incoming.sources, tree.leaves().size());
+    const RowBatch batch{incoming.fields, incoming.rows, any ? flags : nullptr, incoming.next, priorities};
+    if (self.pace || incoming.timeout) [[unlikely]] {
+        append_in_turn(self, batch, incoming.timeout, incoming.sources, tree.leaves().size());
+    } else {
+        append(self.writer, batch, incoming.sources, tree.leaves().size());
+    }
     return true;
 }
 
 // prepare(args, kwargs) -> (arrays, rows, flags, priorities): what src/sharpwave/arrays.py says.
 void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
-    const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // prepare() runs Python, which may close it
     nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(positional)));
     for (std::size_t i = 0; i < positional; ++i) {
         PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
     }
     nb::dict named;
+    PyObject* timeout = nullptr;
     for (Py_ssize_t k = 0; names && k < PyTuple_GET_SIZE(names); ++k) {
+        if (PyUnicode_Compare(PyTuple_GET_ITEM(names, k), keywords().timeout) == 0) {
+            timeout = args[positional + static_cast<std::size_t>(k)];
+            continue;
+        }
         if (PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, k), args[positional + static_cast<std::size_t>(k)])) {
             throw nb::python_error();
         }
@@ -465,7 +498,8 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
         given = static_cast<const float*>(data_of(priorities));
     }
     if (bytes_of(flags) != rows) throw nb::value_error("prepare() returned flags of another size");
-    append(writer, {fields.data(), rows, static_cast<const std::uint8_t*>(data_of(flags)), next.data(), given});
+    append_in_turn(self, {fields.data(), rows, static_cast<const std::uint8_t*>(data_of(flags)), next.data(), given},
+                   timeout);
 }
 
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {

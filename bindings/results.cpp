@@ -109,6 +109,10 @@ struct Names {
     PyObject* weights = PyUnicode_InternFromString("weights");
     PyObject* probabilities = PyUnicode_InternFromString("probabilities");
     PyObject* lengths = PyUnicode_InternFromString("lengths");
+    PyObject* relabelled = PyUnicode_InternFromString("relabelled");
+    PyObject* valid = PyUnicode_InternFromString("valid");
+    PyObject* mask = PyUnicode_InternFromString("mask");
+    PyObject* first = PyUnicode_InternFromString("first");
     PyArray_Descr* int64 = PyArray_DescrFromType(NPY_INT64);
     PyArray_Descr* float32 = PyArray_DescrFromType(NPY_FLOAT);
     PyArray_Descr* float64 = PyArray_DescrFromType(NPY_DOUBLE);
@@ -120,33 +124,38 @@ const Names& names() {
     return *instance;
 }
 
-nb::object new_leaf(const Leaf& leaf, npy_intp rows, Batch& batch, std::size_t index, LastArrays* last) {
-    npy_intp shape[10] = {rows};  // a field has at most 8 dimensions, and a stack
-    std::copy(leaf.batch_shape.begin(), leaf.batch_shape.end(), shape + 1);
-    PyArrayObject* array = last_or_new(last, index, leaf.dtype, static_cast<int>(leaf.batch_shape.size()) + 1, shape,
-                                       leaf.bytes * static_cast<std::size_t>(rows));
+// `window`: rows of an example, 0 where it has no axis for them.
+nb::object new_leaf(const Leaf& leaf, npy_intp rows, npy_intp window, Batch& batch, std::size_t index,
+                    LastArrays* last) {
+    npy_intp shape[11] = {rows};  // a field has at most 8 dimensions, and a stack
+    int at = 1;
+    if (window) shape[at++] = window;
+    for (npy_intp extent : leaf.batch_shape) shape[at++] = extent;
+    PyArrayObject* array = last_or_new(last, index, leaf.dtype, at, shape,
+                                       leaf.bytes * static_cast<std::size_t>(rows * std::max<npy_intp>(window, 1)));
     batch.flats[index] = static_cast<std::byte*>(PyArray_DATA(array));
     batch.lengths[index] = nullptr;
     batch.arrays[index] = reinterpret_cast<PyObject*>(array);
     return nb::steal(reinterpret_cast<PyObject*>(array));
 }
 
-nb::object new_node(const Tree& tree, const Node& node, npy_intp rows, Batch& batch, LastArrays* last) {
+nb::object new_node(const Tree& tree, const Node& node, npy_intp rows, npy_intp window, Batch& batch,
+                    LastArrays* last) {
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
-        return new_leaf(tree.leaves()[index], rows, batch, index, last);
+        return new_leaf(tree.leaves()[index], rows, window, batch, index, last);
     }
     if (node.is_tuple) {
         nb::object result = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(node.children.size())));
         for (std::size_t i = 0; i < node.children.size(); ++i) {
             PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i),
-                             new_node(tree, node.children[i], rows, batch, last).release().ptr());
+                             new_node(tree, node.children[i], rows, window, batch, last).release().ptr());
         }
         return result;
     }
     nb::dict result;
     for (const Node& child : node.children) {
-        if (PyDict_SetItem(result.ptr(), child.key, new_node(tree, child, rows, batch, last).ptr()) != 0) {
+        if (PyDict_SetItem(result.ptr(), child.key, new_node(tree, child, rows, window, batch, last).ptr()) != 0) {
             throw nb::python_error();
         }
     }
@@ -164,6 +173,13 @@ std::string text_of(nb::handle object) { return nb::steal<nb::str>(PyObject_Str(
     }
     throw sharpwave::Error(sharpwave::ErrorKind::schema, "sample(): out" + where + ": expected " + expected + ", got " +
                                                              what + "; pass a batch of the same size");
+}
+
+// The shape of a leaf in a batch, without the axis of examples.
+std::vector<npy_intp> shape_of(const Tree& tree, const Leaf& leaf) {
+    std::vector<npy_intp> shape = leaf.batch_shape;
+    if (tree.window()) shape.insert(shape.begin(), tree.window());
+    return shape;
 }
 
 std::byte* check_array(const std::string& where, PyArray_Descr* dtype, const std::vector<npy_intp>& shape,
@@ -195,7 +211,7 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
         const Leaf& leaf = tree.leaves()[index];
-        batch.flats[index] = check_array(where, leaf.dtype, leaf.batch_shape, rows, value);
+        batch.flats[index] = check_array(where, leaf.dtype, shape_of(tree, leaf), rows, value);
         batch.lengths[index] = nullptr;
         batch.arrays[index] = value.ptr();
         return;
@@ -232,12 +248,13 @@ void refuse_overlap(const Batch& batch) {
     }
 }
 
-// The arrays that sampling adds to a batch, in the order of its keys: each(name, dtype, data pointer).
+// The arrays that sampling adds to a batch, in the order of its keys: each(name, dtype, whether it has a window's axis)
+// gives their data.
 template <class Each>
 void over_extras(const Tree& tree, Batch& batch, bool is_read_back, Each each) {
     const Names& n = names();
-    const auto at = [&](PyObject* name, PyArray_Descr* dtype, auto*& data) {
-        data = static_cast<std::remove_reference_t<decltype(data)>>(each(name, dtype));
+    const auto at = [&](PyObject* name, PyArray_Descr* dtype, auto*& data, bool has_window = false) {
+        data = static_cast<std::remove_reference_t<decltype(data)>>(each(name, dtype, has_window));
     };
     if (is_read_back) {
         at(n.truncated, n.boolean, batch.truncated);
@@ -246,6 +263,12 @@ void over_extras(const Tree& tree, Batch& batch, bool is_read_back, Each each) {
         if (tree.has_weights()) {
             at(n.weights, n.float32, batch.weights);
             at(n.probabilities, n.float64, batch.probabilities);
+        }
+        if (tree.has_relabelled()) at(n.relabelled, n.boolean, batch.relabelled);
+        if (tree.window()) {
+            at(n.valid, n.boolean, batch.masks.valid, true);
+            at(n.mask, n.boolean, batch.masks.learn, true);
+            at(n.first, n.boolean, batch.masks.first, true);
         }
     }
     at(n.indices, n.int64, batch.indices);
@@ -293,11 +316,14 @@ Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_
     const auto put = [&](PyObject* name, const nb::object& value) {
         if (PyDict_SetItem(dict.ptr(), name, value.ptr()) != 0) throw nb::python_error();
     };
-    for (const Node& node : tree.top()) put(node.key, new_node(tree, node, rows, batch, last));
+    const npy_intp window = is_read_back ? 0 : tree.window();
+    for (const Node& node : tree.top()) put(node.key, new_node(tree, node, rows, window, batch, last));
     batch.array_count = tree.leaves().size();
-    over_extras(tree, batch, is_read_back, [&](PyObject* name, PyArray_Descr* dtype) {
-        PyArrayObject* array = last_or_new(last, batch.array_count, dtype, 1, &rows,
-                                           static_cast<std::size_t>(rows * PyDataType_ELSIZE(dtype)));
+    over_extras(tree, batch, is_read_back, [&](PyObject* name, PyArray_Descr* dtype, bool has_window) {
+        const npy_intp shape[2] = {rows, window};
+        PyArrayObject* array =
+            last_or_new(last, batch.array_count, dtype, has_window ? 2 : 1, shape,
+                        static_cast<std::size_t>(rows * (has_window ? window : 1) * PyDataType_ELSIZE(dtype)));
         put(name, nb::steal(reinterpret_cast<PyObject*>(array)));
         batch.arrays[batch.array_count++] = reinterpret_cast<PyObject*>(array);
         return PyArray_DATA(array);
@@ -307,7 +333,8 @@ Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_
         batch.is_ragged = true;
         for (std::size_t i = 0; i < tree.leaves().size(); ++i) {
             if (!tree.leaves()[i].is_ragged) continue;
-            PyArrayObject* array = new_array(names().int64, 1, &rows, static_cast<std::size_t>(rows) * 8);
+            const npy_intp count = rows * std::max<npy_intp>(window, 1);
+            PyArrayObject* array = new_array(names().int64, 1, &count, static_cast<std::size_t>(count) * 8);
             batch.lengths[i] = static_cast<std::int64_t*>(PyArray_DATA(array));
             lengths.append(nb::steal(reinterpret_cast<PyObject*>(array)));
         }
@@ -325,7 +352,7 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
         if (node.leaf >= 0) {
             const auto index = static_cast<std::size_t>(node.leaf);
             const Leaf& leaf = tree.leaves()[index];
-            if (fits_at_once(leaf.dtype, leaf.batch_shape, rows, value)) {
+            if (!tree.window() && fits_at_once(leaf.dtype, leaf.batch_shape, rows, value)) {
                 batch.flats[index] = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(value)));
                 batch.lengths[index] = nullptr;
                 batch.arrays[index] = value;
@@ -335,10 +362,11 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
         check_node(tree, node, rows, value ? value : Py_None, "['" + text_of(node.key) + "']", batch);
     }
     batch.array_count = tree.leaves().size();
-    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype) {
+    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype, bool has_window) {
         PyObject* value = PyDict_GetItemWithError(out.ptr(), name);
-        if (!fits_at_once(dtype, {}, rows, value)) {
-            check_array("['" + text_of(name) + "']", dtype, {}, rows, value ? value : Py_None);
+        if (has_window || !fits_at_once(dtype, {}, rows, value)) {
+            const std::vector<npy_intp> shape(has_window ? 1 : 0, tree.window());
+            check_array("['" + text_of(name) + "']", dtype, shape, rows, value ? value : Py_None);
         }
         batch.arrays[batch.array_count++] = value;
         return PyArray_DATA(reinterpret_cast<PyArrayObject*>(value));

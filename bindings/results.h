@@ -6,10 +6,11 @@
 #include "few.h"
 #include "numpy_api.h"
 #include "tree.h"
+#include "views/windows.h"
 
 // The arrays of one batch while it is being filled.
 struct Batch {
-    static constexpr std::size_t kExtras = 4;
+    static constexpr std::size_t kExtras = 8;
     explicit Batch(std::size_t leaves) : flats(leaves), lengths(leaves), arrays(leaves + kExtras) {}
     nb::object dict;
     Few<std::byte*> flats;       // one a leaf
@@ -21,6 +22,8 @@ struct Batch {
     float* discounts = nullptr;
     float* weights = nullptr;
     double* probabilities = nullptr;
+    std::uint8_t* relabelled = nullptr;
+    sharpwave::WindowMasks masks;
     bool is_ragged = false;
 
     sharpwave::Outputs outputs() { return {flats.data(), is_ragged ? lengths.data() : nullptr, discounts}; }

@@ -35,8 +35,14 @@ std::vector<Node> Tree::read_nodes(nb::list nodes) {
     return result;
 }
 
-Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights)
-    : done_(done), rows_from_(rows_from), discount_(discount), weights_(weights) {
+Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights, bool relabelled,
+           npy_intp window)
+    : done_(done),
+      rows_from_(rows_from),
+      discount_(discount),
+      weights_(weights),
+      relabelled_(relabelled),
+      window_(window) {
     for (nb::handle item : leaves) {
         const nb::tuple parts = nb::cast<nb::tuple>(item);
         Leaf leaf;
@@ -62,6 +68,8 @@ Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discou
     for (const Node& node : top_) keys[nb::handle(node.key)] = nb::none();
     if (discount_) keys["discount"] = nb::none();
     if (weights_) keys["weights"] = keys["probabilities"] = nb::none();
+    if (relabelled_) keys["relabelled"] = nb::none();
+    if (window_) keys["valid"] = keys["mask"] = keys["first"] = nb::none();
     keys["indices"] = nb::none();
     batch_template_ = keys.release().ptr();
 }
@@ -99,8 +107,9 @@ void Tree::meet(const sharpwave::RowLayout& layout) {
 
 void bind_tree(nb::module_& m) {
     nb::class_<Tree>(m, "Tree", "The shape of a row: names, nesting, dtypes.")
-        .def(nb::init<nb::list, nb::list, int, int, bool, bool>(), nb::arg("nodes"), nb::arg("leaves"), nb::arg("done"),
-             nb::arg("rows_from"), nb::arg("discount"), nb::arg("weights"),
-             nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], done: int, "
-                     "rows_from: int, discount: bool, weights: bool) -> None"));
+        .def(nb::init<nb::list, nb::list, int, int, bool, bool, bool, npy_intp>(), nb::arg("nodes"), nb::arg("leaves"),
+             nb::arg("done"), nb::arg("rows_from"), nb::arg("discount"), nb::arg("weights"), nb::arg("relabelled"),
+             nb::arg("window"),
+             nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], done: int, rows_from: int, "
+                     "discount: bool, weights: bool, relabelled: bool, window: int) -> None"));
 }

@@ -17,7 +17,7 @@ struct Leaf {
     std::uint32_t stack = 1;
     bool is_ragged = false;
     std::uint64_t frame_bytes = 0;
-    std::uint64_t bytes = 0;      // of one example: all frames
+    std::uint64_t bytes = 0;      // of one row: all frames
     sharpwave::ViewLeaf place{};  // where it is in the table
     std::size_t input = 0;        // where it goes in an add: a field, or for a next observation its place among those
     std::string name;             // for messages: "obs/image"
@@ -36,8 +36,10 @@ public:
     // nodes: (name, leaf index) or (name, "dict" | "tuple", [nodes]);
     // leaves: (name, dtype, shape, stack, is ragged, field, role, field of older frames).
     // done and rows_from are leaf indices: which leaf flags termination (-1: none), and which one's rank tells how
-    // many rows an add brings. discount and weights: whether batches carry those.
-    Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights);
+    // many rows an add brings. discount, weights and relabelled: whether batches carry those. window: how many rows an
+    // example is, 0 where it is one and has no axis of its own.
+    Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights, bool relabelled,
+         npy_intp window);
     ~Tree();
     Tree(const Tree&) = delete;
     Tree& operator=(const Tree&) = delete;
@@ -51,7 +53,9 @@ public:
     int rows_from() const { return rows_from_; }
     bool has_discount() const { return discount_; }
     bool has_weights() const { return weights_; }
+    bool has_relabelled() const { return relabelled_; }
     bool has_ragged() const { return ragged_; }
+    npy_intp window() const { return window_; }
     std::size_t next_inputs() const { return next_inputs_; }
 
 private:
@@ -60,7 +64,8 @@ private:
     std::vector<Node> top_;
     std::vector<Leaf> leaves_;
     int done_, rows_from_;
-    bool discount_, weights_, ragged_ = false;
+    bool discount_, weights_, relabelled_, ragged_ = false;
+    npy_intp window_;
     std::size_t next_inputs_ = 0;
     PyObject* batch_template_ = nullptr;
 };

@@ -32,6 +32,46 @@ constexpr std::uint64_t kBlindAttempts = 16;
 constexpr std::uint64_t kCoin = 1 << 20;
 constexpr std::uint64_t kUniform = 1 << 21;
 
+// The child at which a running sum from the first on passes x, which is spent by what lies before it.
+template <class Item>
+std::uint64_t child_at(const Item* items, double& x) {
+    std::uint64_t child = 0;
+    for (; child < 15 && x >= static_cast<double>(items[child]); ++child) x -= static_cast<double>(items[child]);
+    return child;
+}
+
+// Where all masses are 1: the leaves with so many before them, in the order of leaves. (A draw's descent takes the
+// children of a node in another order, which suits the machine.)
+void descend_in_order(const Tree& tree, double* ranks, std::uint64_t* leaves, std::size_t count) {
+    std::fill_n(leaves, count, 0);
+    for (int level = tree.depth - 1; level > 0; --level) {
+        for (std::size_t i = 0; i < count; ++i) {
+            leaves[i] = leaves[i] * 16 + child_at(tree.levels[level - 1][leaves[i]].sums, ranks[i]);
+            if (level > 1) {
+                __builtin_prefetch(tree.levels[level - 2][leaves[i]].sums);
+                __builtin_prefetch(tree.levels[level - 2][leaves[i]].sums + 8);
+            } else {
+                __builtin_prefetch(tree.leaves[leaves[i]].masses);
+            }
+        }
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        leaves[i] = leaves[i] * 16 + child_at(tree.leaves[leaves[i]].masses, ranks[i]);
+    }
+}
+
+// The sum of the masses before a leaf; a count where all are 1.
+double mass_before(const Tree& tree, std::uint64_t leaf) {
+    double sum = 0;
+    for (std::uint64_t i = leaf / 16 * 16; i < leaf; ++i) sum += tree.mass(i);
+    std::uint64_t node = leaf / 16;
+    for (int level = 0; level < tree.depth && node > 0; ++level, node /= 16) {
+        const Nodes& nodes = tree.levels[level][node / 16];
+        for (std::uint64_t i = 0; i < node % 16; ++i) sum += nodes.sums[i];
+    }
+    return sum;
+}
+
 }  // namespace
 
 struct Index::Head {
@@ -67,8 +107,10 @@ Index::Index(Table& table, const IndexConfig& config)
       head_(reinterpret_cast<Head*>(table.region(kPriorities))),
       cursors_(reinterpret_cast<std::uint64_t*>(table.region(kPriorities) + sizeof(Head))),
       given_(table.given()),
+      reads_(table.reads()),
       tree_(table.region(kPriorities) + leaves_offset(table.blocks()), table.region(kTree), table.header().slots),
-      kernels_(tree_kernels()) {
+      kernels_(tree_kernels()),
+      starts_(table, config.starts) {
     static_assert(sizeof(Head) == kIndexHeadBytes);
     tree_.keeps_largest = config.new_rows == NewRows::live_max;
     tree_.keeps_smallest = config.normalize == Normalize::buffer;
@@ -113,6 +155,16 @@ double Index::total() {
     return tree_.total();
 }
 
+std::uint64_t Index::rows() {
+    const Locked locked(*this);
+    return rows_locked();
+}
+
+std::uint64_t Index::rows_locked() {
+    catch_up();
+    return head_->rows;
+}
+
 double Index::recomputed_total() {
     const Locked locked(*this);
     long double total = 0;
@@ -126,6 +178,14 @@ void Index::catch_up() {
     Counters& counters = table_.counters();
     const std::uint64_t epoch = counters.epoch.value.load(std::memory_order_acquire);
     if (counters.index_epoch.value.load(std::memory_order_relaxed) != epoch) rebuild();
+    if (!config_.starts.is_any()) {
+        // Episodes that ended after their last row was taken in: a writer was closed, or died.
+        const std::uint64_t ends = counters.late_ends.value.load(std::memory_order_acquire);
+        if (counters.seen_ends.value.load(std::memory_order_relaxed) != ends) {
+            rebuild();
+            counters.seen_ends.value.store(ends, std::memory_order_relaxed);
+        }
+    }
     new_rows_.clear();
     const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
     bool chain_broke = false;
@@ -166,7 +226,10 @@ void Index::catch_up() {
             collect(ticket, head);
         }
     }
-    if (!new_rows_.empty()) take_in();
+    if (!new_rows_.empty()) {
+        std::sort(new_rows_.begin(), new_rows_.end(), [](const Range& a, const Range& b) { return a.end < b.end; });
+        take_in();
+    }
     if (config_.rank_based && head_->changes > head_->rows / 16) rank();
 }
 
@@ -215,7 +278,46 @@ void Index::set_leaf(std::uint64_t slot, float priority, float mass) {
     leaf = mass;
 }
 
+// A row that may not be drawn yet.
+void Index::set_waiting(std::uint64_t slot, float priority) {
+    remove(slot);
+    tree_.stored(slot) = waiting_priority(priority);
+}
+
+float Index::mass_of(float priority) const {
+    if (config_.rank_based) return 1.0f;  // of rank 1
+    const float stored = stored_priority(priority);
+    float mass;
+    kernels_.masses(&stored, &mass, 1, config_.eps, alpha());
+    return mass;
+}
+
+// Rows that waited and may be drawn now. Those that were let in before, and those consumed since, stay as they are.
+void Index::let_in(const std::vector<std::uint64_t>& legal) {
+    for (std::uint64_t slot : legal) {
+        const float stored = tree_.stored(slot);
+        if (!is_waiting(stored)) continue;
+        set_leaf(slot, priority_of_waiting(stored), mass_of(priority_of_waiting(stored)));
+        changed_.push_back(slot);
+    }
+}
+
+// Shares an episode's one unit among the rows of it that may start an example.
+void Index::recount_episode(std::uint64_t slot) {
+    const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+    if (!is_live(word, table_.least_word())) return;
+    std::vector<std::uint64_t> rows = starts_.episode(slot, word);
+    std::erase_if(rows, [&](std::uint64_t row) { return !is_row(tree_.stored(row)); });
+    const float share = 1 / static_cast<float>(rows.size());
+    for (std::uint64_t row : rows) {
+        if (tree_.stored(row) == stored_priority(share)) continue;
+        set_leaf(row, share, mass_of(share));
+        changed_.push_back(row);
+    }
+}
+
 void Index::remove(std::uint64_t slot) {
+    if (is_waiting(tree_.stored(slot))) tree_.stored(slot) = 0;
     if (!is_row(tree_.stored(slot))) return;
     --head_->rows;
     head_->massless -= tree_.mass(slot) == 0;
@@ -229,12 +331,12 @@ void Index::take_in() {
         return std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
     };
     const auto given_at = [&](std::uint64_t slot) {
-        return std::atomic_ref<float>(given_[slot]).load(std::memory_order_relaxed);
+        return given_ ? std::atomic_ref<float>(given_[slot]).load(std::memory_order_relaxed) : 0.0f;
     };
     // Rows of an earlier lap that were taken in before stay as they are.
     const auto is_known = [&](std::uint64_t slot) {
         const std::uint64_t word = word_at(slot);
-        return is_row(tree_.stored(slot)) && is_live(word, least) && serial_of(word) < cursors_[table_.block_of(slot)];
+        return is_live(word, least) && serial_of(word) < cursors_[table_.block_of(slot)];
     };
     // First those who leave: their places are taken, or they are kept for their neighbours only.
     const std::uint64_t spare = table_.header().spare_rows;
@@ -244,6 +346,7 @@ void Index::take_in() {
     for (const Range& range : new_rows_) count += range.count;
     const bool many = count > 64;
     leaves_.clear();
+    changed_.clear();
     float given_max = -1, leaving_max = -1;
     const auto leave = [&](std::uint64_t slot) {
         const float stored = tree_.stored(slot);
@@ -258,14 +361,16 @@ void Index::take_in() {
             const float given = given_at(slot);
             if (is_row(given) && is_live(word_at(slot), least)) given_max = std::max(given_max, -given);
         }
-        // A writer retires rows ahead of it: mostly the next few, more where steps were masked out. Where several
-        // writers share the ring they may stand elsewhere too; a draw that meets one takes it out.
+        // A writer retires rows ahead of it: the next few that are rows. Where several writers share the ring they may
+        // stand elsewhere too; a draw that meets one takes it out.
         for (std::uint64_t i = 0, reach = window; i < reach && i < tree_.leaf_count; ++i) {
-            const std::uint64_t slot = (range.slot + range.count + i) % tree_.leaf_count;
-            if (!is_row(tree_.stored(slot)) || is_live(word_at(slot), least)) continue;
+            const std::uint64_t slot = (range.slot + range.count + i) % tree_.leaf_count, word = word_at(slot);
+            if (word < least || word == 0) break;
+            if (is_live(word, least)) continue;
+            reach = i + 1 + window;
+            if (tree_.stored(slot) == 0 && !is_row(tree_.stored(slot))) continue;
             leave(slot);
             retired_.push_back(slot);
-            reach = i + 1 + window;
         }
     }
     const auto refresh = [&] {
@@ -279,26 +384,54 @@ void Index::take_in() {
         store_real(table_.counters().running_max, given_max);
     }
     const float priority = fallback_priority(given_max);
-    const double exponent = alpha();
-    const auto mass_of = [&](float value) {
-        if (config_.rank_based) return 1.0f;  // of rank 1
-        const float stored = stored_priority(value);
-        float mass;
-        kernels_.masses(&stored, &mass, 1, config_.eps, exponent);
-        return mass;
-    };
     const float mass = mass_of(priority);
+    const bool may_all_start = config_.starts.is_any();
     for (const Range& range : new_rows_) {
         for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
             if (!is_live(word_at(slot), least) || is_known(slot)) continue;
             ++head_->changes;
+            if (reads_) reads_[slot] = 0;
             const float given = given_at(slot);
-            if (is_row(given)) {
+            if (!may_all_start) {
+                set_waiting(slot, is_row(given) ? -given : priority);
+            } else if (is_row(given)) {
                 set_leaf(slot, -given, mass_of(-given));
             } else {
                 set_leaf(slot, priority, mass);
             }
         }
+    }
+    if (!may_all_start) {
+        // In the order of their serials: a block may hold rows of this lap before some of the last.
+        legal_.clear();
+        words_.clear();
+        for (const Range& range : new_rows_) {
+            for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
+                const std::uint64_t word = word_at(slot), state = state_of(word);
+                if ((state == kCommitted || state == kVoid) && word >= least &&
+                    serial_of(word) >= cursors_[table_.block_of(slot)])
+                    words_.push_back(word);
+            }
+        }
+        if (!std::is_sorted(words_.begin(), words_.end())) std::sort(words_.begin(), words_.end());
+        for (std::uint64_t word : words_) {
+            const std::uint64_t slot = table_.slot_of(serial_of(word));
+            starts_.number(slot, word, cursors_);
+            if (is_live(word, least)) starts_.arrive(slot, word, legal_, false);
+        }
+        let_in(legal_);
+        if (config_.starts.per_episode) {
+            for (const Range& range : new_rows_) {
+                // Episodes that grew: those with a last row here. And those that lost rows: the oldest of them now.
+                const std::uint64_t end = range.slot + range.count;
+                for (std::uint64_t slot = range.slot; slot < end; ++slot) {
+                    std::uint64_t next = slot, word = word_at(slot);
+                    if (is_live(word, least) && !table_.successor(next, word)) recount_episode(slot);
+                }
+                for (std::uint64_t i = 0; i < table_.width(); ++i) recount_episode((end + i) % tree_.leaf_count);
+            }
+        }
+        kernels_.refresh(tree_, changed_.data(), changed_.size());
     }
     refresh();
     for (const Range& range : new_rows_) cursors_[table_.block_of(range.slot)] = range.end;
@@ -314,18 +447,42 @@ void Index::rebuild() {
     for (std::uint64_t slot = tree_.leaf_count; slot % Tree::kFan != 0; ++slot)
         tree_.stored(slot) = tree_.mass(slot) = 0;
     head_->rows = head_->changes = 0;
+    const bool may_all_start = config_.starts.is_any();
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
         float& stored = tree_.stored(slot);
-        if (!is_row(stored)) continue;
+        if (stored == 0 && !is_row(stored)) continue;
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
-        if (is_live(word, least) && serial_of(word) < cursors_[table_.block_of(slot)]) {
-            ++head_->rows;
-        } else {
+        if (!is_live(word, least) || serial_of(word) >= cursors_[table_.block_of(slot)]) {
             stored = 0;
+        } else if (may_all_start) {
+            stored = stored_priority(stored);
+            ++head_->rows;
+        } else if (is_row(stored)) {
+            stored = waiting_priority(stored);
         }
     }
     remake_masses();
+    if (!may_all_start) rebuild_starts();
     table_.counters().index_epoch.value.store(epoch, std::memory_order_release);
+}
+
+// From the rows alone: which of them may start an example.
+void Index::rebuild_starts() {
+    const std::uint64_t least = table_.least_word();
+    std::vector<std::uint64_t> last_rows;
+    legal_.clear();
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
+        std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+        if (!is_live(word, least) || serial_of(word) >= cursors_[table_.block_of(slot)]) continue;
+        starts_.arrive(slot, word, legal_, true);
+        std::uint64_t next = slot;
+        if (config_.starts.per_episode && !table_.successor(next, word)) last_rows.push_back(slot);
+    }
+    changed_.clear();
+    let_in(legal_);
+    for (std::uint64_t slot : last_rows) recount_episode(slot);
+    if (config_.rank_based) return rank();
+    kernels_.refresh_range(tree_, 0, tree_.leaf_count);
 }
 
 void Index::remake_masses() {
@@ -398,10 +555,14 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
     std::size_t applied = 0;
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint64_t serial = serials[i], slot = leaves_[i];
-        if (slot >= tree_.leaf_count || !is_row(tree_.stored(slot))) continue;
+        if (slot >= tree_.leaf_count || (tree_.stored(slot) == 0 && !is_row(tree_.stored(slot)))) continue;
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_relaxed);
         if (serial_of(word) != serial || !is_live(word, least) || serial >= cursors_[table_.block_of(slot)]) continue;
-        set_leaf(slot, -stored_[i], config_.rank_based ? tree_.mass(slot) : masses_[i]);
+        if (is_waiting(tree_.stored(slot))) {
+            tree_.stored(slot) = waiting_priority(stored_[i]);
+        } else {
+            set_leaf(slot, -stored_[i], config_.rank_based ? tree_.mass(slot) : masses_[i]);
+        }
         largest = std::max(largest, -stored_[i]);
         leaves_[applied++] = slot;
     }
@@ -414,29 +575,204 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
     return {applied, stale};
 }
 
+// ---- orders ---------------------------------------------------------------------------------------------------------
+
+// The slot after the newest row that the index knows: from there on rows are in the order of their age. Where several
+// writers fill blocks at once, exact to a block.
+std::uint64_t Index::turn() const {
+    std::uint64_t latest = kNone;
+    const std::uint64_t used = table_.counters().writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) {
+        const WriterRecord& writer = table_.writer_record(i);
+        if (writer.ticket.load(std::memory_order_acquire) == kNone) continue;
+        if (latest == kNone || writer.indexed_ticket > latest) latest = writer.indexed_ticket;
+    }
+    if (latest == kNone) return 0;
+    const std::uint64_t block = latest % table_.blocks(), first = latest * table_.block_rows();
+    const std::uint64_t filled = cursors_[block] > first ? cursors_[block] - first : 0;
+    return (block * table_.block_rows() + std::min(filled, table_.block_length(block))) % tree_.leaf_count;
+}
+
+// Newest first; where there are fewer, they come again.
+void Index::newest_rows(std::uint64_t* slots, std::size_t count) const {
+    const std::uint64_t start = turn();
+    std::size_t found = 0;
+    const std::uint64_t most = std::min<std::uint64_t>(count, head_->rows);
+    for (std::uint64_t i = 1; found < most && i <= tree_.leaf_count; ++i) {
+        const std::uint64_t slot = (start + tree_.leaf_count - i) % tree_.leaf_count;
+        if (is_row(tree_.stored(slot))) slots[found++] = slot;
+    }
+    for (std::size_t i = found; i < count; ++i) slots[i] = slots[i - found];
+}
+
+void Index::begin_epoch() {
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
+        if (is_row(tree_.stored(slot))) set_leaf(slot, 1, 1);
+    }
+    kernels_.refresh_range(tree_, 0, tree_.leaf_count);
+    table_.counters().shuffle_epoch.value.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Index::count_reads(const std::uint64_t* slots, std::size_t count) {
+    if (config_.max_reads == 0) return;
+    changed_.clear();
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t slot = slots[i];
+        const std::uint64_t reads = reads_ ? ++reads_[slot] : 1;
+        if (reads < config_.max_reads || !is_row(tree_.stored(slot))) continue;
+        remove(slot);
+        changed_.push_back(slot);
+    }
+    if (changed_.empty()) return;
+    kernels_.refresh(tree_, changed_.data(), changed_.size());
+    table_.counters().rows_consumed.value.fetch_add(changed_.size(), std::memory_order_relaxed);
+}
+
+void Index::give_back(const std::uint64_t* serials, std::size_t count) {
+    const bool is_shuffled = config_.order == Order::shuffle;
+    if (config_.max_reads == 0 && !is_shuffled) return;
+    const Locked locked(*this);
+    catch_up();
+    const std::uint64_t least = table_.least_word();
+    changed_.clear();
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t slot = table_.slot_of(serials[i]);
+        if (slot >= tree_.leaf_count) continue;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+        if (serial_of(word) != serials[i] || !is_live(word, least)) continue;
+        if (reads_ && reads_[slot] > 0) --reads_[slot];
+        const bool was_consumed = config_.max_reads && tree_.stored(slot) == 0 && !is_row(tree_.stored(slot));
+        if (!was_consumed && !is_shuffled) continue;
+        const float priority = is_shuffled ? 1 : fallback_priority(-1);
+        set_leaf(slot, priority, mass_of(priority));
+        changed_.push_back(slot);
+        if (was_consumed) table_.counters().rows_consumed.value.fetch_sub(1, std::memory_order_relaxed);
+    }
+    kernels_.refresh(tree_, changed_.data(), changed_.size());
+}
+
+void Index::refuse(std::uint64_t asked) const {
+    const std::uint64_t rows = head_->rows;
+    if (rows > 0) {
+        throw Error(ErrorKind::not_ready, "sample(): expected at most " + std::to_string(rows) + " rows, got " +
+                                              std::to_string(asked) + ": each is given once; ask for fewer");
+    }
+    if (table_.size() == 0) refuse_empty();
+    if (config_.starts.needs == StartRule::Needs::end) {
+        throw Error(ErrorKind::not_ready, "sample(): hindsight draws from finished episodes and none has ended yet");
+    }
+    if (config_.max_reads && table_.counters().rows_consumed.value.load(std::memory_order_relaxed)) {
+        throw Error(ErrorKind::not_ready, "sample(): every row has been read max_reads=" +
+                                              std::to_string(config_.max_reads) + " times; add rows first");
+    }
+    throw Error(ErrorKind::not_ready, "sample(): no window of length=" + std::to_string(config_.starts.length) +
+                                          " fits yet; add rows first, or give end=\"pad\"");
+}
+
 // ---- drawing --------------------------------------------------------------------------------------------------------
 
-Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count) : index_(index), batch_(count), stream_(0, 0) {
+Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count)
+    : index_(index),
+      newest_(std::min<std::size_t>(count, index.config_.newest)),
+      batch_(count - newest_),
+      stream_(0, 0) {
     const Locked locked(index);
     index.table_.check_open();
     index.catch_up();
-    if (index.head_->rows == 0) refuse_empty();
+    const Order order = index.config_.order;
+    const bool repeats = order == Order::weighted || order == Order::recent;
+    if (index.head_->rows < (repeats ? 1 : count)) index.refuse(count);
     beta_ = index.beta();
     const std::uint64_t call = index.table_.counters().call_number.value.fetch_add(1, std::memory_order_relaxed);
     stream_ = Substream(index.table_.seed(), call);
     read_odds();
-    const Tree& tree = index.tree_;
-    const double mix = index.config_.mix;
-    if (total_ <= 0 || mix >= 1) {
-        for (std::size_t i = 0; i < count; ++i) drawn.slots[i] = uniform_slot(i, 0);
+    if (newest_) index.newest_rows(drawn.slots, newest_);
+    if (order == Order::weighted) {
+        draw_weighted(drawn, count);
     } else {
-        for (std::size_t i = 0; i < count; ++i) drawn.probabilities[i] = target(i, 0);
-        index.kernels_.descend(tree, drawn.probabilities, drawn.slots, count, index.config_.stratified);
-        for (std::size_t i = 0; mix > 0 && i < count; ++i) {
-            if (unit(stream_.bits(i, kCoin)) < mix) drawn.slots[i] = uniform_slot(i, 0);
-        }
+        draw_counted(drawn, count);
     }
     finish(drawn, 0, count);
+    if (order != Order::shuffle) index.count_reads(drawn.slots, count);
+}
+
+void Index::Draw::draw_weighted(const Drawn& drawn, std::size_t count) {
+    const Tree& tree = index_.tree_;
+    const double mix = index_.config_.mix;
+    if (total_ <= 0 || mix >= 1) {
+        for (std::size_t i = newest_; i < count; ++i) drawn.slots[i] = uniform_slot(i, 0);
+        return;
+    }
+    for (std::size_t i = newest_; i < count; ++i) drawn.probabilities[i] = target(i, 0);
+    index_.kernels_.descend(tree, drawn.probabilities + newest_, drawn.slots + newest_, batch_,
+                            index_.config_.stratified);
+    for (std::size_t i = newest_; mix > 0 && i < count; ++i) {
+        if (unit(stream_.bits(i, kCoin)) < mix) drawn.slots[i] = uniform_slot(i, 0);
+    }
+}
+
+// Orders that count rows from the oldest or from the newest on.
+void Index::Draw::draw_counted(const Drawn& drawn, std::size_t count) {
+    if (index_.config_.order == Order::shuffle) return draw_epoch(drawn.slots, 0, count);
+    const double before = mass_before(index_.tree_, index_.turn());
+    for (std::size_t i = newest_; i < count; ++i) {
+        double rank;  // 0 is the oldest
+        switch (index_.config_.order) {
+            case Order::recent: {
+                const std::uint64_t among = std::min(index_.config_.recent, index_.head_->rows);
+                rank = total_ - 1 - static_cast<double>(stream_.below(among, i));
+                break;
+            }
+            case Order::lifo:
+                rank = total_ - 1 - static_cast<double>(i);
+                break;
+            default:
+                rank = static_cast<double>(i);
+        }
+        const double turned = before + rank;
+        drawn.probabilities[i] = (turned >= total_ ? turned - total_ : turned) + 0.5;
+    }
+    descend_in_order(index_.tree_, drawn.probabilities + newest_, drawn.slots + newest_, batch_);
+}
+
+// Rows that the epoch has left, in random order, each once. What it lacks comes from the next one.
+void Index::Draw::draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_t end) {
+    while (begin < end) {
+        auto left = static_cast<std::uint64_t>(index_.tree_.total());
+        if (left == 0) {
+            index_.begin_epoch();
+            left = static_cast<std::uint64_t>(index_.tree_.total());
+        }
+        const std::size_t count = std::min<std::uint64_t>(end - begin, left);
+        std::vector<double> ranks(count);
+        if (count > left / 2) {
+            std::vector<std::uint64_t> all(left);
+            for (std::uint64_t i = 0; i < left; ++i) all[i] = i;
+            for (std::size_t i = 0; i < count; ++i) {
+                std::swap(all[i], all[i + stream_.below(left - i, begin + i)]);
+                ranks[i] = static_cast<double>(all[i]) + 0.5;
+            }
+        } else {
+            // Most are new at once; those drawn before are drawn again.
+            std::vector<std::uint64_t> seen(std::bit_ceil(4 * count), kNone);
+            for (std::size_t i = 0; i < count; ++i) {
+                for (std::uint64_t attempt = 0;; ++attempt) {
+                    const std::uint64_t rank = stream_.below(left, begin + i, attempt);
+                    std::size_t at = mix64(rank) % seen.size();
+                    while (seen[at] != kNone && seen[at] != rank) at = (at + 1) % seen.size();
+                    if (seen[at] == rank) continue;
+                    seen[at] = rank;
+                    ranks[i] = static_cast<double>(rank) + 0.5;
+                    break;
+                }
+            }
+        }
+        index_.kernels_.descend(index_.tree_, ranks.data(), slots + begin, count, false);
+        for (std::size_t i = 0; i < count; ++i) index_.set_leaf(slots[begin + i], 0, 0);
+        index_.kernels_.refresh(index_.tree_, slots + begin, count);
+        index_.count_reads(slots + begin, count);  // before the next epoch begins
+        begin += count;
+    }
 }
 
 void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t attempt) {
@@ -450,16 +786,33 @@ void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t 
         index_.remove(missed);
         index_.kernels_.refresh(index_.tree_, &missed, 1);
     }
-    if (index_.head_->rows == 0) refuse_empty();
+    if (index_.head_->rows == 0) index_.refuse(1);
     read_odds();
     const double mix = index_.config_.mix;
-    if (total_ <= 0 || (mix > 0 && unit(stream_.bits(position, kCoin + attempt)) < mix)) {
+    const Order order = index_.config_.order;
+    if (position < newest_) {
+        std::vector<std::uint64_t> newest(position + 1);
+        index_.newest_rows(newest.data(), newest.size());
+        drawn.slots[position] = newest[position];
+    } else if (order == Order::shuffle) {
+        draw_epoch(drawn.slots, position, position + 1);
+    } else if (order != Order::weighted) {
+        // The next in turn after the batch, or for `recent` another of them.
+        const std::uint64_t among = order == Order::recent ? std::min(index_.config_.recent, index_.head_->rows) : 0;
+        const std::uint64_t step = among ? stream_.below(among, position, attempt) : position + attempt - 1;
+        double rank = static_cast<double>(step % index_.head_->rows);
+        if (order != Order::fifo) rank = total_ - 1 - rank;
+        const double turned = mass_before(index_.tree_, index_.turn()) + rank;
+        double x = (turned >= total_ ? turned - total_ : turned) + 0.5;
+        descend_in_order(index_.tree_, &x, &drawn.slots[position], 1);
+    } else if (total_ <= 0 || (mix > 0 && unit(stream_.bits(position, kCoin + attempt)) < mix)) {
         drawn.slots[position] = uniform_slot(position, attempt);
     } else {
         double x = target(position, attempt);
         index_.kernels_.descend(index_.tree_, &x, &drawn.slots[position], 1, false);
     }
     finish(drawn, position, position + 1);
+    if (order != Order::shuffle) index_.count_reads(&drawn.slots[position], 1);
 }
 
 void Index::Draw::read_odds() {
@@ -477,7 +830,7 @@ void Index::Draw::read_odds() {
 void Index::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
         const std::uint64_t slot = drawn.slots[i];
-        drawn.probabilities[i] = share_ * static_cast<double>(index_.tree_.mass(slot)) + floor_;
+        drawn.probabilities[i] = i < newest_ ? 1 : share_ * static_cast<double>(index_.tree_.mass(slot)) + floor_;
         drawn.limits[i] = index_.cursors_[index_.table_.block_of(slot)];
     }
 }
@@ -485,7 +838,7 @@ void Index::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end)
 double Index::Draw::target(std::size_t position, std::uint64_t attempt) const {
     const double u = unit(stream_.bits(position, attempt));
     if (!index_.config_.stratified) return u * total_;
-    return (static_cast<double>(position) + u) / static_cast<double>(batch_) * total_;
+    return (static_cast<double>(position - newest_) + u) / static_cast<double>(batch_) * total_;
 }
 
 std::uint64_t Index::Draw::uniform_slot(std::size_t position, std::uint64_t attempt) const {
@@ -507,9 +860,10 @@ void Index::Draw::weigh(const double* probabilities, float* weights, std::size_t
     double reference = 1 / rows_;
     if (index_.config_.normalize == Normalize::buffer) reference = least_probability_;
     if (index_.config_.normalize == Normalize::batch)
-        reference = *std::min_element(probabilities, probabilities + count);
+        reference = newest_ < count ? *std::min_element(probabilities + newest_, probabilities + count) : 1;
+    std::fill_n(weights, newest_, 1.0f);
     double chunk[64];
-    for (std::size_t first = 0; first < count; first += 64) {
+    for (std::size_t first = newest_; first < count; first += 64) {
         const std::size_t size = std::min<std::size_t>(64, count - first);
         for (std::size_t i = 0; i < size; ++i) chunk[i] = probabilities[first + i] / reference;
         index_.kernels_.powers(chunk, chunk, size, -beta_);

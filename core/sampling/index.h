@@ -4,7 +4,9 @@
 // that the writers have committed since and gives each new row its priority. So the index is derived: it can be rebuilt
 // from rows and stored priorities, and it is, when a process died inside the lock.
 //
-// The mass of a row is (priority + eps) ^ alpha, or with rank_based (1 / rank) ^ alpha.
+// The mass of a row is (priority + eps) ^ alpha, or with rank_based (1 / rank) ^ alpha. Orders other than weighted ones
+// give every row that may be drawn mass 1, so that a running sum of masses counts rows: the k-th oldest is found by the
+// same descent as a draw.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "sampling/starts.h"
 #include "sampling/tree.h"
 #include "table/table.h"
 
@@ -20,6 +23,15 @@ namespace sharpwave {
 
 enum class Normalize { batch, buffer, none };
 enum class NewRows { live_max, running_max, constant };
+
+// How rows follow each other.
+enum class Order {
+    weighted,  // by mass, with replacement
+    recent,    // the same over the newest ones only
+    shuffle,   // each once an epoch
+    fifo,      // oldest first
+    lifo,      // newest first
+};
 
 // What stays as it was built. Alpha and beta stand in the table's counters, where they may change.
 struct IndexConfig {
@@ -30,6 +42,11 @@ struct IndexConfig {
     double mix = 0;  // share of draws that are uniform
     NewRows new_rows = NewRows::live_max;
     float new_priority = 1;  // with NewRows::constant
+    Order order = Order::weighted;
+    std::uint64_t recent = 0;     // with Order::recent: so many
+    std::uint64_t newest = 0;     // the first positions of a batch are the newest rows
+    std::uint64_t max_reads = 0;  // a row leaves after so many; 0: never
+    StartRule starts;
 };
 
 // Where draws go, one entry a position each.
@@ -49,8 +66,8 @@ public:
     // One call's draws.
     class Draw {
     public:
-        // Draws `count` positions and takes a call number. An index without rows is ErrorKind::not_ready and takes
-        // none.
+        // Draws `count` positions and takes a call number. Fewer rows than the order needs are ErrorKind::not_ready
+        // and take none.
         Draw(Index& index, const Drawn& drawn, std::size_t count);
 
         // The same position once more, inside the call's own random numbers: the row drawn was gone. attempt >= 1.
@@ -59,14 +76,19 @@ public:
         // Probabilities to importance weights, (N * P) ^ -beta, normalised as configured.
         void weigh(const double* probabilities, float* weights, std::size_t count) const;
 
+        const Substream& stream() const { return stream_; }
+
     private:
+        void draw_weighted(const Drawn& drawn, std::size_t count);
+        void draw_counted(const Drawn& drawn, std::size_t count);
+        void draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_t end);
         void read_odds();
         void finish(const Drawn& drawn, std::size_t begin, std::size_t end);
         double target(std::size_t position, std::uint64_t attempt) const;
         std::uint64_t uniform_slot(std::size_t position, std::uint64_t attempt) const;
 
         Index& index_;
-        std::size_t batch_;
+        std::size_t newest_, batch_;  // positions of the newest rows, and those drawn after them
         Substream stream_;
         double beta_ = 0;
         double total_ = 0, rows_ = 0;   // of the index at the last draw
@@ -81,6 +103,9 @@ public:
     // Gives rows new priorities: magnitudes, last write wins. The caller has refused NaN and infinities.
     Updated update(const std::uint64_t* serials, const float* priorities, std::size_t count);
 
+    // Rows that were drawn and reached nobody: as if they had not been.
+    void give_back(const std::uint64_t* serials, std::size_t count);
+
     // Every mass follows at once, exactly, from 0 too.
     void set_alpha(double alpha);
     double alpha() const;
@@ -90,7 +115,12 @@ public:
 
     std::uint64_t updates_applied() const;
     std::uint64_t updates_stale() const;
-    double total();  // sum of all masses, after catching up
+    double total();        // sum of all masses, after catching up
+    std::uint64_t rows();  // that may be drawn, after catching up
+    const Starts& starts() const { return starts_; }
+
+    // For who holds the table's lock already: brings the index up to date.
+    std::uint64_t rows_locked();
 
     // The sum of the leaves taken anew, for tests of the tree.
     double recomputed_total();
@@ -107,10 +137,20 @@ private:
     void take_in();
     void remove(std::uint64_t slot);
     void set_leaf(std::uint64_t slot, float priority, float mass);
+    void set_waiting(std::uint64_t slot, float priority);
+    void let_in(const std::vector<std::uint64_t>& legal);
+    void recount_episode(std::uint64_t slot);
     void rebuild();
+    void rebuild_starts();
     void remake_masses();
     void rank();
+    void begin_epoch();
+    void count_reads(const std::uint64_t* slots, std::size_t count);
+    void newest_rows(std::uint64_t* slots, std::size_t count) const;
+    std::uint64_t turn() const;
+    float mass_of(float priority) const;
     float fallback_priority(float given_max);
+    [[noreturn]] void refuse(std::uint64_t asked) const;
 
     // Everything from here on belongs to the lock.
     Table& table_;
@@ -118,10 +158,12 @@ private:
     Head* head_;
     std::uint64_t* cursors_;  // one a block: the first serial that is not in the index yet
     float* given_;            // by writers: the priority that an add brought, as stored; 0: none
+    std::uint32_t* reads_;    // one a row; null: not counted
     Tree tree_;
     const TreeKernels& kernels_;
+    Starts starts_;
     std::vector<Range> new_rows_;
-    std::vector<std::uint64_t> leaves_, retired_;
+    std::vector<std::uint64_t> leaves_, retired_, legal_, changed_, words_;
     std::vector<float> stored_, masses_;
 };
 

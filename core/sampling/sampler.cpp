@@ -26,9 +26,14 @@ struct Scratch {
 
 }  // namespace
 
-Sampler::Sampler(std::shared_ptr<Table> table, ViewConfig view, const std::optional<IndexConfig>& index)
-    : table_(std::move(table)), view_(*table_, std::move(view)) {
-    if (index) index_ = std::make_unique<Index>(*table_, *index);
+Sampler::Sampler(std::shared_ptr<Table> table, SamplerConfig config)
+    : table_(std::move(table)), view_(*table_, std::move(config.view)), newest_(config.newest) {
+    if (config.index) {
+        config.index->newest = config.newest;
+        index_ = std::make_unique<Index>(*table_, *config.index);
+    }
+    if (config.windows) windows_.emplace(*table_, *config.windows);
+    if (config.goals) goals_.emplace(*table_, index_->starts(), *config.goals);
 }
 
 void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& drawn) {
@@ -52,14 +57,22 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
         }
     };
     const auto gather = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
+        if (windows_) return windows_->gather(view_, slots, begin, end, out, drawn.masks, words, bad);
         return view_.gather(slots, begin, end, out, words, bad);
     };
     if (!index_) {
         UniformDraw draw(*table_, slots, count);
+        if (newest_) newest_rows(*table_, slots, std::min<std::size_t>(count, newest_));
         if (const std::size_t misses = gather(0, count, missed)) {
             redraw(misses, [&](std::size_t position, std::uint64_t attempt) {
                 std::uint32_t bad;
-                draw.again(slots, position, attempt);
+                if (position < newest_) {
+                    std::vector<std::uint64_t> newest(position + 1);
+                    newest_rows(*table_, newest.data(), newest.size());
+                    slots[position] = newest[position];
+                } else {
+                    draw.again(slots, position, attempt);
+                }
                 return gather(position, position + 1, &bad) == 0;
             });
         }
@@ -71,7 +84,17 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
         double* probabilities = drawn.probabilities ? drawn.probabilities : scratch.probabilities.data();
         const Drawn target{slots, scratch.limits.data(), probabilities};
         Index::Draw draw(*index_, target, count);
-        std::size_t misses = gather(0, count, missed);
+        const auto gather_all = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
+            std::size_t misses = gather(begin, end, bad);
+            if (!goals_) return misses;
+            std::vector<std::uint32_t> more(end - begin);
+            const std::size_t found = goals_->gather(slots, words, begin, end, draw.stream(), drawn.goals, more.data());
+            for (std::size_t m = 0, known = misses; m < found; ++m) {
+                if (std::find(bad, bad + known, more[m]) == bad + known) bad[misses++] = more[m];
+            }
+            return misses;
+        };
+        std::size_t misses = gather_all(0, count, missed);
         // A row younger than the draw has another's probability.
         const auto is_younger = [&](std::size_t i) { return format::serial_of(words[i]) >= target.limits[i]; };
         for (std::size_t i = 0, known = misses; i < count; ++i) {
@@ -83,7 +106,7 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
             redraw(misses, [&](std::size_t position, std::uint64_t attempt) {
                 std::uint32_t bad;
                 draw.again(target, position, attempt);
-                return gather(position, position + 1, &bad) == 0 && !is_younger(position);
+                return gather_all(position, position + 1, &bad) == 0 && !is_younger(position);
             });
         }
         if (drawn.weights) draw.weigh(probabilities, drawn.weights, count);

@@ -15,6 +15,14 @@ namespace sharpwave {
 inline float stored_priority(float priority) { return -__builtin_fabsf(priority); }
 inline bool is_row(float stored) { return __builtin_signbit(stored) != 0; }
 
+// A row that may not be drawn yet keeps its priority with the other sign: no mass, and not "no row" either.
+inline bool is_waiting(float stored) { return stored > 0; }
+inline float waiting_priority(float priority) {
+    const float magnitude = __builtin_fabsf(priority);
+    return magnitude > 0 ? magnitude : __FLT_DENORM_MIN__;
+}
+inline float priority_of_waiting(float stored) { return stored == __FLT_DENORM_MIN__ ? 0 : stored; }
+
 // Sixteen leaves, side by side: what a change touches is two neighbouring cache lines.
 struct alignas(64) Leaves {
     float stored[16];

@@ -26,6 +26,29 @@ std::optional<std::uint64_t> UniformDraw::Census::slot(std::uint64_t k) const {
     return table_.nth_live_slot(block, k - (block ? ends_[block - 1] : 0));
 }
 
+void newest_rows(const Table& table, std::uint64_t* slots, std::size_t count) {
+    const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
+    std::uint64_t latest = 0, head = 0;
+    bool any = false;
+    for (std::uint64_t i = 0; i < used; ++i) {
+        const std::uint64_t ticket = table.writer_record(i).ticket.load(std::memory_order_acquire);
+        if (ticket == format::kNone || (any && ticket <= latest)) continue;
+        any = true;
+        latest = ticket;
+        head = table.writer_record(i).head.load(std::memory_order_acquire);
+    }
+    const std::uint64_t slot_count = table.header().slots, least = table.least_word();
+    const std::uint64_t start = latest % table.blocks() * table.block_rows() + head;
+    std::size_t found = 0;
+    for (std::uint64_t i = 1; any && found < count && i <= slot_count; ++i) {
+        const std::uint64_t slot = (start + slot_count - i) % slot_count;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(table.word(slot)).load(std::memory_order_acquire);
+        if (format::is_live(word, least)) slots[found++] = slot;
+    }
+    if (found == 0) refuse_empty();
+    for (std::size_t i = found; i < count; ++i) slots[i] = slots[i - found];
+}
+
 UniformDraw::UniformDraw(Table& table, std::uint64_t* slots, std::size_t count)
     : table_(table), reach_(table.visible_slots()), stream_(0, 0) {
     if (reach_ == 0 || table.size() == 0) refuse_empty();

@@ -41,6 +41,10 @@ private:
     std::optional<Census> census_;
 };
 
+// The newest rows, newest first; where there are fewer, they come again. With several writers exact to a block. An
+// empty table is ErrorKind::not_ready.
+void newest_rows(const Table& table, std::uint64_t* slots, std::size_t count);
+
 // What an empty table answers.
 [[noreturn]] void refuse_empty();
 

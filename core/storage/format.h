@@ -35,10 +35,11 @@ enum RegionId : std::uint32_t {
     kPriorities,   // the index's head, its cursors, and priority and mass of each row
     kGiven,        // priorities given at add, float32 a row
     kTree,         // sums, largest priorities and smallest masses over them; made anew, never saved
-    kOrder,        // reserved
+    kEpisodes,     // 8 bytes a row: EpisodePlace; where the view asks for it
     kHeap,         // bytes of no fixed size, one heap a block; allocated as it fills
     kFinals,       // 8 bytes a row: where the final observation of an episode's last row stands in the heap
     kWaiting,      // the next observations of each writer's newest rows; allocated as it fills
+    kReads,        // 4 bytes a row: how often it was given out; where rows leave after so many reads
     kRegionCount = 24,
 };
 
@@ -66,10 +67,10 @@ struct Header {
     std::uint64_t saved_slots;  // snapshot: rows in kRows; live: equal to slots
     std::uint32_t word_is_embedded;
     std::uint32_t has_checksums;
-    std::uint32_t sampler;    // 0 uniform, 1 by priority
+    std::uint32_t sampler;    // 0 no index, 1 by priority, 2 an index without priorities of the user's
     std::uint32_t meta_crc;   // snapshot: CRC32C over counters, writers, blocks, fields, description, checksums
     std::uint32_t words_crc;  // snapshot: CRC32C over the words in slot order
-    std::uint32_t reserved0;
+    std::uint32_t columns;    // bits: 1 episodes, 2 reads
     std::uint8_t uuid[16];
     std::uint64_t block_heap_bytes;    // of each block's heap
     std::uint64_t block_finals_bytes;  // of those, the first ones: places for final observations
@@ -100,7 +101,7 @@ struct Counters {
     char libc[16];
     Counter recoveries;
     Counter rows_lost;  // rows that a recovery dropped: half written, or with a wrong checksum
-    Counter pace[4];    // reserved: rate limiting
+    Counter pace[4];    // rows delivered; rows added before the last clear; nanoseconds of the last add and sample
     // Bits of doubles.
     Counter alpha;
     Counter beta_start;
@@ -112,7 +113,10 @@ struct Counters {
     Counter index_epoch;       // the epoch that the index was made for; all ones: make it anew
     Counter resets_unflagged;  // episodes that ended because the next observation was another one
     Counter rows_retired;      // rows that left early: their bytes in a heap were needed
-    Counter reserved;
+    Counter late_ends;         // raised when rows already added are told to be the last of their episodes
+    Counter seen_ends;         // late_ends when the index last looked
+    Counter shuffle_epoch;     // epochs begun
+    Counter rows_consumed;     // rows that left the index because they were read as often as they may be
 };
 static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640 &&
               offsetof(Counters, alpha) == 1024);
@@ -192,6 +196,14 @@ constexpr std::uint64_t tree_bytes(std::uint64_t slots) {
         if (nodes <= 1) return total;
     }
 }
+
+// Where a row stands in its episode; belongs to the index lock.
+struct EpisodePlace {
+    std::uint32_t step;  // rows before it: in its episode, or in its stream where the view crosses episodes
+    std::uint32_t left;  // rows after it, once the episode has ended
+};
+static_assert(sizeof(EpisodePlace) == 8);
+inline constexpr std::uint32_t kEpisodesColumn = 1, kReadsColumn = 2;
 
 // ---- heaps --------------------------------------------------------------------------------------------------------
 // A block's heap begins with places of equal size for final observations. Behind them stands a chain of pieces, each a

@@ -39,6 +39,39 @@ struct Gather {
     bool streaming;        // the outputs are larger than the caches: write past them
 };
 
+// An example's row that a field is taken from.
+enum class StepRow : std::uint8_t { first, last, after };
+
+struct StepMove {
+    std::uint64_t offset;  // in the row
+    std::uint64_t bytes;
+    std::byte* flat;
+    StepRow row;
+};
+
+// Examples of several steps, `width` rows apart: rewards summed, some fields of the first row, some of the last, some
+// of the row after it.
+struct StepGather {
+    RowView view;
+    std::uint64_t least_word;
+    const std::uint64_t* slots;  // of the first rows, one a position
+    std::uint64_t* words;        // one a position: that of the first row
+    const StepMove* fields;
+    std::size_t field_count;
+    std::uint32_t n_step;
+    bool takes_after;
+    std::uint64_t width;
+    std::uint64_t all_slots, block_rows;
+    std::uint64_t block_magic;  // 2^64 / block_rows, rounded up
+    std::uint64_t reward_offset;
+    const double* powers;         // n_step of them
+    std::byte* sums;              // float32 a position; null: rewards are not summed
+    const float* discounts_of;    // by number of steps
+    float* discounts;             // or null
+    const std::uint64_t* wanted;  // what an example reads, as offsets from its first row, one a line: fetched ahead
+    std::size_t wanted_count;
+};
+
 struct CopyKernels {
     const char* name;
 
@@ -48,6 +81,10 @@ struct CopyKernels {
 
     // The same for rows that were just read, without a look at their words: those are the caller's to check.
     void (*gather_warm)(const Gather& gather, std::size_t begin, std::size_t end);
+
+    // Makes those examples whose rows stand side by side in one block; the other positions, and those whose rows
+    // changed meanwhile, go to `missed`. Returns their number.
+    std::size_t (*gather_steps)(const StepGather& gather, std::size_t begin, std::size_t end, std::uint32_t* missed);
 
     // Copies `count` consecutive rows from the flat arrays into the rows from `slot` on. Words are the caller's.
     void (*scatter)(const RowView& view, std::uint64_t slot, std::size_t count, const FieldMove* fields,

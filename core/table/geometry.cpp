@@ -84,7 +84,9 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     header.spare_rows = header.slots - header.capacity;
     header.saved_slots = header.slots;
     header.waiting_bytes = derived ? layout.waiting_bytes() : 0;
-    header.sampler = config.sampler.is_by_priority;
+    header.sampler = config.sampler.is_by_priority ? 1 : config.sampler.has_index ? 2 : 0;
+    header.columns =
+        (config.sampler.numbers_steps ? kEpisodesColumn : 0) | (config.sampler.counts_reads ? kReadsColumn : 0);
     header.blocks = (header.slots + header.block_rows - 1) / header.block_rows;
     header.width = config.width;
     header.block_heap_bytes = block_heap_bytes(layout, header.block_rows, header.width);
@@ -115,7 +117,9 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     place(kDescription, config.description.size(), 64);
     place(kChecksums, config.checksums ? header.slots * 4 : 0, 64);
     place(kWords, layout.word_is_embedded() ? 0 : header.slots * 8, 64);
-    place(kGiven, header.sampler ? header.slots * 4 : 0, 64);
+    place(kGiven, header.sampler == 1 ? header.slots * 4 : 0, 64);
+    place(kEpisodes, header.columns & kEpisodesColumn ? header.slots * sizeof(EpisodePlace) : 0, 64);
+    place(kReads, header.columns & kReadsColumn ? header.slots * 4 : 0, 64);
     if (header.sampler) {
         const std::uint64_t bytes = priorities_bytes(header.blocks, header.slots);
         place(kPriorities, bytes, bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
@@ -231,14 +235,18 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kWords, header.word_is_embedded ? 0 : wide(header.saved_slots, 8));
     need(kChecksums, header.has_checksums ? wide(header.saved_slots, 4) : 0);
     const bool derived = header.waiting_bytes != 0;
+    if (header.sampler > 2 || header.columns > 3 || (header.columns && !header.sampler)) {
+        refuse("is damaged: its header contradicts itself");
+    }
+    need(kGiven, header.sampler == 1 ? wide(header.saved_slots, 4) : 0);
+    need(kEpisodes, header.columns & kEpisodesColumn ? wide(header.saved_slots, sizeof(EpisodePlace)) : 0);
+    need(kReads, header.columns & kReadsColumn ? wide(header.saved_slots, 4) : 0);
     if (header.kind == kSnapshot) {
         need(kPriorities, header.sampler ? saved_priorities_bytes(header.blocks, header.saved_slots) : 0);
-        need(kGiven, header.sampler ? wide(header.saved_slots, 4) : 0);
         need(kFinals, derived ? wide(header.saved_slots, 8) : 0);
         need(kHeap, header.regions[kHeap].bytes);
         return header;
     }
-    need(kGiven, header.sampler ? wide(header.slots, 4) : 0);
     need(kPriorities, header.sampler ? priorities_bytes(header.blocks, header.slots) : 0);
     need(kTree, header.sampler ? tree_bytes(header.slots) : 0);
     need(kFinals, derived ? wide(header.slots, 8) : 0);

@@ -72,6 +72,7 @@ void Table::settle_writer(WriterRecord& record) {
             break;
         }
     }
+    counters_->late_ends.value.fetch_add(1, std::memory_order_acq_rel);
 }
 
 void Table::recount(WriterRecord& record) {

@@ -21,8 +21,8 @@ using namespace format;
 
 namespace {
 
-constexpr RegionId kMetaRegions[] = {kCounters,  kWriters,    kBlocks, kFields, kDescription,
-                                     kChecksums, kPriorities, kGiven,  kFinals};
+constexpr RegionId kMetaRegions[] = {kCounters,   kWriters, kBlocks, kFields,   kDescription, kChecksums,
+                                     kPriorities, kGiven,   kFinals, kEpisodes, kReads};
 
 std::uint32_t meta_checksum(const std::byte* base, const Header& header) {
     std::uint32_t crc = 0;
@@ -96,7 +96,9 @@ Header plan_snapshot(const Table& table, std::uint64_t slots) {
     place(kChecksums, slots * 4);
     place(kWords, header.word_is_embedded ? 0 : slots * 8);
     place(kPriorities, header.sampler ? saved_priorities_bytes(header.blocks, slots) : 0);
-    place(kGiven, header.sampler ? slots * 4 : 0);
+    place(kGiven, header.sampler == 1 ? slots * 4 : 0);
+    place(kEpisodes, header.columns & kEpisodesColumn ? slots * sizeof(EpisodePlace) : 0);
+    place(kReads, header.columns & kReadsColumn ? slots * 4 : 0);
     place(kFinals, header.waiting_bytes ? slots * 8 : 0);
     place(kRows, slots * header.row_bytes);
     // What the heaps hold now and a little more; the file is cut to what was used.
@@ -268,8 +270,16 @@ std::uint32_t saved_checksum(const RowLayout& layout, const Header& header, cons
     return crc;
 }
 
-// Priorities as they are under the index lock. Does not catch up: that would alter the run.
-void save_priorities(const Table& table, std::byte* priorities, std::byte* given, std::uint64_t slots) {
+// The columns of the index beside the priorities: the same bytes in a table and in a snapshot.
+struct Column {
+    RegionId region;
+    std::uint64_t row_bytes;
+};
+constexpr Column kIndexColumns[] = {{kEpisodes, sizeof(EpisodePlace)}, {kReads, 4}};
+
+// The index as it is under its lock. Does not catch up: that would alter the run.
+void save_index(const Table& table, std::byte* base, const Header& header, std::uint64_t slots) {
+    std::byte* priorities = base + header.regions[kPriorities].offset;
     const std::byte* region = table.region(kPriorities);
     const std::uint64_t head = leaves_offset(table.blocks());
     if (table.index_lock().lock(20.0)) table.counters().index_epoch.value.store(kNone);
@@ -277,18 +287,29 @@ void save_priorities(const Table& table, std::byte* priorities, std::byte* given
     for (std::uint64_t slot = 0; slot < slots; ++slot) {
         std::memcpy(priorities + head + slot * 4, region + head + slot / 16 * kLeafGroupBytes + slot % 16 * 4, 4);
     }
+    for (const Column& column : kIndexColumns) {
+        if (header.regions[column.region].bytes == 0) continue;
+        std::memcpy(base + header.regions[column.region].offset, table.region(column.region), slots * column.row_bytes);
+    }
     table.index_lock().unlock();
-    racy_copy(given, reinterpret_cast<const std::byte*>(table.given()), slots * 4);
+    if (!table.given()) return;
+    racy_copy(base + header.regions[kGiven].offset, reinterpret_cast<const std::byte*>(table.given()), slots * 4);
 }
 
-void load_priorities(Table& table, const std::byte* priorities, const std::byte* given, std::uint64_t slots) {
+void load_index(Table& table, const std::byte* base, const Header& saved) {
+    const std::byte* priorities = base + saved.regions[kPriorities].offset;
+    const std::uint64_t slots = saved.saved_slots;
+    for (const Column& column : kIndexColumns) {
+        if (saved.regions[column.region].bytes == 0) continue;
+        std::memcpy(table.region(column.region), base + saved.regions[column.region].offset, slots * column.row_bytes);
+    }
     std::byte* region = table.region(kPriorities);
     const std::uint64_t head = leaves_offset(table.blocks());
     std::memcpy(region, priorities, head);
     for (std::uint64_t slot = 0; slot < slots; ++slot) {
         std::memcpy(region + head + slot / 16 * kLeafGroupBytes + slot % 16 * 4, priorities + head + slot * 4, 4);
     }
-    std::memcpy(table.given(), given, slots * 4);
+    if (table.given()) std::memcpy(table.given(), base + saved.regions[kGiven].offset, slots * 4);
     // No cursor beyond the rows that are here: their serials will be given to others.
     auto* cursors = reinterpret_cast<std::uint64_t*>(region + kIndexHeadBytes);
     for (std::uint64_t b = 0; b < table.blocks(); ++b) {
@@ -357,9 +378,7 @@ void Table::save(const std::string& path) const {
         std::memcpy(base + header.regions[id].offset, storage_.data() + header_->regions[id].offset,
                     header.regions[id].bytes);
     }
-    if (header.sampler) {
-        save_priorities(*this, base + header.regions[kPriorities].offset, base + header.regions[kGiven].offset, slots);
-    }
+    if (header.sampler) save_index(*this, base, header, slots);
     auto* checksums = reinterpret_cast<std::uint32_t*>(base + header.regions[kChecksums].offset);
     auto* finals = reinterpret_cast<std::uint64_t*>(base + header.regions[kFinals].offset);
     std::byte* rows = base + header.regions[kRows].offset;
@@ -415,7 +434,10 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
     config.max_writers = saved.max_writers;
     config.seed = saved.seed;
     config.block_rows = saved.block_rows;
-    config.sampler.is_by_priority = saved.sampler != 0;
+    config.sampler.is_by_priority = saved.sampler == 1;
+    config.sampler.has_index = saved.sampler != 0;
+    config.sampler.numbers_steps = saved.columns & kEpisodesColumn;
+    config.sampler.counts_reads = saved.columns & kReadsColumn;
     const Region& text = saved.regions[kDescription];
     config.description.assign(reinterpret_cast<const char*>(base + text.offset), text.bytes);
     const Header made = [&] {
@@ -463,10 +485,7 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
     for (std::uint64_t b = 0; saved.block_heap_bytes && b < table->blocks(); ++b) {
         load_heap(*table, b, base + saved.regions[kHeap].offset, finals, saved.saved_slots);
     }
-    if (saved.sampler) {
-        load_priorities(*table, base + saved.regions[kPriorities].offset, base + saved.regions[kGiven].offset,
-                        saved.saved_slots);
-    }
+    if (saved.sampler) load_index(*table, base, saved);
     table->counters_->incarnation.value.fetch_add(1);
     table->recover(false);
     return table;

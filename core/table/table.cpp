@@ -40,7 +40,7 @@ Table::Table(Storage storage, RowLayout layout)
     word_stride_ = header_->word_is_embedded ? header_->row_bytes : 8;
     checksums_ = header_->has_checksums ? reinterpret_cast<std::uint32_t*>(at(kChecksums)) : nullptr;
     by_block_ = Divider(header_->block_rows, header_->slots + header_->block_rows);
-    given_ = header_->sampler ? reinterpret_cast<float*>(at(kGiven)) : nullptr;
+    given_ = header_->sampler == 1 ? reinterpret_cast<float*>(at(kGiven)) : nullptr;
     finals_ = layout_->gives_next() ? reinterpret_cast<std::uint64_t*>(at(kFinals)) : nullptr;
 }
 
@@ -78,6 +78,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
     table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
     if (table->presence_->is_first()) {
         Counters& counters = table->counters();
+        std::memset(table->region(kRuntime), 0, header.regions[kRuntime].bytes);
         table->index_lock().initialise();
         counters.index_epoch.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
         if (counters.clean.value.load(std::memory_order_acquire) != 1) {
@@ -170,8 +171,8 @@ std::unique_ptr<Writer> Table::writer() {
                                             " writers are taken; close one, or give writers= a larger number");
 }
 
-bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen) const {
-    if (seen & kEndMask) return false;
+bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen, bool across) const {
+    if (!across && (seen & kEndMask)) return false;
     const std::uint64_t width = header_->width, rows = header_->block_rows;
     std::uint64_t serial = serial_of(seen), at = slot;
     for (;;) {
@@ -192,16 +193,16 @@ bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen) const {
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(this->word(at)).load(std::memory_order_acquire);
         if (serial_of(word) != serial) return false;
         if (state_of(word) == kVoid) continue;
-        if (state_of(word) != kCommitted || (word & kEpisodeStart)) return false;
+        if (state_of(word) != kCommitted || (!across && (word & kEpisodeStart))) return false;
         seen = word;
         slot = at;
         return true;
     }
 }
 
-bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) const {
+bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bool across) const {
     gone = false;
-    if (seen & kEpisodeStart) return false;
+    if (!across && (seen & kEpisodeStart)) return false;
     gone = true;
     const std::uint64_t width = header_->width, rows = header_->block_rows, least = least_word();
     std::uint64_t serial = serial_of(seen), at = slot;
@@ -305,6 +306,12 @@ void Table::clear() {
         aligned = (ticket + header_->blocks - 1) / header_->blocks * header_->blocks;
     } while (!next.compare_exchange_weak(ticket, aligned, std::memory_order_acq_rel));
     counters_->origin_ticket.value.store(aligned, std::memory_order_release);
+    // The pace starts anew: nothing was delivered, nothing added.
+    std::uint64_t added = 0;
+    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) added += writers_[i].added.load(std::memory_order_acquire);
+    counters_->pace[0].value.store(0, std::memory_order_relaxed);
+    counters_->pace[1].value.store(added, std::memory_order_relaxed);
     counters_->epoch.value.fetch_add(1, std::memory_order_acq_rel);
 }
 
@@ -350,6 +357,8 @@ TableStats Table::stats() const {
     stats.seed = header_->seed;
     stats.resets_unflagged = counters_->resets_unflagged.value.load(std::memory_order_relaxed);
     stats.rows_retired = counters_->rows_retired.value.load(std::memory_order_relaxed);
+    stats.shuffle_epoch = counters_->shuffle_epoch.value.load(std::memory_order_relaxed);
+    stats.rows_consumed = counters_->rows_consumed.value.load(std::memory_order_relaxed);
     stats.updates_applied = counters_->updates_applied.value.load(std::memory_order_relaxed);
     stats.updates_stale = counters_->updates_stale.value.load(std::memory_order_relaxed);
     for (std::uint64_t b = 0; header_->block_heap_bytes && b < header_->blocks; ++b) {

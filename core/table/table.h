@@ -36,6 +36,9 @@ struct SamplerNumbers {
     bool is_by_priority = false;
     double alpha = 0.6;
     double beta_start = 0.4, beta_end = 0.4, beta_steps = 0;
+    bool has_index = false;      // though no priorities: the view or the order of drawing needs one
+    bool numbers_steps = false;  // rows are numbered within their episodes
+    bool counts_reads = false;   // rows leave the index after so many reads
 };
 
 struct TableConfig {
@@ -55,6 +58,7 @@ struct TableStats {
     std::uint64_t writers_taken, max_writers, blocks, block_rows, row_bytes, payload_bytes, storage_bytes;
     std::uint64_t huge_page_bytes, incarnation, recoveries, rows_lost, seed;
     std::uint64_t resets_unflagged, rows_retired, updates_applied, updates_stale, heap_bytes;
+    std::uint64_t shuffle_epoch, rows_consumed;
     const char* copy_kernel;
 };
 
@@ -115,11 +119,15 @@ public:
                 return true;
             }
         }
-        return far_successor(slot, word);
+        return far_successor(slot, word, false);
     }
 
-    // The same backwards; none at the episode's start, and where the row before is `gone`.
-    bool predecessor(std::uint64_t& slot, std::uint64_t& word, bool& gone) const;
+    // The same backwards; none at the episode's start, and where the row before is `gone`. With `across`, the row
+    // before in the env's stream, whatever episode it is of.
+    bool predecessor(std::uint64_t& slot, std::uint64_t& word, bool& gone, bool across = false) const;
+
+    // The env's next row, whatever episode it is of.
+    bool stream_successor(std::uint64_t& slot, std::uint64_t& word) const { return far_successor(slot, word, true); }
 
     // The slot of the k-th live row of a block, counted from the block's start; none if rows went meanwhile.
     std::optional<std::uint64_t> nth_live_slot(std::uint64_t block, std::uint64_t k) const;
@@ -149,6 +157,8 @@ public:
     format::Counters& counters() const { return *counters_; }
     RowView view() const;
     std::uint32_t seat() const { return presence_ ? presence_->seat() : 0; }
+    // Whether the process that was given a seat still has it; in memory there is but one.
+    bool is_alive(std::uint32_t seat, std::uint64_t pid) const { return !presence_ || presence_->is_alive(seat, pid); }
     void end_episode(std::uint64_t serial);  // flags the row as truncated by the engine, if it is still there
     std::uint64_t blocks() const { return header_->blocks; }
     std::uint64_t block_rows() const { return header_->block_rows; }
@@ -158,6 +168,16 @@ public:
     std::uint32_t row_checksum(std::uint64_t slot, std::uint64_t serial) const;
     std::byte* region(format::RegionId id) const { return storage_.data() + header_->regions[id].offset; }
     float* given() const { return given_; }  // null: no priorities
+    bool has_index() const { return header_->sampler != 0; }
+    format::EpisodePlace* episodes() const {  // null: rows are not numbered
+        return header_->columns & format::kEpisodesColumn
+                   ? reinterpret_cast<format::EpisodePlace*>(region(format::kEpisodes))
+                   : nullptr;
+    }
+    std::uint32_t* reads() const {  // null: reads are not counted
+        return header_->columns & format::kReadsColumn ? reinterpret_cast<std::uint32_t*>(region(format::kReads))
+                                                       : nullptr;
+    }
     SharedLock& index_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
     std::uint64_t block_of(std::uint64_t slot) const { return by_block_.quotient(slot); }
     std::uint64_t rows_left(std::uint64_t slot) const {  // in its block, with itself
@@ -194,7 +214,7 @@ public:
 
 private:
     Table(Storage storage, RowLayout layout);
-    bool far_successor(std::uint64_t& slot, std::uint64_t& word) const;
+    bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
 
     // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us.

@@ -26,6 +26,11 @@ struct Value {
     std::uint64_t bytes;
 };
 
+// To a counter that nobody else writes: no locked instruction.
+void add_to(auto& counter, auto value) {
+    counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+}
+
 Value value_of(const FieldInput& input, const Field& field, std::size_t row) {
     if (input.starts) return {input.flat + input.starts[row], input.starts[row + 1] - input.starts[row]};
     return {input.flat + row * input.stride, field.full_bytes};
@@ -40,9 +45,11 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       derives_(table_->layout().gives_next()),
       stacks_(table_->layout().stack() > 1),
       is_plain_(!derives_ && !table_->layout().uses_heap() && table_->header().spare_rows == 0),
+      is_bare_(is_plain_ && table_->width() == 1 && !table_->given() && !table_->checksums()),
       open_rows_(table_->width(), 0),
       halves_(derives_ ? table_->width() : 0, 0),
       image_(table_->header().waiting_bytes) {
+    for (const Field& field : table_->layout().fields()) row_moves_.push_back({field.offset, field.bytes, nullptr, 0});
     record_.participant = table_->seat();
     record_.owner_pid = static_cast<std::uint64_t>(getpid());
     epoch_ = table_->counters().epoch.value.load(std::memory_order_acquire);
@@ -176,6 +183,8 @@ void Writer::append_locked(const RowBatch& batch) {
     table_->check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();
+    if (is_bare_ && batch.rows == 1 && head_ != length_) [[likely]]
+        return append_row(batch);
     if (stacks_) check_stacks(batch);
     for (std::size_t done = 0; done < batch.rows;) {
         if (head_ == length_) {
@@ -194,6 +203,45 @@ void Writer::append_locked(const RowBatch& batch) {
         // observations it is kept, for its heap takes the final ones of rows whose successor never comes.
         if (head_ == length_ && !derives_) let_go_of_block();
     }
+}
+
+// The shortest way of a row: what append_locked() and write_group() come to where there is nothing else to look at.
+void Writer::append_row(const RowBatch& batch) {
+    const std::uint64_t slot = block_ * table_->block_rows() + head_;
+    const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
+    const std::uint8_t given = batch.flags ? batch.flags[0] : 0;
+    const bool is_void = (given & kRowVoid) != 0;
+    std::uint64_t flags = 0;
+    if (!is_void) {
+        if (open_rows_[0] == 0) flags |= kEpisodeStart;
+        if (given & kRowTerminated) flags |= kTerminated;
+        if (given & kRowTruncated) flags |= kTruncated;
+        open_rows_[0] = flags & kEndMask ? 0 : serial + 1;
+    }
+    for (std::size_t f = 0; f < row_moves_.size(); ++f)
+        row_moves_[f].flat = const_cast<std::byte*>(batch.fields[f].flat);
+
+    Word word(table_->word(slot));
+    const bool was_live = is_live(word.load(std::memory_order_relaxed), table_->least_word());
+    word.store(make_word(serial, 0, kWriting), std::memory_order_relaxed);
+    fence(std::memory_order_release);  // no payload byte before its word says WRITING
+    kernels().scatter(table_->view(), slot, 1, row_moves_.data(), row_moves_.size());
+    // Written last, with release: a reader that sees this word sees the whole row.
+    word.store(make_word(serial, flags, is_void ? kVoid : kCommitted), std::memory_order_release);
+
+    if (is_void == was_live) {
+        const std::int64_t gained = is_void ? -1 : 1;
+        add_to(table_->block_record(block_).live, static_cast<std::uint64_t>(gained));
+        add_to(record_.live, gained);
+    }
+    if (is_void) {
+        record_.voided.fetch_add(1, std::memory_order_relaxed);
+    } else {
+        add_to(record_.added, 1u);
+        if (flags & kEndMask) record_.episodes.fetch_add(1, std::memory_order_relaxed);
+    }
+    record_.head.store(++head_, std::memory_order_release);
+    if (head_ == length_) let_go_of_block();
 }
 
 // Given stacks must be what the table will give back: each goes on from the frames added before it, or is one frame
@@ -604,9 +652,6 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     }
 
     BlockRecord& block = table_->block_record(block_);
-    const auto add_to = [](auto& counter, auto value) {
-        counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
-    };
     if (is_plain_) {
         if (gained) {
             add_to(block.live, static_cast<std::uint64_t>(gained));
@@ -645,6 +690,7 @@ void Writer::close() {
     };
     try {
         end_open_episodes();
+        table_->counters().late_ends.value.fetch_add(1, std::memory_order_acq_rel);
     } catch (...) {
         give_back();
         throw;

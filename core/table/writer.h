@@ -59,6 +59,7 @@ private:
     void notice_clear();
     void take_block(std::uint64_t ticket, std::uint64_t head);
     void let_go_of_block();
+    void append_row(const RowBatch& batch);
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     std::int64_t retire_ahead(std::size_t count);
     void pack(const RowBatch& batch, std::size_t first, std::size_t count);
@@ -76,6 +77,7 @@ private:
     const bool derives_;   // next observations are derived
     const bool stacks_;    // some field is stacked
     const bool is_plain_;  // rows of fixed fields, nothing derived, nothing stacked
+    const bool is_bare_;   // and one env, no priorities, no checksums: a row is its word and its bytes
     std::mutex mutex_;
     bool closed_ = false;
 
@@ -90,6 +92,7 @@ private:
     std::vector<std::uint8_t> halves_;  // one an env: which of its two waiting places is the newer
     std::vector<std::uint8_t> resets_;  // one a row of the running add: its given stack starts an episode untold
     std::vector<std::byte> image_;      // of a waiting place
+    std::vector<FieldMove> row_moves_;  // append_row(): where each field stands in a row
     std::vector<std::byte> packed_;     // a group's values on their way into the heap, one after the other
     std::vector<HeapPlace> places_;     // and where each stands, in packed_ and then in the heap
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "base/workers.h"
@@ -21,11 +22,16 @@ constexpr std::uint64_t kStreamingBytes = 4 << 20;
 // Decompression is dearer than copying.
 constexpr std::uint64_t kParallelHeapBytes = 64 << 10;
 
-constexpr std::size_t kMostRanges = 8;
+constexpr std::size_t kMostWanted = 16;  // lines of an example: eight steps or so
+constexpr std::size_t kMostStepFields = 16;
 constexpr std::size_t kPiece = 64;
 
 // Where an example's next observation is.
 enum class Next : std::uint8_t { row, final_place, waiting };
+
+std::uint64_t load_word(const Table& table, std::uint64_t slot) {
+    return std::atomic_ref<std::uint64_t>(table.word(slot)).load(std::memory_order_acquire);
+}
 
 bool is_summed(const Field& field) { return field.dtype == "<f4" || field.dtype == "<f8"; }
 
@@ -33,6 +39,10 @@ bool is_summed(const Field& field) { return field.dtype == "<f4" || field.dtype 
 
 // What one part of a batch needs besides its outputs; kept between calls.
 struct Transitions::Work {
+    static Work& of_this_thread() {
+        thread_local Work kept;
+        return kept;
+    }
     // The rows read for the examples, to be looked at once more at the end.
     struct Touched {
         std::uint64_t slot, word, position;
@@ -96,6 +106,7 @@ Transitions::Transitions(const Table& table, ViewConfig config)
         }
     }
     plan_prefetch();
+    is_short_ = !is_plain_ && can_be_short();
     for (std::uint32_t k = 0; k <= config_.n_step; ++k) {
         powers_.push_back(std::pow(config_.gamma, k));
         discounts_.push_back(static_cast<float>(powers_.back()));
@@ -127,13 +138,8 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
 
 // Always inlined: the compiler takes a function that only fetches for one that does nothing, and drops the call.
 __attribute__((always_inline)) inline void Transitions::prefetch(std::uint64_t slot) const {
-    if (wanted_.empty()) return table_.prefetch(slot);
-    const auto row = reinterpret_cast<std::uintptr_t>(rows_.rows) + slot * rows_.stride;
-    for (const Range& range : wanted_) {
-        for (std::uintptr_t line = (row + range.from) & ~std::uintptr_t{63}; line < row + range.to; line += 64) {
-            __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
-        }
-    }
+    const std::byte* row = rows_.rows + slot * rows_.stride;
+    for (const std::uint64_t offset : wanted_) __builtin_prefetch(row + offset, 0, 2);
 }
 
 // The reward of a row, times a factor, into the sums.
@@ -172,28 +178,7 @@ inline bool Transitions::walk(Work& work, std::size_t position, std::uint64_t sl
         if (reward_items_ > 4) [[unlikely]]
             sums = (many_sums.resize(reward_items_), many_sums.data());
         add_reward(slot, 1.0, sums);
-        // Steps that stand side by side in the block, without a look at where it ends each time.
-        std::uint64_t left = table_.rows_left(slot);
-        while (steps < n_step) {
-            bool found = false;
-            if (left > width_ && !(word & kEndMask)) {
-                const std::uint64_t next =
-                    std::atomic_ref<std::uint64_t>(
-                        *reinterpret_cast<std::uint64_t*>(rows_.words + (slot + width_) * rows_.word_stride))
-                        .load(std::memory_order_acquire);
-                // The same flags of state and the serial of the next step; an episode's start is another's.
-                const std::uint64_t expected = (serial_of(word) + width_) << kSerialShift | kCommitted;
-                found = (next & ~(kFlagMask & ~std::uint64_t{kEpisodeStart})) == expected;
-                if (found) {
-                    slot += width_;
-                    word = next;
-                    left -= width_;
-                }
-            }
-            if (!found) {
-                if (!table_.successor(slot, word)) break;
-                left = table_.rows_left(slot);
-            }
+        while (steps < n_step && table_.successor(slot, word)) {
             work.touch(position, slot, word);
             add_reward(slot, powers_[steps], sums);
             ++steps;
@@ -244,6 +229,7 @@ std::size_t Transitions::gather_pieces(const std::uint64_t* slots, std::size_t b
                                        const Outputs& out, std::uint64_t* words, std::uint32_t* missed,
                                        bool single) const {
     if (is_plain_) return gather_part(slots, begin, end, out, words, missed, single, end);
+    if (is_short_ && (!single || derives_)) return gather_steps(slots, begin, end, out, words, missed, single);
     std::size_t misses = 0;
     for (std::size_t i = begin; i < std::min(begin + kPiece, end); ++i) prefetch(slots[i]);
     for (std::size_t from = begin; from < end; from += kPiece) {
@@ -253,76 +239,84 @@ std::size_t Transitions::gather_pieces(const std::uint64_t* slots, std::size_t b
     return misses;
 }
 
-// walk() for all positions of a piece, where nothing is stacked and the reward is one float: a short loop without
-// calls, which is what an example costs besides its cache misses. slots[count..fetched) come next.
-void Transitions::walk_all(Work& work, const std::uint64_t* slots, std::size_t count, std::size_t fetched,
-                           std::uint32_t n_step, const Outputs& out) const {
-    const RowView rows = rows_;
-    const std::uint64_t width = width_, least = table_.least_word();
-    constexpr std::uint64_t kLoose = kFlagMask & ~std::uint64_t{kEpisodeStart};  // may differ between two steps
-    const auto load = [&](std::uint64_t slot) {
-        return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(rows.words + slot * rows.word_stride))
-            .load(std::memory_order_acquire);
-    };
-    const std::byte* const reward_column = rows.rows + reward_offset_;
-    const auto reward = [&](std::uint64_t slot) {
-        float narrow;
-        racy_copy(reinterpret_cast<std::byte*>(&narrow), reward_column + slot * rows.stride, 4);
-        return static_cast<double>(narrow);
-    };
-    std::uint64_t *last_slots = work.last_slots.data(), *last_words = work.last_words.data();
-    std::uint64_t* words = work.words + work.begin;
-    std::uint8_t* failed = work.failed.data();
-    Work::Touched* touched = work.touched.data();
-    float* discounts = out.discounts ? out.discounts + work.begin : nullptr;
-    std::byte* sums = n_step > 1 ? out.flats[reward_] + work.begin * 4 : nullptr;
-    const double* powers = powers_.data();
+// Examples of small rows, where nothing is stacked or in the heap: mostly their rows stand side by side, and a kernel
+// makes them. What it leaves is made one by one.
+std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t begin, std::size_t end,
+                                      const Outputs& out, std::uint64_t* words, std::uint32_t* missed,
+                                      bool single) const {
+    const std::vector<Field>& fields = table_.layout().fields();
+    const std::uint32_t n_step = single ? 1 : config_.n_step;
+    StepMove moves[kMostStepFields];
+    std::size_t move_count = 0;
+    for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
+        const ViewLeaf& leaf = config_.leaves[i];
+        if (leaf.role == Role::reward && n_step > 1) continue;
+        const Field& field = fields[leaf.field];
+        const StepRow row = leaf.role == Role::last   ? StepRow::last
+                            : leaf.role == Role::next ? StepRow::after
+                                                      : StepRow::first;
+        moves[move_count++] = {field.offset, field.bytes, out.flats[i], row};
+    }
+    const StepGather job{.view = rows_,
+                         .least_word = table_.least_word(),
+                         .slots = slots,
+                         .words = words,
+                         .fields = moves,
+                         .field_count = move_count,
+                         .n_step = n_step,
+                         .takes_after = derives_,
+                         .width = width_,
+                         .all_slots = table_.header().slots,
+                         .block_rows = table_.block_rows(),
+                         .block_magic = ~std::uint64_t{0} / table_.block_rows() + 1,
+                         .reward_offset = reward_offset_,
+                         .powers = powers_.data(),
+                         .sums = n_step > 1 ? out.flats[reward_] : nullptr,
+                         .discounts_of = discounts_.data(),
+                         .discounts = out.discounts,
+                         .wanted = wanted_.data(),
+                         .wanted_count = wanted_.size()};
+    const std::size_t left = kernels().gather_steps(job, begin, end, missed);
+    std::size_t misses = 0;
+    for (std::size_t m = 0; m < left; ++m) {
+        const std::uint32_t position = missed[m];
+        if (!gather_one(slots[position], position, n_step, out, words)) missed[misses++] = position;
+    }
+    return misses;
+}
 
-    for (std::size_t i = 0; i < count; ++i) {
-        if (count + i < fetched) prefetch(slots[count + i]);
-        std::uint64_t slot = slots[i], word = load(slot);
-        words[i] = word;
-        failed[i] = !is_live(word, least);
-        *touched++ = {slot, word, i};
-        if (n_step > 1) {
-            double sum = reward(slot);
-            std::uint32_t steps = 1;
-            std::uint64_t block_end = slot + table_.rows_left(slot);
-            word &= ~std::uint64_t{kEpisodeStart};  // a row that starts an episode is followed as one that does not
-            for (; steps < n_step; ++steps) {
-                // Mostly the next step stands beside this one: its word is then what follows from this one's.
-                const std::uint64_t next = slot + width < block_end ? load(slot + width) : 0;
-                if ((word & kEndMask) == 0 && (next & ~kLoose) == (word & ~kLoose) + (width << kSerialShift))
-                    [[likely]] {
-                    slot += width;
-                    word = next;
-                } else {
-                    if (!table_.successor(slot, word)) break;
-                    block_end = slot + table_.rows_left(slot);
-                }
-                sum += powers[steps] * reward(slot);
-                *touched++ = {slot, word, i};
-            }
-            const float narrow = static_cast<float>(sum);
-            std::memcpy(sums + 4 * i, &narrow, 4);
-            if (discounts) discounts[i] = discounts_[steps];
-        }
-        last_slots[i] = slot;
-        last_words[i] = word;
+// One example that gather_steps() left: its rows do not stand side by side, or some are not there.
+bool Transitions::gather_one(std::uint64_t slot, std::size_t position, std::uint32_t n_step, const Outputs& out,
+                             std::uint64_t* words) const {
+    Work& work = Work::of_this_thread();
+    work.make_room(1, n_step + 3, 1);
+    work.begin = position;
+    work.words = words;
+    words[position] = load_word(table_, slot);
+    if (!walk(work, 0, slot, n_step, table_.least_word(), out)) return false;
+    for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
+        const ViewLeaf& leaf = config_.leaves[i];
+        if (leaf.role == Role::reward && n_step > 1) continue;
+        const Field& field = table_.layout().fields()[leaf.field];
+        const std::uint64_t from = leaf.role == Role::last   ? work.last_slots[0]
+                                   : leaf.role == Role::next ? work.next_slots[0]
+                                                             : slot;
+        racy_copy(out.flats[i] + position * field.bytes, rows_.rows + from * rows_.stride + field.offset, field.bytes);
     }
-    for (std::size_t i = 0; derives_ && i < count; ++i) {
-        std::uint64_t slot = last_slots[i], word = last_words[i];
-        work.nexts[i] = Next::row;
-        if (word & kHasFinalObservation) {
-            work.nexts[i] = Next::final_place;
-        } else if (table_.successor(slot, word)) {
-            *touched++ = {slot, word, i};
-        } else {
-            work.nexts[i] = Next::waiting;
-        }
-        work.next_slots[i] = slot;
+    work.failed[0] = work.nexts[0] != Next::row && !copy_next(work, 0, out);
+    check_again(work);
+    return !work.failed[0];
+}
+
+// Whoever read a row that has changed since has failed.
+void Transitions::check_again(Work& work) const {
+    fence(std::memory_order_acquire);
+    for (std::size_t t = 0; t < work.touched_count; ++t) {
+        const Work::Touched& row = work.touched[t];
+        // Flags may change after the commit, but an end that came since would have ended the example earlier.
+        const std::uint64_t fixed = ~kFlagMask | kHasFinalObservation;
+        if ((load_word(table_, row.slot) ^ row.word) & fixed) work.failed[row.position] = true;
     }
-    work.touched_count = static_cast<std::size_t>(touched - work.touched.data());
 }
 
 std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
@@ -348,22 +342,18 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         return run(slots, leaf_count, begin, end, words, missed);
     }
 
-    thread_local Work kept_work;
-    Work& work = kept_work;  // its address is looked up once
+    Work& work = Work::of_this_thread();  // its address is looked up once
     const std::size_t count = end - begin;
     const std::uint32_t n_step = single ? 1 : config_.n_step;
     work.make_room(count, n_step + 1 + 2 * stack_, stack_);
     work.begin = begin;
     work.words = words;
-    if (stack_ == 1 && (n_step == 1 || (reward_items_ == 1 && !reward_is_double_))) {
-        walk_all(work, slots + begin, count, fetch_end - begin, n_step, out);
-    } else {
-        const std::uint64_t least = table_.least_word();
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::uint64_t slot = slots[begin + i];
-            words[begin + i] = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
-            work.failed[i] = !walk(work, i, slot, n_step, least, out);
-        }
+    const std::uint64_t least = table_.least_word();
+    for (std::size_t i = 0; i < count; ++i) {
+        if (end + i < fetch_end) prefetch(slots[end + i]);
+        const std::uint64_t slot = slots[begin + i];
+        words[begin + i] = load_word(table_, slot);
+        work.failed[i] = !walk(work, i, slot, n_step, least, out);
     }
     for (std::size_t i = 0; i < count; ++i) {
         if (!work.failed[i]) [[likely]]
@@ -402,15 +392,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (work.nexts[i] != Next::row && !work.failed[i]) work.failed[i] = !copy_next(work, i, out);
     }
-    fence(std::memory_order_acquire);
-    for (std::size_t t = 0; t < work.touched_count; ++t) {
-        const Work::Touched& row = work.touched[t];
-        const std::uint64_t again =
-            std::atomic_ref<std::uint64_t>(table_.word(row.slot)).load(std::memory_order_acquire);
-        // Flags may change after the commit, but an end that came since would have ended the example earlier.
-        const std::uint64_t fixed = ~kFlagMask | kHasFinalObservation;
-        if ((again ^ row.word) & fixed) work.failed[row.position] = true;
-    }
+    check_again(work);
     std::size_t misses = 0;
     for (std::size_t i = 0; i < count; ++i) {
         if (work.failed[i]) missed[misses++] = static_cast<std::uint32_t>(begin + i);
@@ -418,35 +400,55 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     return misses;
 }
 
+// Whether gather_steps() can make examples: what its kernel knows is what most tables are.
+bool Transitions::can_be_short() const {
+    if (stack_ > 1 || !has_small_rows() || config_.leaves.size() > kMostStepFields) return false;
+    if (config_.n_step > 1 && (reward_items_ != 1 || reward_is_double_)) return false;
+    for (const ViewLeaf& leaf : config_.leaves) {
+        const Field& field = table_.layout().fields()[leaf.field];
+        if (field.is_in_heap()) return false;
+    }
+    if (table_.header().slots <= (config_.n_step + 1) * width_) return false;
+    // Up to here its division by a multiplication is exact: see base/divide.h.
+    return table_.block_rows() > 1 && table_.header().slots <= ~std::uint64_t{0} / table_.block_rows();
+}
+
+bool Transitions::has_small_rows() const { return rows_.stride <= 1024 && table_.layout().word_is_embedded(); }
+
 // Which bytes an example will want, from its first row's start on, where its steps stand side by side: fetched while
-// the examples before it are worked out. Large rows are left to the hardware.
+// the examples before it are worked out. They are named by their offsets, the same for every example: to work out the
+// lines that a row's place gives them costs a mispredicted branch an example, to fetch a line twice next to nothing.
+// Of large rows only the first lines: the rest is left to the hardware.
 void Transitions::plan_prefetch() {
-    const Table& table = table_;
-    const std::uint64_t stride = table.header().row_bytes;
-    if (stride > 1024 || !table.layout().word_is_embedded() || stack_ > 1) return;
-    const std::uint64_t step = stride * table.width();
-    const auto want = [&](std::uint64_t row, std::uint64_t from, std::uint64_t to) {
-        if (wanted_.size() < kMostRanges) wanted_.push_back({row * step + from, row * step + to});
-    };
-    const auto span = [&](Role role, std::uint64_t& from, std::uint64_t& to) {
-        from = stride, to = 0;
-        for (const ViewLeaf& leaf : config_.leaves) {
-            const Field& field = table.layout().fields()[leaf.field];
-            const bool is_own = leaf.role == Role::own || leaf.role == Role::reward;
-            if (is_own ? role != Role::own : leaf.role != role) continue;
-            from = std::min(from, field.offset);
-            to = std::max(to, field.offset + field.bytes);
+    const auto want = [&](std::uint64_t from, std::uint64_t to) {
+        for (std::uint64_t at = from;; at += 64) {
+            const std::uint64_t point = std::min(at, to - 1);
+            // Rows start at multiples of 8.
+            const auto is_near = [&](std::uint64_t other) { return other / 8 == point / 8; };
+            if (wanted_.size() < kMostWanted && std::none_of(wanted_.begin(), wanted_.end(), is_near))
+                wanted_.push_back(point);
+            if (point == to - 1) return;
         }
-        return from < to;
     };
-    std::uint64_t from, to;
-    want(0, 0, span(Role::own, from, to) ? to : 8);
-    const std::uint64_t head = reward_items_ ? reward_offset_ + 4 : 8;
-    for (std::uint32_t k = 1; k < config_.n_step; ++k) want(k, 0, std::min<std::uint64_t>(head, 64));
-    if (span(Role::last, from, to)) want(config_.n_step - 1, from, to);
-    if (span(Role::next, from, to)) {
-        want(config_.n_step, 0, 8);
-        want(config_.n_step, from, to);
+    if (stack_ > 1 || !has_small_rows()) return want(0, std::min<std::uint64_t>(rows_.stride, 256));
+    const std::uint64_t step = rows_.stride * width_;
+    for (std::uint32_t k = 0; k < config_.n_step + derives_; ++k) {
+        std::vector<std::pair<std::uint64_t, std::uint64_t>> parts = {{0, 8}};  // the word
+        for (const ViewLeaf& leaf : config_.leaves) {
+            const Field& field = table_.layout().fields()[leaf.field];
+            const bool is_read = leaf.role == Role::reward ? k < config_.n_step
+                                 : leaf.role == Role::own  ? k == 0
+                                 : leaf.role == Role::last ? k + 1 == config_.n_step
+                                                           : k == config_.n_step;
+            if (is_read) parts.emplace_back(field.offset, field.offset + field.bytes);
+        }
+        std::sort(parts.begin(), parts.end());
+        for (std::size_t p = 0; p < parts.size();) {
+            const std::uint64_t from = parts[p].first;
+            std::uint64_t to = parts[p++].second;
+            while (p < parts.size() && parts[p].first < to + 64) to = std::max(to, parts[p++].second);
+            want(k * step + from, k * step + to);
+        }
     }
 }
 

@@ -59,10 +59,13 @@ private:
     struct Work;
     std::size_t gather_pieces(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                               std::uint64_t* words, std::uint32_t* missed, bool single) const;
-    void walk_all(Work& work, const std::uint64_t* slots, std::size_t count, std::size_t fetched, std::uint32_t n_step,
-                  const Outputs& out) const;
+    std::size_t gather_steps(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
+                             std::uint64_t* words, std::uint32_t* missed, bool single) const;
     std::size_t gather_part(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                             std::uint64_t* words, std::uint32_t* missed, bool single, std::size_t fetch_end) const;
+    bool gather_one(std::uint64_t slot, std::size_t position, std::uint32_t n_step, const Outputs& out,
+                    std::uint64_t* words) const;
+    void check_again(Work& work) const;
     bool walk(Work& work, std::size_t position, std::uint64_t slot, std::uint32_t n_step, std::uint64_t least,
               const Outputs& out) const;
     void add_reward(std::uint64_t slot, double factor, double* sums) const;
@@ -74,6 +77,8 @@ private:
     bool finish_value(const Field& field, std::byte* to, std::uint64_t value_bytes, std::int64_t* length) const;
     bool copy_next(Work& work, std::size_t position, const Outputs& out) const;
     bool copy_value(Work& work, const Field& field, std::uint64_t slot, std::byte* to, std::int64_t* length) const;
+    bool can_be_short() const;
+    bool has_small_rows() const;
     void plan_prefetch();
     void prefetch(std::uint64_t slot) const;
 
@@ -81,19 +86,17 @@ private:
     const RowView rows_;
     const std::uint64_t width_;
     ViewConfig config_;
-    bool is_plain_;  // every leaf is a fixed field of the row drawn
+    bool is_plain_;          // every leaf is a fixed field of the row drawn
+    bool is_short_ = false;  // examples that gather_steps() makes
     bool derives_ = false;
     std::uint32_t stack_ = 1;
     std::size_t reward_ = 0;  // the leaf that is summed, and where its numbers are
     std::uint64_t reward_offset_ = 0, reward_items_ = 0;
     bool reward_is_double_ = false;
     std::uint64_t example_bytes_ = 0;
-    std::vector<double> powers_;    // of gamma
-    std::vector<float> discounts_;  // the same, as batches give them
-    struct Range {
-        std::uint64_t from, to;
-    };
-    std::vector<Range> wanted_;  // what to fetch ahead, from a row's start on
+    std::vector<double> powers_;         // of gamma
+    std::vector<float> discounts_;       // the same, as batches give them
+    std::vector<std::uint64_t> wanted_;  // what to fetch ahead, from a row's start on, one a line
 };
 
 }  // namespace sharpwave

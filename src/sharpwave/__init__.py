@@ -12,10 +12,32 @@ a view shapes them into a batch.
 
 from importlib.metadata import version
 
-from . import compat, errors
+from . import adapters, compat, errors
 from .buffers.replay import ReplayBuffer, open
-from .sampling import Linear, Prioritized, Transitions, Uniform
+from .collect import collect
+from .pace import Pace
+from .sampling import Fifo, Lifo, Linear, Prioritized, Recent, Shuffle, Uniform
 from .schema import Field
+from .views import Hindsight, Transitions, Windows
 
 __version__ = version("sharpwave")
-__all__ = ["Field", "Linear", "Prioritized", "ReplayBuffer", "Transitions", "Uniform", "compat", "errors", "open"]
+__all__ = [
+    "Field",
+    "Fifo",
+    "Hindsight",
+    "Lifo",
+    "Linear",
+    "Pace",
+    "Prioritized",
+    "Recent",
+    "ReplayBuffer",
+    "Shuffle",
+    "Transitions",
+    "Uniform",
+    "Windows",
+    "adapters",
+    "collect",
+    "compat",
+    "errors",
+    "open",
+]

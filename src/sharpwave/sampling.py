@@ -1,15 +1,13 @@
-"""Samplers pick row numbers, views shape them into batches. Both are settings: plain data that a file can carry."""
+"""Samplers: which rows are drawn, and in what order. They are settings: plain data that a file can carry."""
 
 from __future__ import annotations
 
 import math
-import numbers
-import operator
 from typing import Any, Literal
 
-from .errors import SchemaError
+from .checks import number, one_of, truth, whole
 
-__all__ = ["Linear", "Prioritized", "Transitions", "Uniform"]
+__all__ = ["Fifo", "Lifo", "Linear", "Prioritized", "Recent", "Sampler", "Shuffle", "Uniform"]
 
 
 class Linear:
@@ -24,9 +22,9 @@ class Linear:
     __slots__ = ("end", "start", "steps")
 
     def __init__(self, start: float, end: float, steps: int) -> None:
-        self.start = _number("Linear()", "start", start, -math.inf, math.inf)
-        self.end = _number("Linear()", "end", end, -math.inf, math.inf)
-        self.steps = _whole("Linear()", "steps", steps)
+        self.start = number("Linear()", "start", start, -math.inf, math.inf)
+        self.end = number("Linear()", "end", end, -math.inf, math.inf)
+        self.steps = whole("Linear()", "steps", steps)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Linear) and repr(self) == repr(other)
@@ -39,18 +37,28 @@ class Linear:
 
 
 class Uniform:
-    """Every row is equally likely; draws are with replacement.
+    """Every row that may start an example is equally likely; draws are with replacement.
+
+    Args:
+        newest: The first so many of a batch are the newest rows, newest first (combined experience replay).
+        max_reads: A row is no longer drawn after so many times; None: it always may be.
 
     Example:
         >>> import sharpwave as sw
-        >>> buf = sw.ReplayBuffer(100, obs_shape=(4,), sampler=sw.Uniform())
+        >>> buf = sw.ReplayBuffer(100, obs_shape=(4,), sampler=sw.Uniform(newest=1))
     """
 
+    __slots__ = ("max_reads", "newest")
+
+    def __init__(self, *, newest: int = 0, max_reads: int | None = None) -> None:
+        self.newest = whole("Uniform()", "newest", newest, 0)
+        self.max_reads = _read_max_reads("Uniform()", max_reads)
+
     def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Uniform"}
+        return {"kind": "Uniform", "newest": self.newest, "max_reads": self.max_reads}
 
     def __repr__(self) -> str:
-        return "Uniform()"
+        return f"Uniform({_options(self, newest=0, max_reads=None)})"
 
 
 class Prioritized:
@@ -71,13 +79,26 @@ class Prioritized:
         mix: Share of draws that are uniform over all rows, whatever their priority.
         new_rows: Priority of rows that bring none (``add(priority=...)``): ``"live_max"`` the largest in the buffer,
             ``"running_max"`` the largest ever seen (at least 1), or a number.
+        newest: The first so many of a batch are the newest rows, with weight 1 (combined experience replay).
+        max_reads: A row is no longer drawn after so many times; None: it always may be.
 
     Example:
         >>> import sharpwave as sw
         >>> buf = sw.ReplayBuffer(1000, obs_shape=(4,), sampler=sw.Prioritized(alpha=0.6, beta=0.4))
     """
 
-    __slots__ = ("alpha", "beta", "eps", "mix", "new_rows", "normalize", "rank_based", "stratified")
+    __slots__ = (
+        "alpha",
+        "beta",
+        "eps",
+        "max_reads",
+        "mix",
+        "new_rows",
+        "newest",
+        "normalize",
+        "rank_based",
+        "stratified",
+    )
 
     def __init__(
         self,
@@ -90,25 +111,23 @@ class Prioritized:
         normalize: Literal["batch", "buffer", "none"] = "batch",
         mix: float = 0.0,
         new_rows: Literal["live_max", "running_max"] | float = "live_max",
+        newest: int = 0,
+        max_reads: int | None = None,
     ) -> None:
         where = "Prioritized()"
-        self.alpha = _number(where, "alpha", alpha, 0, 1)
+        self.newest = whole(where, "newest", newest, 0)
+        self.max_reads = _read_max_reads(where, max_reads)
+        self.alpha = number(where, "alpha", alpha, 0, 1)
         self.beta = read_beta(where, beta)
-        self.eps = _number(where, "eps", eps, 0, 1e30)
-        self.mix = _number(where, "mix", mix, 0, 1)
-        self.rank_based = _truth(where, "rank_based", rank_based)
-        self.stratified = _truth(where, "stratified", stratified)
-        if normalize not in ("batch", "buffer", "none"):
-            raise SchemaError(f"{where}: normalize: expected 'batch', 'buffer' or 'none', got {normalize!r}")
-        self.normalize = normalize
+        self.eps = number(where, "eps", eps, 0, 1e30)
+        self.mix = number(where, "mix", mix, 0, 1)
+        self.rank_based = truth(where, "rank_based", rank_based)
+        self.stratified = truth(where, "stratified", stratified)
+        self.normalize: str = one_of(where, "normalize", normalize, ("batch", "buffer", "none"))
         if isinstance(new_rows, str):
-            if new_rows not in ("live_max", "running_max"):
-                raise SchemaError(
-                    f"{where}: new_rows: expected 'live_max', 'running_max' or a number, got {new_rows!r}"
-                )
-            self.new_rows: str | float = new_rows
+            self.new_rows: str | float = one_of(where, "new_rows", new_rows, ("live_max", "running_max"))
         else:
-            self.new_rows = _number(where, "new_rows", new_rows, 0, 1e30)
+            self.new_rows = number(where, "new_rows", new_rows, 0, 1e30)
 
     def to_plain(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in self.__slots__}
@@ -121,72 +140,128 @@ class Prioritized:
         return (self.alpha, *beta_numbers(self.beta))
 
     def __repr__(self) -> str:
-        defaults = {"eps": 1e-6, "rank_based": False, "stratified": True, "normalize": "batch", "mix": 0.0}
-        defaults["new_rows"] = "live_max"
-        rest = "".join(
-            f", {name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value
+        rest = _options(
+            self,
+            eps=1e-6,
+            rank_based=False,
+            stratified=True,
+            normalize="batch",
+            mix=0.0,
+            new_rows="live_max",
+            newest=0,
+            max_reads=None,
         )
-        return f"Prioritized(alpha={self.alpha}, beta={self.beta}{rest})"
+        return f"Prioritized(alpha={self.alpha}, beta={self.beta}{rest and ', '}{rest})"
 
 
-class Transitions:
-    """One row and what followed it are one example: what was seen, done and got, and what came next.
-
-    With ``n_step`` > 1 the reward is the sum of up to n discounted rewards. It stops at the end of the episode and at
-    the newest row, and ``batch["discount"]`` tells what remains: gamma ** steps. ``next_obs`` and ``done`` are those
-    after the last step, so a target is ``reward + discount * (1 - done) * value(next_obs)``.
-
-    Args:
-        n_step: Most steps of an example.
-        gamma: Discount of one step.
+class Recent:
+    """Uniform over the ``n`` newest rows that may start an example, with replacement.
 
     Example:
         >>> import sharpwave as sw
-        >>> buf = sw.ReplayBuffer(100, obs_shape=(4,), view=sw.Transitions(n_step=3, gamma=0.99))
+        >>> buf = sw.ReplayBuffer(1000, obs_shape=(4,), sampler=sw.Recent(100))
     """
 
-    __slots__ = ("gamma", "n_step")
+    __slots__ = ("max_reads", "n", "newest")
 
-    def __init__(self, n_step: int = 1, gamma: float = 0.99) -> None:
-        self.n_step = _whole("Transitions()", "n_step", n_step)
-        if self.n_step > 10_000:
-            raise SchemaError(f"Transitions(): n_step: expected 1 to 10000, got {n_step!r}")
-        self.gamma = _number("Transitions()", "gamma", gamma, 0, 1)
+    def __init__(self, n: int, *, newest: int = 0, max_reads: int | None = None) -> None:
+        self.n = whole("Recent()", "n", n)
+        self.newest = whole("Recent()", "newest", newest, 0)
+        self.max_reads = _read_max_reads("Recent()", max_reads)
 
     def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Transitions", "n_step": self.n_step, "gamma": self.gamma}
+        return {"kind": "Recent", "n": self.n, "newest": self.newest, "max_reads": self.max_reads}
 
     def __repr__(self) -> str:
-        return f"Transitions(n_step={self.n_step}, gamma={self.gamma})"
+        rest = _options(self, newest=0, max_reads=None)
+        return f"Recent({self.n}{rest and ', '}{rest})"
 
 
-def sampler_from_plain(plain: dict[str, Any]) -> Uniform | Prioritized:
-    if plain["kind"] == "Uniform":
-        return Uniform()
-    if plain["kind"] != "Prioritized":
-        raise ValueError(plain["kind"])
-    options = {name: plain[name] for name in Prioritized.__slots__}
-    if isinstance(options["beta"], list):
+class Shuffle:
+    """Every row once an epoch, in random order.
+
+    An epoch is frozen when it begins: rows added later wait for the next one. A batch that needs more than an epoch has
+    left takes that and goes on with the next.
+
+    Example:
+        >>> import sharpwave as sw
+        >>> buf = sw.ReplayBuffer(1000, obs_shape=(4,), sampler=sw.Shuffle())
+    """
+
+    __slots__ = ("max_reads",)
+
+    def __init__(self, *, max_reads: int | None = None) -> None:
+        self.max_reads = _read_max_reads("Shuffle()", max_reads)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": "Shuffle", "max_reads": self.max_reads}
+
+    def __repr__(self) -> str:
+        return f"Shuffle({_options(self, max_reads=None)})"
+
+
+class Fifo:
+    """Oldest first: a queue. A row leaves after ``max_reads`` reads; None never lets it.
+
+    Example:
+        >>> import sharpwave as sw
+        >>> buf = sw.ReplayBuffer(1000, obs_shape=(4,), sampler=sw.Fifo(), pace=sw.Pace.queue(1000))
+    """
+
+    __slots__ = ("max_reads",)
+
+    def __init__(self, *, max_reads: int | None = 1) -> None:
+        self.max_reads = _read_max_reads("Fifo()", max_reads)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": "Fifo", "max_reads": self.max_reads}
+
+    def __repr__(self) -> str:
+        return f"Fifo({_options(self, max_reads=1)})"
+
+
+class Lifo:
+    """Newest first: a stack. A row leaves after ``max_reads`` reads; None never lets it.
+
+    Example:
+        >>> import sharpwave as sw
+        >>> buf = sw.ReplayBuffer(1000, obs_shape=(4,), sampler=sw.Lifo())
+    """
+
+    __slots__ = ("max_reads",)
+
+    def __init__(self, *, max_reads: int | None = 1) -> None:
+        self.max_reads = _read_max_reads("Lifo()", max_reads)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": "Lifo", "max_reads": self.max_reads}
+
+    def __repr__(self) -> str:
+        return f"Lifo({_options(self, max_reads=1)})"
+
+
+Sampler = Uniform | Prioritized | Recent | Shuffle | Fifo | Lifo
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Uniform, Prioritized, Recent, Shuffle, Fifo, Lifo)}
+
+
+def sampler_from_plain(plain: dict[str, Any]) -> Sampler:
+    options = {name: value for name, value in plain.items() if name != "kind"}
+    if isinstance(options.get("beta"), list):
         options["beta"] = Linear(*options["beta"])
-    return Prioritized(**options)
-
-
-def view_from_plain(plain: dict[str, Any]) -> Transitions:
-    if plain["kind"] != "Transitions":
-        raise ValueError(plain["kind"])
-    return Transitions(plain.get("n_step", 1), plain.get("gamma", 0.99))
+    sampler: Sampler = KINDS[plain["kind"]](**options)
+    return sampler
 
 
 def read_alpha(where: str, value: Any) -> float:
-    return _number(where, "alpha", value, 0, 1)
+    return number(where, "alpha", value, 0, 1)
 
 
 def read_beta(where: str, value: Any) -> float | Linear:
     if isinstance(value, Linear):
         for name, part in (("beta.start", value.start), ("beta.end", value.end)):
-            _number(where, name, part, 0, 1)
+            number(where, name, part, 0, 1)
         return value
-    return _number(where, "beta", value, 0, 1)
+    return number(where, "beta", value, 0, 1)
 
 
 def beta_numbers(beta: float | Linear) -> tuple[float, float, float]:
@@ -195,25 +270,11 @@ def beta_numbers(beta: float | Linear) -> tuple[float, float, float]:
     return beta, beta, 0.0
 
 
-def _number(where: str, name: str, value: Any, least: float, most: float) -> float:
-    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not least <= value <= most:
-        bounds = "a finite number" if math.isinf(least) else f"a number, {least:g} to {most:g}"
-        raise SchemaError(f"{where}: {name}: expected {bounds}, got {value!r}")
-    return float(value)
+def _read_max_reads(where: str, value: Any) -> int | None:
+    return None if value is None else whole(where, "max_reads", value, 1, 2**32 - 1)
 
 
-def _whole(where: str, name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or not 1 <= number < 2**53:
-        raise SchemaError(f"{where}: {name}: expected a whole number, at least 1, got {value!r}")
-    return number
-
-
-def _truth(where: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise SchemaError(f"{where}: {name}: expected True or False, got {value!r}")
-    return value
+def _options(sampler: Any, **defaults: Any) -> str:
+    return ", ".join(
+        f"{name}={getattr(sampler, name)!r}" for name, value in defaults.items() if getattr(sampler, name) != value
+    )

@@ -24,6 +24,9 @@ _RESERVED = {
     "mask",
     "priority",
     "timeout",
+    "relabelled",
+    "valid",
+    "first",
 }
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
@@ -192,12 +195,12 @@ class Schema:
         """Top-level names, in the order of positional arguments."""
         return list(self.fields)
 
-    def tree(self, *, discount: bool, weights: bool) -> _core.Tree:
+    def tree(self, *, discount: bool, weights: bool, relabelled: bool, window: int) -> _core.Tree:
         leaves = [
             (name, field.dtype, field.shape, field.stack, bool(field.ragged), *place)
             for (name, field), place in zip(self.leaves, self._places, strict=True)
         ]
-        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights)
+        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights, relabelled, window)
 
     def engine_fields(self) -> list[tuple[str, str, int, list[int], int, int, bool, bool, int]]:
         by_name = dict(self.leaves)

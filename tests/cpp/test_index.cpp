@@ -121,7 +121,7 @@ TEST(Tree, KeepsItsRootThroughManyUpdates) {
 
 TEST(Index, GivesTheProbabilitiesOfPriorities) {
     auto table = Table::create(by_priority(100));
-    Sampler sampler(table, whole_rows(), exact());
+    Sampler sampler(table, {whole_rows(), exact()});
     append(*table->writer(), 0, 3);
     const std::uint64_t serials[] = {0, 1, 2};
     const float priorities[] = {1, -2, 4};
@@ -147,7 +147,7 @@ TEST(Index, GivesTheProbabilitiesOfPriorities) {
 
 TEST(Index, StaleSerialsAreCountedAndChangeNothing) {
     auto table = Table::create(by_priority(10));
-    Sampler sampler(table, whole_rows(), exact());
+    Sampler sampler(table, {whole_rows(), exact()});
     auto writer = table->writer();
     append(*writer, 0, 10);
     append(*writer, 10, 25);
@@ -161,7 +161,7 @@ TEST(Index, StaleSerialsAreCountedAndChangeNothing) {
 
 TEST(Threads, DrawAndUpdateWhileOthersWrite) {
     auto table = Table::create(by_priority(200, 0.6, 8));
-    Sampler sampler(table, whole_rows(), IndexConfig{});
+    Sampler sampler(table, {whole_rows(), IndexConfig{}});
     append(*table->writer(), 0, 200);
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> torn{0};

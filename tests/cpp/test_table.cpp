@@ -74,7 +74,7 @@ TEST(Table, ReportsRowsThatAreGone) {
     append(*writer, 10, 1);
     Rows rows(1);
     const auto flats = rows.flats();
-    const Sampler sampler(table, whole_rows(), {});
+    const Sampler sampler(table, {whole_rows()});
     for (std::uint64_t gone : {serials.front(), serials.back() + 5, std::uint64_t{1} << 60}) {
         EXPECT_EQ(kind_of([&] { sampler.read(&gone, 1, {flats.data()}, words.data()); }), ErrorKind::stale_handle);
     }

@@ -87,7 +87,7 @@ def test_wrong_next_obs_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("option", [{"sampler": 5}, {"sampler": "uniform"}, {"view": sw.Uniform()}])
 def test_wrong_sampler_or_view_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match=r"expected (Uniform\(\) or Prioritized|Transitions)\(\), got"):
+    with pytest.raises(SchemaError, match=r"expected (Uniform\(\), Prioritized\(\)|Transitions\(\) or Windows).*, got"):
         make(10, **option)
 
 

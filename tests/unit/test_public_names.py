@@ -12,11 +12,20 @@ from sharpwave import errors
 def test_package_gives_exactly_these_names() -> None:
     assert sw.__all__ == [
         "Field",
+        "Fifo",
+        "Hindsight",
+        "Lifo",
         "Linear",
+        "Pace",
         "Prioritized",
+        "Recent",
         "ReplayBuffer",
+        "Shuffle",
         "Transitions",
         "Uniform",
+        "Windows",
+        "adapters",
+        "collect",
         "compat",
         "errors",
         "open",
@@ -27,8 +36,8 @@ def test_package_gives_exactly_these_names() -> None:
 def test_buffer_gives_exactly_these_names() -> None:
     names = {name for name in dir(sw.ReplayBuffer) if not name.startswith("_")}
     verbs = {"add", "clear", "close", "flush", "get", "rows", "sample", "save", "stats", "writer", "for_env"}
-    verbs |= {"tune", "update_priorities"}
-    assert names == verbs | {"capacity", "is_full", "num_envs", "sampler", "schema", "view"}
+    verbs |= {"tune", "update_priorities", "add_async", "sample_async", "batches"}
+    assert names == verbs | {"capacity", "is_full", "num_envs", "pace", "sampler", "schema", "view"}
 
 
 def test_errors_are_ours_and_python_s() -> None:
@@ -50,7 +59,7 @@ def test_import_brings_numpy_only() -> None:
     code = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "import sharpwave, sharpwave.compat, sharpwave.errors\n"
+        "import sharpwave, sharpwave.adapters, sharpwave.compat, sharpwave.errors\n"
         "roots = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(*sorted(roots - set(sys.stdlib_module_names)))\n"
     )

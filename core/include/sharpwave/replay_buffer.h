@@ -63,7 +63,7 @@ public:
     explicit ReplayBuffer(const BufferConfig& config)
         : table_(Table::create(table_config(config))),
           writer_(table_->writer()),
-          sampler_(table_, ViewConfig{1, 1.0, {{0, Role::own}}}, index_config(config)) {}
+          sampler_(table_, SamplerConfig{ViewConfig{1, 1.0, {{0, Role::own}}}, index_config(config)}) {}
 
     // One row; returns when it is committed.
     void add(const TransitionType& transition) { add(std::span(&transition, 1)); }

@@ -18,18 +18,22 @@ from ..address import to_path
 from ..arrays import prepare
 from ..arrays import priorities as read_priorities
 from ..errors import ClosedError, SchemaError, StorageError
+from ..pace import Pace
 from ..sampling import (
+    KINDS,
     Linear,
     Prioritized,
-    Transitions,
+    Sampler,
     Uniform,
     beta_numbers,
     read_alpha,
     read_beta,
     sampler_from_plain,
-    view_from_plain,
 )
 from ..schema import Node, Schema, from_space, transitions
+from ..settings import check_together, engine_settings, index_columns
+from ..views import Hindsight, Transitions, View, Windows, view_from_plain
+from . import waiting
 from .torch_batch import as_host_arrays, torch_converter
 
 __all__ = ["ReplayBuffer", "Writer", "open"]
@@ -47,8 +51,11 @@ class ReplayBuffer:
         obs_shape, obs_dtype, action_shape, action_dtype: The short form of a schema.
         next_obs: ``"stored"`` keeps a copy in the row; ``"derived"`` takes it from the row after: half the
             memory, the same batches; None has none.
-        sampler: How rows are drawn: ``Uniform()``, the default, or ``Prioritized()``.
-        view: How rows become examples; ``Transitions()`` by default, ``Transitions(n_step=3)`` for n-step returns.
+        sampler: Which rows are drawn: ``Uniform()``, the default, ``Prioritized()``, ``Recent(n)``, ``Shuffle()``,
+            ``Fifo()`` or ``Lifo()``.
+        view: What rows become; ``Transitions()`` by default, ``Transitions(n_step=3)`` for n-step returns,
+            ``Windows(length)`` for sequences.
+        pace: Lets adding and sampling wait for each other; None, the default, never waits.
         storage: None is memory of this process; ``"shm://name"`` and ``"file://path"`` make a file with the whole
             state in it, which ``sharpwave.open`` attaches to.
         exist: What to do where that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
@@ -74,8 +81,9 @@ class ReplayBuffer:
         action_shape: tuple[int, ...] | int = (),
         action_dtype: Any = "float32",
         next_obs: Literal["stored", "derived"] | None = "stored",
-        sampler: Uniform | Prioritized | None = None,
-        view: Transitions | None = None,
+        sampler: Sampler | None = None,
+        view: View | None = None,
+        pace: Pace | None = None,
         storage: str | None = None,
         exist: Literal["error", "replace", "attach"] = "error",
         num_envs: int | None = None,
@@ -88,11 +96,16 @@ class ReplayBuffer:
         writers = _whole(where, "writers", writers, 1)
         seed = secrets.randbits(63) if seed is None else _whole(where, "seed", seed, 0)
         sampler = Uniform() if sampler is None else sampler
-        if not isinstance(sampler, (Uniform, Prioritized)):
-            raise SchemaError(f"{where}: sampler: expected Uniform() or Prioritized(), got {sampler!r}")
+        if not isinstance(sampler, tuple(KINDS.values())):
+            raise SchemaError(f"{where}: sampler: expected {', '.join(f'{kind}()' for kind in KINDS)}, got {sampler!r}")
         view = Transitions() if view is None else view
-        if not isinstance(view, Transitions):
-            raise SchemaError(f"{where}: view: expected Transitions(), got {view!r}")
+        if not isinstance(view, (Transitions, Windows)):
+            raise SchemaError(f"{where}: view: expected Transitions() or Windows(), got {view!r}")
+        check_together(where, sampler, view)
+        if pace is not None and not isinstance(pace, Pace):
+            raise SchemaError(f"{where}: pace: expected Pace() or None, got {pace!r}")
+        if pace is not None:
+            pace.check(where, capacity)
         if exist not in ("error", "replace", "attach"):
             raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {exist!r}")
         built = transitions(
@@ -107,12 +120,16 @@ class ReplayBuffer:
         if storage is not None and path is None:
             raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
         if path is not None and exist == "attach" and path.exists():
-            self._adopt(_core.Table.attach(str(path)), storage)
+            table = _core.Table.attach(str(path))
+            try:
+                self._adopt(table, storage, view)
+            except SchemaError:
+                raise SchemaError(f"{where}: exist='attach': {storage!r} has another view") from None
             same = self._schema == built and (self.capacity, self.num_envs) == (capacity, num_envs)
-            built_alike = (self._sampler.to_plain(), self._view.to_plain()) == (sampler.to_plain(), view.to_plain())
+            built_alike = (self._sampler.to_plain(), self._pace) == (sampler.to_plain(), pace)
             if not same or not built_alike:
                 self.close()
-                what = "schema, capacity or num_envs" if not same else "sampler or view"
+                what = "schema, capacity or num_envs" if not same else "sampler or pace"
                 raise SchemaError(f"{where}: exist='attach': {storage!r} has another {what}")
             return
         description = {
@@ -121,7 +138,10 @@ class ReplayBuffer:
             "num_envs": num_envs,
             "sampler": sampler.to_plain(),
             "view": view.to_plain(),
+            "pace": None if pace is None else pace.to_plain(),
         }
+        if isinstance(view, Transitions) and view.hindsight is not None:
+            view.hindsight.leaf(built)  # before anything is made
         try:
             table = _core.Table.create(
                 fields=built.engine_fields(),
@@ -130,33 +150,47 @@ class ReplayBuffer:
                 writers=writers,
                 seed=seed,
                 checksums=storage is not None and storage.startswith("file://"),
-                priorities=sampler.numbers() if isinstance(sampler, Prioritized) else None,
+                index=index_columns(sampler, view),
                 description=json.dumps(description),
                 path="" if path is None else str(path),
                 replace=exist == "replace",
             )
-            self._adopt(table, storage)
+            self._adopt(table, storage, view)
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
 
-    def _adopt(self, table: _core.Table, address: str | None) -> None:
-        """Takes a table as it is; everything about the buffer is read from it."""
+    def _adopt(self, table: _core.Table, address: str | None, view: View | None) -> None:
+        """Takes a table as it is; everything about the buffer but the functions of its view is read from it."""
         try:
             description = json.loads(table.description)
             self._schema = Schema.from_plain(description["schema"])
             self._num_envs: int | None = description["num_envs"]
             self._sampler = sampler_from_plain(description["sampler"])
-            self._view = view_from_plain(description["view"])
-            by_priority = isinstance(self._sampler, Prioritized)
-            tree = self._schema.tree(discount=self._view.n_step > 1, weights=by_priority)
+            self._pace = None if description["pace"] is None else Pace(*description["pace"])
+            self._view = view_from_plain(description["view"], view)
+            windows = self._view if isinstance(self._view, Windows) else None
+            steps = self._view if isinstance(self._view, Transitions) else Transitions()
+            tree = self._schema.tree(
+                discount=steps.n_step > 1,
+                weights=isinstance(self._sampler, Prioritized),
+                relabelled=steps.hindsight is not None,
+                window=windows.places if windows else 0,
+            )
+            settings = engine_settings(self._schema, self._sampler, self._view, self._pace)
+        except SchemaError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
         try:
-            table.bind(tree, self._view.n_step, self._view.gamma, _index_settings(self._sampler))
+            table.bind(tree, settings)
         except ValueError as error:
             if isinstance(error, SchemaError):
                 raise
             raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
+        # What the engine's own sample() does not do alone.
+        self._hindsight = steps.hindsight
+        self._is_plain = self._pace is None and self._hindsight is None and not self._schema.ragged
+        self._bell = waiting.Bell(table)
         if description.get("face") != "ReplayBuffer" or (self._num_envs or 1) != table.width:
             raise StorageError("open(): the table was not written by a ReplayBuffer of the Python package")
         self._dtypes = tuple((name, field.dtype) for name, field in self._schema.leaves)
@@ -166,12 +200,9 @@ class ReplayBuffer:
         self._table = table
 
     @classmethod
-    def _from_table(cls, table: _core.Table, address: str | None) -> ReplayBuffer:
+    def _from_table(cls, table: _core.Table, address: str | None, view: View | None = None) -> ReplayBuffer:
         buffer = cls.__new__(cls)
-        try:
-            buffer._adopt(table, address)
-        except SchemaError as error:
-            raise StorageError(f"open(): the description is damaged: {error}") from None
+        buffer._adopt(table, address, view)
         return buffer
 
     @classmethod
@@ -204,9 +235,11 @@ class ReplayBuffer:
         Values come in the order ``obs, action, reward, next_obs, done`` followed by further fields, or by name.
         ``terminated=`` is another name of ``done=``; ``truncated=True`` ends an episode without claiming termination.
         ``mask=`` (one truth value a row) leaves out rows where it is False; their step keeps its place.
+        ``timeout=`` is how many seconds to wait where the pace says so: None for ever, 0 not at all.
 
         Raises:
             SchemaError: A value does not fit its field. Nothing was written.
+            NotReady: It did not become its turn in time. Nothing was written.
         """
         writer = self._own_writer()
         if type(self).add is ReplayBuffer.add:
@@ -221,13 +254,22 @@ class ReplayBuffer:
         return self._writer
 
     def _new_writer(self) -> _core.Writer:
-        one_row = None
-        if self._num_envs is None and (self._schema.needs_order or self._view.n_step > 1):
-            one_row = "n_step" if self._view.n_step > 1 else "stack"
-            one_row = "next_obs='derived'" if self._schema.derives_next else one_row
+        one_row = None if self._num_envs is not None else self._reason_for_order()
         by_priority = isinstance(self._sampler, Prioritized)
         careful = functools.partial(prepare, self._schema, self._capacity, self._num_envs, one_row, by_priority)
         return _core.Writer(self._table, careful, self._num_envs is not None, one_row is not None)
+
+    def _reason_for_order(self) -> str | None:
+        """Why it matters which row follows which; None where it does not."""
+        if self._schema.derives_next:
+            return "next_obs='derived'"
+        if self._schema.needs_order:
+            return "stack"
+        if isinstance(self._view, Windows):
+            return "a window"
+        if self._view.n_step > 1:
+            return "n_step"
+        return None if self._hindsight is None else "hindsight"
 
     def writer(self) -> Writer:
         """A writer of its own for a thread: threads that share one take turns, and their rows mix."""
@@ -235,36 +277,105 @@ class ReplayBuffer:
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None) -> dict[str, Any]:
-        """Draws rows as the buffer's sampler says, with replacement.
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        out: dict[str, Any] | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Draws examples as the buffer's sampler and view say.
 
         Args:
             batch_size: How many.
             out: A batch of the same size to fill instead of new arrays; it is also what is returned.
             device: None gives NumPy arrays; ``"cpu"`` torch tensors over the same memory; another device a copy there.
+            timeout: Seconds to wait where the pace says so; None waits for ever, 0 not at all.
 
         Returns:
             A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
             name one row for ever. ``"discount"`` besides with n-step examples, ``"weights"`` and ``"probabilities"``
-            with priorities.
+            with priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight.
 
         Raises:
-            NotReady: The buffer is empty.
+            NotReady: There is nothing to draw, or it did not become its turn in time.
         """
-        if device is None:
-            if self._schema.ragged:
-                return self._spread(self._table.sample(batch_size, self._refuse_ragged_out(out)))
+        if device is None and self._is_plain:
             return self._table.sample(batch_size, out)
-        convert = torch_converter(device, self._dtypes)  # before anything is drawn
-        if out is None:
-            return convert(self._spread(self._table.sample(batch_size)))
-        self._table.sample(batch_size, as_host_arrays(self._refuse_ragged_out(out), device))
-        return out
+        return self._draw(batch_size, out, device, timeout, True)
 
-    def _refuse_ragged_out(self, out: Any) -> Any:
+    def _draw(
+        self, batch_size: int, out: dict[str, Any] | None, device: Any, timeout: float | None, deliver: bool
+    ) -> dict[str, Any]:
         if out is not None and self._schema.ragged:
             raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
-        return out
+        convert = None if device is None else torch_converter(device, self._dtypes)  # before anything is drawn
+        arrays = out if out is None or device is None else as_host_arrays(out, device)
+        if self._hindsight is None:
+            batch = self._table.sample_in_turn(batch_size, arrays, timeout, deliver)
+        else:
+            batch = self._draw_goals(self._hindsight, batch_size, arrays, timeout, deliver)
+        if out is not None:
+            return out
+        batch = self._spread(batch)
+        return batch if convert is None else convert(batch)
+
+    def _draw_goals(
+        self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
+    ) -> dict[str, Any]:
+        rows = _whole("sample()", "batch_size", batch_size, 1)
+        n_step = self._view.n_step if isinstance(self._view, Transitions) else 1
+        field = self._schema.leaves[hindsight.leaf(self._schema)][1]
+        shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
+        goals = np.empty((rows, *shape), field.dtype)
+        after = np.empty((rows, n_step, *shape), field.dtype) if n_step > 1 else None
+        steps = np.empty(rows, np.uint32) if n_step > 1 else None
+        batch = self._table.sample_in_turn(rows, arrays, timeout, deliver, (goals, after, steps))
+        gamma = self._view.gamma if isinstance(self._view, Transitions) else 1.0
+        hindsight.relabel(batch, n_step, gamma, goals, after, steps)
+        return batch
+
+    async def sample_async(
+        self,
+        batch_size: int,
+        *,
+        out: dict[str, Any] | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """``sample`` for an event loop, which goes on while the pace lets this call wait."""
+        if self._pace is None:
+            return self.sample(batch_size, out=out, device=device)
+        return await self._bell.in_turn(lambda: self._draw(batch_size, out, device, 0, True), timeout)
+
+    async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        """``add`` for an event loop, which goes on while the pace lets this call wait."""
+        if self._pace is None:
+            return self.add(*args, **kwargs)
+        return await self._bell.in_turn(lambda: self.add(*args, timeout=0, **kwargs), timeout)
+
+    def batches(
+        self, batch_size: int, *, prefetch: int = 1, device: Any = None, timeout: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Batches without end, drawn ahead by a thread while you learn from the last one.
+
+        A batch counts as sampled when it is handed out. Leaving the loop gives back what was drawn and not handed out.
+
+        Args:
+            batch_size: Examples in each.
+            prefetch: How many may be ready.
+            device: As in ``sample``.
+            timeout: Seconds to wait for one; None waits for ever.
+        """
+        size = _whole("batches()", "batch_size", batch_size, 1)
+        depth = _whole("batches()", "prefetch", prefetch, 1)
+        return waiting.batches(
+            lambda left: self._draw(size, None, device, left, False),
+            lambda serials, delivered: self._table.settle(serials, delivered),
+            depth,
+            timeout,
+        )
 
     def _spread(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Values of different lengths as the user asked for them: behind each other, or padded with a mask."""
@@ -276,22 +387,25 @@ class ReplayBuffer:
             holder: Any = batch
             for key in nest:
                 holder = holder[int(key)] if isinstance(holder, tuple) else holder[key]
-            mask = np.arange(field.shape[0]) < lengths[:, None]
+            values = holder[last]
+            lead = values.shape[: values.ndim - len(field.shape)]  # examples, or examples and places
+            mask = (np.arange(field.shape[0]) < lengths[:, None]).reshape(*lead, field.shape[0])
             if field.ragged == "padded":
-                holder[last] = {"values": holder[last], "mask": mask}
+                holder[last] = {"values": values, "mask": mask}
             else:
                 offsets = np.zeros(len(lengths) + 1, np.int64)
                 np.cumsum(lengths, out=offsets[1:])
-                holder[last] = {"values": holder[last][mask], "offsets": offsets}
+                holder[last] = {"values": values[mask], "offsets": offsets}
         return batch
 
-    def update_priorities(self, indices: Any, priorities: Any) -> dict[str, int]:
+    def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, int]:
         """Gives rows new priorities.
 
         Args:
             indices: The serials that ``sample`` gave, as an array, a tensor or a list.
             priorities: One number each; signs do not count, so TD errors may be passed as they are. Where a serial
-                comes twice the last one holds.
+                comes twice the last one holds. With ``Windows`` also one a place, shape (windows, places).
+            mask: With one a place: which of them were learnt from, ``batch["mask"]``.
 
         Returns:
             ``{"applied": n, "stale": m}``: m rows had left the buffer since and were passed over.
@@ -301,10 +415,14 @@ class ReplayBuffer:
         """
         if not isinstance(self._sampler, Prioritized):
             raise SchemaError("update_priorities(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
-        done = self._table.update_at_once(indices, priorities)
+        done = None if mask is not None else self._table.update_at_once(indices, priorities)
         if done is not None:
             return done
         where = "update_priorities()"
+        if isinstance(self._view, Windows) and np.ndim(priorities) == 2:
+            priorities = self._view.mix(where, priorities, mask)
+        elif mask is not None:
+            raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
         serials = _as_serials(where, indices)
         values = read_priorities(where, "priorities", priorities, (len(serials),))
         applied, stale = self._table.update_priorities(serials, values)
@@ -362,8 +480,8 @@ class ReplayBuffer:
         return self._num_envs
 
     @property
-    def sampler(self) -> Uniform | Prioritized:
-        """How rows are drawn, with the exponents that hold now."""
+    def sampler(self) -> Sampler:
+        """Which rows are drawn, with the exponents that hold now."""
         if not isinstance(self._sampler, Prioritized):
             return self._sampler
         alpha, start, end, steps = self._table.sampler_numbers()
@@ -371,9 +489,14 @@ class ReplayBuffer:
         return sampler_from_plain(now)
 
     @property
-    def view(self) -> Transitions:
-        """How rows become examples."""
+    def view(self) -> View:
+        """What rows become."""
         return self._view
+
+    @property
+    def pace(self) -> Pace | None:
+        """How adding and sampling wait for each other, or None."""
+        return self._pace
 
     @property
     def schema(self) -> dict[str, Node]:
@@ -441,7 +564,7 @@ class ReplayBuffer:
             raise TypeError(
                 "pickle: a buffer in memory belongs to one process; give storage='shm://name' to share it, or save() it"
             )
-        return open, (self._address,)
+        return functools.partial(open, view=self._view), (self._address,)
 
 
 class Writer:
@@ -462,12 +585,14 @@ class Writer:
         self.close()
 
 
-def open(address: str | os.PathLike[str]) -> ReplayBuffer:
+def open(address: str | os.PathLike[str], *, view: View | None = None) -> ReplayBuffer:
     """Opens a buffer that exists.
 
     Args:
         address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
             are attached to in place: what one process adds, the others see.
+        view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
+            and cannot hold them.
 
     Raises:
         StorageError: It is absent, foreign, truncated or damaged; the message says which.
@@ -475,8 +600,8 @@ def open(address: str | os.PathLike[str]) -> ReplayBuffer:
     text = os.fspath(address)
     path = to_path(text, "open()")
     if path is None:
-        return ReplayBuffer._from_table(_core.Table.load(text), None)
-    return ReplayBuffer._from_table(_core.Table.attach(str(path)), text)
+        return ReplayBuffer._from_table(_core.Table.load(text), None, view)
+    return ReplayBuffer._from_table(_core.Table.attach(str(path)), text, view)
 
 
 def _whole(where: str, name: str, value: Any, least: int) -> int:
@@ -496,13 +621,3 @@ def _as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SchemaError(f"{where}: indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
     return np.ascontiguousarray(array, np.int64)
-
-
-def _index_settings(sampler: Uniform | Prioritized) -> tuple[float, bool, bool, int, float, int, float] | None:
-    """What the engine's index is built with; see core/sampling/index.h."""
-    if isinstance(sampler, Uniform):
-        return None
-    constant = sampler.new_rows if isinstance(sampler.new_rows, float) else 1.0
-    policy = {"live_max": 0, "running_max": 1}.get(str(sampler.new_rows), 2)
-    normalize = ("batch", "buffer", "none").index(sampler.normalize)
-    return sampler.eps, sampler.rank_based, sampler.stratified, normalize, sampler.mix, policy, constant

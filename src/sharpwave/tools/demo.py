@@ -1,4 +1,4 @@
-"""`sharpwave demo`: watch a DQN agent learn CartPole-v1 from a Sharpwave buffer; see where the time goes."""
+"""`sharpwave demo`: watch DQN learn CartPole-v1 by prioritized 3-step replay; see where the time goes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sharpwave.tools import dqn
+from sharpwave.tools import per_dqn
 
 _INK, _MUTED, _BLUE, _ORANGE = "#1f2933", "#9aa5b1", "#1f6feb", "#e8590c"
 
@@ -24,30 +24,33 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told before training, not after
     console = Console()
-    result = _train_with_bar(dqn.Config(steps=steps, seed=seed), console)
-    dqn.save(result, out)
+    result = _train_with_bar(per_dqn.Config(steps=steps, seed=seed), console)
+    per_dqn.save(result, out)
     figure_path = out / "learning_curve.png"
     plot_learning_curve(result, figure_path)
     console.print(summary_table(result))
     console.print(f"learning curve: {figure_path}\nreplay buffer:  sharpwave info {out / 'replay'}", highlight=False)
 
 
-def summary_table(result: dqn.Result) -> Table:
+def summary_table(result: per_dqn.Result) -> Table:
     """Returns the run's numbers as a Rich table."""
     wall_s = result.wall_ns / 1e9
-    buffer_ns = result.add_ns + result.sample_ns
-    table = Table("DQN on CartPole-v1", title="sharpwave demo")
+    stats, buffer_ns = result.buffer.stats(), result.buffer_ns
+    updates = stats["updates_applied"]
+    table = Table("Prioritized 3-step DQN on CartPole-v1", title="sharpwave demo")
     table.add_column("", justify="right")
-    table.add_row("greedy return, mean of 20 episodes", f"{result.greedy_return:.1f}")
+    table.add_row("greedy return, mean of 100 episodes", f"{result.greedy_return:.1f}")
     table.add_row("rows in the buffer", f"{len(result.buffer):,}")
-    table.add_row("adds/s (time inside add)", _rate(result.rows_added, result.add_ns))
-    table.add_row("samples/s, rows (time inside sample)", _rate(result.rows_sampled, result.sample_ns))
+    table.add_row("adds/s (time inside add)", _rate(stats["rows_added"], buffer_ns["add"]))
+    table.add_row("samples/s, rows (time inside sample)", _rate(stats["rows_sampled"], buffer_ns["sample"]))
+    table.add_row("updates/s, rows (time inside update_priorities)", _rate(updates, buffer_ns["update"]))
+    table.add_row("priorities updated, stale", f"{updates:,}, {stats['updates_stale']:,}")
     table.add_row("wall time of training", f"{wall_s:.1f} s")
-    table.add_row("share of it spent in the buffer", f"{buffer_ns / result.wall_ns:.2%}")
+    table.add_row("share of it spent in the buffer", f"{buffer_ns.total() / result.wall_ns:.2%}")
     return table
 
 
-def plot_learning_curve(result: dqn.Result, path: Path) -> None:
+def plot_learning_curve(result: per_dqn.Result, path: Path) -> None:
     """Writes return per episode, its running mean and the greedy evaluations as a PNG."""
     # A Figure of its own on the Agg canvas: no display is needed and pyplot's global state stays untouched.
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -63,20 +66,19 @@ def plot_learning_curve(result: dqn.Result, path: Path) -> None:
         returns,
         "o",
         color=_ORANGE,
-        markersize=6,
+        markersize=5,
         markeredgecolor="white",
         clip_on=False,
         zorder=3,
-        label="greedy evaluation, mean of 10",
+        label="greedy evaluation, mean of 100",
     )
     axes.axhline(500, color=_MUTED, linewidth=1, linestyle=(0, (4, 4)), zorder=0)
     axes.set_xlim(0, steps[-1])
     axes.set_ylim(0, 530)
     axes.set_xlabel("environment steps", color=_INK)
     axes.set_ylabel("return", color=_INK)
-    axes.set_title(
-        f"Double DQN on CartPole-v1: greedy return {result.greedy_return:.0f} of 500", loc="left", color=_INK
-    )
+    title = f"Prioritized 3-step double DQN on CartPole-v1: greedy return {result.greedy_return:.0f} of 500"
+    axes.set_title(title, loc="left", color=_INK)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.tick_params(colors=_INK, length=0)
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
@@ -86,7 +88,7 @@ def plot_learning_curve(result: dqn.Result, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _train_with_bar(config: dqn.Config, console: Console) -> dqn.Result:
+def _train_with_bar(config: per_dqn.Config, console: Console) -> per_dqn.Result:
     bar = Progress(
         TextColumn("step"),
         MofNCompleteColumn(),
@@ -99,10 +101,11 @@ def _train_with_bar(config: dqn.Config, console: Console) -> dqn.Result:
     with bar:
         task = bar.add_task("train", total=config.steps, recent_return=np.nan, rows=0, loss=np.nan)
 
-        def show(now: dqn.Progress) -> None:
-            bar.update(task, completed=now.step, recent_return=now.recent_return, rows=now.rows, loss=now.loss)
+        def show(step: int, now: per_dqn.Result) -> None:
+            rows, recent_return = len(now.buffer), now.recent_return()
+            bar.update(task, completed=step, recent_return=recent_return, rows=rows, loss=now.loss)
 
-        return dqn.train(config, progress=show)
+        return per_dqn.train(config, progress=show)
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:

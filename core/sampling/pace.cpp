@@ -1,0 +1,214 @@
+#include "sampling/pace.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/futex.h"
+#include "base/process.h"
+
+namespace sharpwave {
+
+using namespace format;
+
+namespace {
+
+constexpr double kLockTimeout = 20.0;
+
+// Which of Counters::pace holds what.
+enum : std::size_t { kSamples, kInsertsBefore, kLastInsert, kLastSample };
+
+std::string grouped(double value) {
+    if (std::floor(value) != value || std::fabs(value) > 1e15) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%g", value);
+        return text;
+    }
+    const bool negative = value < 0;
+    std::string digits = std::to_string(static_cast<std::uint64_t>(std::fabs(value)));
+    for (std::size_t at = digits.size(); at > 3;) digits.insert(at -= 3, 1, ',');
+    if (negative) digits.insert(0, 1, '-');
+    return digits;
+}
+
+}  // namespace
+
+// In the runtime page: rung when rows were added, delivered or given back.
+struct Pace::Bell {
+    std::atomic<std::uint32_t> rings;
+    std::atomic<std::uint32_t> waiting;
+    std::atomic<std::uint32_t> seats;  // those below this have been used
+};
+
+// One a process, in the runtime page.
+struct Pace::Seat {
+    std::atomic<std::uint64_t> reserved[2];  // by Side
+    std::atomic<std::uint64_t> pid;
+    std::uint64_t unused[5];
+};
+
+namespace {
+constexpr std::uint64_t kBellOffset = 512, kSeatsOffset = 4096, kSeats = 128;
+}  // namespace
+
+Pace::Bell& Pace::bell() const { return *reinterpret_cast<Bell*>(table_->region(kRuntime) + kBellOffset); }
+
+Pace::Seat& Pace::seat(std::uint64_t index) const {
+    static_assert(sizeof(Seat) == 64 && kSeatsOffset + kSeats * sizeof(Seat) <= kRuntimeBytes);
+    return *reinterpret_cast<Seat*>(table_->region(kRuntime) + kSeatsOffset + index * sizeof(Seat));
+}
+
+Pace::Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const PaceConfig& config)
+    : table_(std::move(table)), sampler_(std::move(sampler)), config_(config) {}
+
+// The caller holds the index lock, or wants figures for a message.
+Pace::State Pace::state(bool with_reserved) const {
+    const Counters& counters = table_->counters();
+    std::uint64_t added = 0;
+    const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) added += table_->writer_record(i).added.load(std::memory_order_acquire);
+    State now{};
+    now.inserts = static_cast<double>(added - counters.pace[kInsertsBefore].value.load(std::memory_order_relaxed));
+    now.samples = static_cast<double>(counters.pace[kSamples].value.load(std::memory_order_relaxed));
+    now.size = static_cast<double>(table_->size());
+    const std::uint64_t seats = with_reserved ? bell().seats.load(std::memory_order_relaxed) : 0;
+    for (std::uint64_t i = 0; i < std::min(seats, kSeats); ++i) {
+        const auto adding = static_cast<double>(seat(i).reserved[0].load(std::memory_order_relaxed));
+        now.inserts += adding;
+        now.size += adding;
+        now.samples += static_cast<double>(seat(i).reserved[1].load(std::memory_order_relaxed));
+    }
+    return now;
+}
+
+// Reservations of processes that are gone.
+void Pace::forget_the_dead() const {
+    for (std::uint64_t i = 0; i < kSeats; ++i) {
+        Seat& other = seat(i);
+        if (!other.reserved[0].load(std::memory_order_relaxed) && !other.reserved[1].load(std::memory_order_relaxed))
+            continue;
+        if (table_->is_alive(static_cast<std::uint32_t>(i), other.pid.load(std::memory_order_relaxed))) continue;
+        other.reserved[0].store(0, std::memory_order_relaxed);
+        other.reserved[1].store(0, std::memory_order_relaxed);
+    }
+}
+
+bool Pace::try_reserve(Side side, std::uint64_t rows) {
+    const auto n = static_cast<double>(rows);
+    const double room = config_.max_diff - config_.min_diff;
+    SharedLock& lock = table_->index_lock();
+    if (lock.lock(kLockTimeout)) table_->counters().index_epoch.value.store(kNone);
+    struct Unlock {
+        SharedLock& lock;
+        ~Unlock() { lock.unlock(); }
+    } unlock{lock};
+    for (const bool again : {false, true}) {
+        // Rows on their way in count for adding only, batches on their way out for sampling only: nobody acts on what
+        // may yet come to nothing.
+        const State all = state(true);
+        State now = state(false);
+        Index* index = sampler_->index();
+        if (index && index->config().max_reads) now.size = static_cast<double>(index->rows_locked());
+        bool may;
+        if (side == Side::add) {
+            now.size += all.inserts - now.inserts;
+            now.inserts = all.inserts;
+            may =
+                now.size + n <= config_.min_size || (now.inserts + n) * config_.ratio - now.samples <= config_.max_diff;
+            if (!may && n * config_.ratio > room) {
+                throw Error(ErrorKind::schema,
+                            "add(): got " + grouped(n) + " rows; the pace lets at most " +
+                                grouped(std::floor(room / config_.ratio)) +
+                                " through at once (max_diff - min_diff, over samples_per_insert); add fewer at a time");
+            }
+        } else {
+            now.samples = all.samples;
+            may = now.size >= config_.min_size && now.inserts * config_.ratio - now.samples - n >= config_.min_diff;
+            if (!may && n > room) {
+                throw Error(ErrorKind::schema, "sample(): got batch_size " + grouped(n) + "; the pace lets at most " +
+                                                   grouped(std::floor(room)) +
+                                                   " rows through at once (max_diff - min_diff); ask for fewer");
+            }
+        }
+        if (may) {
+            const std::uint32_t number = table_->seat() % kSeats;
+            Seat& own = seat(number);
+            if (bell().seats.load(std::memory_order_relaxed) <= number) {
+                bell().seats.store(number + 1, std::memory_order_relaxed);
+            }
+            own.pid.store(static_cast<std::uint64_t>(getpid()), std::memory_order_relaxed);
+            own.reserved[static_cast<int>(side)].fetch_add(rows, std::memory_order_relaxed);
+            return true;
+        }
+        if (!again) forget_the_dead();
+    }
+    return false;
+}
+
+void Pace::settle(Side side, std::uint64_t rows, bool done) {
+    Counters& counters = table_->counters();
+    if (done) {
+        if (side == Side::sample) counters.pace[kSamples].value.fetch_add(rows, std::memory_order_relaxed);
+        counters.pace[side == Side::add ? kLastInsert : kLastSample].value.store(now_ns(), std::memory_order_relaxed);
+    }
+    seat(table_->seat() % kSeats).reserved[static_cast<int>(side)].fetch_sub(rows, std::memory_order_release);
+    ring();
+}
+
+void Pace::ring() {
+    bell().rings.fetch_add(1, std::memory_order_seq_cst);
+    if (bell().waiting.load(std::memory_order_seq_cst)) wake_all(bell().rings);
+}
+
+std::uint32_t Pace::mark() const { return bell().rings.load(std::memory_order_seq_cst); }
+
+void Pace::wait(std::uint32_t mark, double seconds) {
+    bell().waiting.fetch_add(1, std::memory_order_seq_cst);
+    wait_for_change(bell().rings, mark, seconds);
+    bell().waiting.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+std::string Pace::reason(Side side, std::uint64_t rows) const {
+    const State all = state(true);
+    State now = state(false);
+    (side == Side::add ? now.inserts : now.samples) = side == Side::add ? all.inserts : all.samples;
+    const auto n = static_cast<double>(rows);
+    const std::string ratio = grouped(config_.ratio);
+    std::string why;
+    if (side == Side::add) {
+        why = "adding waits: (" + grouped(now.inserts) + " inserts + " + grouped(n) + ") x " + ratio + " - " +
+              grouped(now.samples) + " samples > max_diff " + grouped(config_.max_diff);
+    } else if (now.size < config_.min_size) {
+        why = "sampling waits: " + grouped(now.size) + " rows < min_size " + grouped(config_.min_size);
+    } else {
+        why = "sampling waits: " + grouped(now.inserts) + " inserts x " + ratio + " - " + grouped(now.samples) +
+              " samples - " + grouped(n) + " < min_diff " + grouped(config_.min_diff);
+    }
+    std::uint64_t writers = 0;
+    const std::uint64_t used = table_->counters().writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) writers += table_->writer_record(i).taken.load() != 0;
+    why += "; " + std::to_string(writers) + (writers == 1 ? " writer" : " writers") + " attached";
+    const auto last = [&](std::size_t which, const char* what) {
+        const std::uint64_t when = table_->counters().pace[which].value.load(std::memory_order_relaxed);
+        char text[64];
+        if (when == 0) {
+            std::snprintf(text, sizeof text, ", last %s: none yet", what);
+            return std::string(text);
+        }
+        const double ago = static_cast<double>(now_ns() - when) * 1e-9;
+        std::snprintf(text, sizeof text, ", last %s %.1f s ago", what, ago > 0 ? ago : 0);
+        return std::string(text);
+    };
+    return why + (side == Side::add ? last(kLastSample, "sample") : last(kLastInsert, "insert"));
+}
+
+Pace::Counts Pace::counts() const {
+    const State now = state(false);
+    return {static_cast<std::uint64_t>(now.inserts), static_cast<std::uint64_t>(now.samples),
+            bell().waiting.load(std::memory_order_relaxed)};
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,77 @@
+// How fast adding and sampling may go relative to each other: Reverb's inequalities.
+//
+// With I rows added and S rows delivered since the table was made or cleared, and `size` rows that may be drawn:
+//     sampling n goes when  size >= min_size  and  I * ratio - S - n >= min_diff,
+//     adding n goes when    size + n <= min_size  or  (I + n) * ratio - S <= max_diff.
+//
+// A call is tested and its rows are reserved under the index lock; what it did is counted when it is done, so a batch
+// that never reached anybody costs nothing. A reservation stands at its process's seat and ends with the process.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "sampling/sampler.h"
+#include "table/table.h"
+
+namespace sharpwave {
+
+struct PaceConfig {
+    double min_size = 1;
+    double ratio = 1;  // samples per insert
+    double min_diff = -std::numeric_limits<double>::infinity();
+    double max_diff = std::numeric_limits<double>::infinity();
+};
+
+class Pace {
+public:
+    enum class Side { add, sample };
+
+    Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const PaceConfig& config);
+
+    // Reserves n rows if it is their turn. A number of rows that nobody could ever let through is ErrorKind::schema.
+    bool try_reserve(Side side, std::uint64_t rows);
+
+    // The rows were added or delivered, or were not: the reservation ends, and whoever waits looks again.
+    void settle(Side side, std::uint64_t rows, bool done);
+
+    // Something happened that waiters should look at.
+    void ring();
+
+    // A mark before a failed try; wait() returns when something has happened since, or after so many seconds.
+    std::uint32_t mark() const;
+    void wait(std::uint32_t mark, double seconds);
+
+    // Why it is not their turn, in numbers.
+    std::string reason(Side side, std::uint64_t rows) const;
+
+    void check_open() const { table_->check_open(); }
+
+    // Nobody but this process has the table.
+    bool is_alone() const { return table_->path().empty(); }
+
+    struct Counts {
+        std::uint64_t inserts, samples, waiting;
+    };
+    Counts counts() const;
+
+private:
+    struct Seat;
+    struct Bell;
+    struct State {
+        double inserts, samples, size;
+    };
+    State state(bool with_reserved) const;
+    Seat& seat(std::uint64_t index) const;
+    Bell& bell() const;
+    void forget_the_dead() const;
+
+    std::shared_ptr<Table> table_;
+    std::shared_ptr<Sampler> sampler_;
+    PaceConfig config_;
+};
+
+}  // namespace sharpwave

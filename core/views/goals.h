@@ -1,0 +1,48 @@
+// Hindsight: which goal an example gets instead of its own. The goal is what was achieved after another step of the
+// same episode; what to do with it is the caller's matter.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/random.h"
+#include "sampling/starts.h"
+#include "views/transitions.h"
+
+namespace sharpwave {
+
+enum class GoalStrategy { future, final, episode };
+
+struct GoalConfig {
+    GoalStrategy strategy = GoalStrategy::future;
+    double ratio = 0.8;
+    ViewLeaf achieved;  // what was achieved after a step
+    std::uint32_t n_step = 1;
+};
+
+// One entry a position.
+struct GoalOutputs {
+    std::byte* goals = nullptr;          // where `relabelled`
+    std::uint8_t* relabelled = nullptr;  // 0 or 1
+    std::byte* achieved = nullptr;       // n_step > 1: after each step of the example, n_step of them ...
+    std::uint32_t* steps = nullptr;      // ... of which this many are
+};
+
+class Goals {
+public:
+    Goals(const Table& table, const Starts& starts, const GoalConfig& config);
+
+    // For the examples of positions begin..end. Positions whose goal could not be read go to `missed`.
+    std::size_t gather(const std::uint64_t* slots, const std::uint64_t* words, std::size_t begin, std::size_t end,
+                       const Substream& stream, const GoalOutputs& out, std::uint32_t* missed) const;
+
+private:
+    bool choose(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const;
+
+    const Table& table_;
+    const Starts& starts_;
+    GoalConfig config_;
+    Transitions view_;
+};
+
+}  // namespace sharpwave

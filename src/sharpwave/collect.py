@@ -1,0 +1,242 @@
+"""collect: environments act, a buffer fills, finished episodes are told."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import numpy as np
+
+from .buffers.replay import ReplayBuffer
+from .errors import SchemaError
+
+__all__ = ["collect"]
+
+_SINGLE, _NEXT_STEP, _SAME_STEP, _DISABLED = "single", "NextStep", "SameStep", "Disabled"
+_FILLED = {"obs", "action", "reward", "next_obs", "done"}
+
+
+def collect(
+    envs: Any,
+    policy: Callable[[Any], Any],
+    buffer: ReplayBuffer,
+    steps: int,
+    *,
+    seed: int | None = None,
+    progress: bool = False,
+) -> Generator[dict[str, Any], None, None]:
+    """Steps Gymnasium environments, adds every transition to a buffer and yields each episode that ends.
+
+    Right in all three ways in which vector environments reset themselves (next-step, same-step, disabled): the step
+    that is only a reset is never a row, and the last row of an episode has its true final observation.
+
+    Nothing happens until the result is iterated; it may be left and taken up again at any episode. Where it ends, by
+    ``steps``, ``close()`` or an error, open episodes end in the buffer as truncated. Each call resets the environments:
+    to go on with open episodes, keep the iterator.
+
+    Args:
+        envs: A Gymnasium environment, single or vector.
+        policy: Observations in, actions out: batched for vector environments. Tensors on any device will do.
+        buffer: Made with ``ReplayBuffer.for_env(envs, ...)``, or with the same fields and ``num_envs``.
+        steps: Rows to add, over all environments. The vector step that reaches it is added whole.
+        seed: Of the first reset.
+        progress: Shows a bar. Needs the extra ``cli``.
+
+    Yields:
+        A dict an episode: ``env`` (its number), ``step`` (rows added so far), ``length``, ``return``, ``terminated``,
+        ``truncated``.
+
+    Raises:
+        SchemaError: An argument does not fit; before anything has been stepped.
+
+    Example:
+        >>> import gymnasium as gym, sharpwave as sw
+        >>> envs = gym.make_vec("CartPole-v1", num_envs=4)
+        >>> envs.action_space.seed(0)
+        0
+        >>> buf = sw.ReplayBuffer.for_env(envs, capacity=10_000)
+        >>> episodes = list(sw.collect(envs, lambda obs: envs.action_space.sample(), buf, 1_000, seed=0))
+        >>> len(buf) >= 1_000 and all(episode["terminated"] for episode in episodes)
+        True
+    """
+    mode = _read_envs(envs)
+    _check_buffer(buffer, None if mode == _SINGLE else envs.num_envs)
+    if not callable(policy):
+        raise SchemaError(f"collect(): policy: expected a function of observations, got {type(policy).__name__}")
+    try:
+        steps = operator.index(steps)
+    except TypeError:
+        raise SchemaError(f"collect(): steps: expected a whole number, got {steps!r}") from None
+    if steps < 1:
+        raise SchemaError(f"collect(): steps: expected at least 1, got {steps}")
+    return _run(envs, mode, policy, buffer, steps, seed, _bar(steps) if progress else contextlib.nullcontext(_no_bar))
+
+
+def _run(
+    envs: Any,
+    mode: str,
+    policy: Callable[[Any], Any],
+    buffer: ReplayBuffer,
+    steps: int,
+    seed: int | None,
+    bar: contextlib.AbstractContextManager[Callable[[int], None]],
+) -> Generator[dict[str, Any], None, None]:
+    width = 1 if mode == _SINGLE else envs.num_envs
+    keeps_next = "next_obs" in buffer.schema
+    returns, lengths = np.zeros(width), np.zeros(width, np.int64)
+    resets = np.zeros(width, bool)  # whose next step is no step but a reset
+    added = 0
+    # A writer of its own: when it closes, open episodes end as truncated, whatever ended the run.
+    with buffer.writer() as writer, bar as show:
+        obs = _copy(envs.reset(seed=seed)[0])
+        while added < steps:
+            action = _to_host(policy(obs))
+            next_obs, reward, terminated, truncated, info = envs.step(action)
+            next_obs = _copy(next_obs)  # environments may hand out the same memory at every step
+            ended = np.atleast_1d(np.logical_or(terminated, truncated))
+            row = {"obs": obs, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
+            if keeps_next:
+                row["next_obs"] = _with_finals(next_obs, ended, info) if mode == _SAME_STEP else next_obs
+            if resets.any():
+                row["mask"] = ~resets
+            counts = width - int(resets.sum())
+            if counts:
+                writer.add(**row)
+            added += counts
+            show(added)
+            returns += np.where(resets, 0.0, reward)
+            lengths += ~resets
+            finished = [
+                {
+                    "env": int(i),
+                    "step": added,
+                    "length": int(lengths[i]),
+                    "return": float(returns[i]),
+                    "terminated": bool(np.atleast_1d(terminated)[i]),
+                    "truncated": bool(np.atleast_1d(truncated)[i]),
+                }
+                for i in np.flatnonzero(ended)
+            ]
+            returns[ended], lengths[ended] = 0.0, 0
+            obs = next_obs
+            if mode == _NEXT_STEP:
+                resets = ended
+            elif ended.any() and mode == _SINGLE:
+                obs = _copy(envs.reset()[0])
+            elif ended.any() and mode == _DISABLED:
+                fresh = envs.reset(options={"reset_mask": ended.copy()})[0]
+                for i in np.flatnonzero(ended):
+                    _put(obs, i, _row(fresh, i))
+            yield from finished
+
+
+def _read_envs(envs: Any) -> str:
+    """How the environments reset themselves."""
+    if not hasattr(envs, "single_observation_space"):
+        if hasattr(envs, "num_envs") or not hasattr(envs, "observation_space"):
+            raise SchemaError(f"collect(): envs: expected a Gymnasium environment, got {type(envs).__name__}")
+        return _SINGLE
+    from gymnasium import vector
+
+    # Gymnasium 1.0 knows one way and gives it no name.
+    mode = (envs.metadata or {}).get("autoreset_mode", None if hasattr(vector, "AutoresetMode") else _NEXT_STEP)
+    name = getattr(mode, "value", mode)
+    if name not in (_NEXT_STEP, _SAME_STEP, _DISABLED):
+        raise SchemaError(
+            f"collect(): envs: expected an AutoresetMode in envs.metadata['autoreset_mode'], got {mode!r}; set it to "
+            "what the environments do: a wrong one would store transitions that never were"
+        )
+    return str(name)
+
+
+def _check_buffer(buffer: Any, num_envs: int | None) -> None:
+    if not isinstance(buffer, ReplayBuffer):
+        raise SchemaError(f"collect(): buffer: expected a ReplayBuffer, got {type(buffer).__name__}")
+    if buffer.num_envs != num_envs and not (num_envs is None and buffer.num_envs == 1):
+        raise SchemaError(
+            f"collect(): buffer: expected num_envs={num_envs} as the environments have, got {buffer.num_envs}; give "
+            f"num_envs={num_envs} to its constructor, or make it with ReplayBuffer.for_env(envs, ...)"
+        )
+    other = [name for name in buffer.schema if name not in _FILLED]
+    missing = [name for name in ("obs", "action") if name not in buffer.schema]
+    if other or missing:
+        got = f"{', '.join(other)} besides" if other else f"no {', '.join(missing)}"
+        raise SchemaError(
+            f"collect(): buffer: expected the fields obs, action, reward, next_obs and done, got {got}; give it "
+            "another schema=, or step the environments yourself"
+        )
+
+
+def _copy(obs: Any) -> Any:
+    if isinstance(obs, dict):
+        return {name: _copy(part) for name, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_copy(part) for part in obs)
+    return obs.copy() if isinstance(obs, np.ndarray) else obs
+
+
+def _row(batch: Any, i: Any) -> Any:
+    """What one environment has in a batched value, or in an array of objects, one an environment."""
+    if isinstance(batch, dict):
+        return {name: _row(part, i) for name, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_row(part, i) for part in batch)
+    return batch[i]
+
+
+def _put(batch: Any, i: Any, value: Any) -> None:
+    if isinstance(batch, dict):
+        for name, part in batch.items():
+            _put(part, i, value[name])
+    elif isinstance(batch, tuple):
+        for part, item in zip(batch, value, strict=True):
+            _put(part, i, item)
+    else:
+        batch[i] = value
+
+
+def _with_finals(next_obs: Any, ended: np.ndarray[Any, Any], info: Any) -> Any:
+    """Same-step autoreset: where an episode ended, ``next_obs`` is already the next one's first."""
+    if not ended.any():
+        return next_obs
+    if "final_obs" not in info:
+        raise SchemaError(
+            f"collect(): envs: expected info['final_obs'] at an episode's end, as same-step autoreset gives it, got "
+            f"{', '.join(info) or 'an empty info'}; use environments with AutoresetMode.NEXT_STEP"
+        )
+    true_next = _copy(next_obs)
+    for i in np.flatnonzero(ended):
+        _put(true_next, i, _row(info["final_obs"], i))
+    return true_next
+
+
+def _to_host(action: Any) -> Any:
+    """Tensors as NumPy arrays, whatever device they are on; anything else as it is."""
+    if isinstance(action, dict):
+        return {name: _to_host(part) for name, part in action.items()}
+    if isinstance(action, tuple):
+        return tuple(_to_host(part) for part in action)
+    if hasattr(action, "detach") and hasattr(action, "cpu"):
+        return action.detach().cpu().numpy()[()]  # a single number as a NumPy scalar, which may be a key
+    return action
+
+
+def _no_bar(added: int) -> None:
+    pass
+
+
+def _bar(steps: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    try:
+        from rich.progress import MofNCompleteColumn, Progress
+    except ImportError:
+        raise SchemaError('collect(): progress: needs rich; pip install "sharpwave[cli]"') from None
+
+    @contextlib.contextmanager
+    def show() -> Iterator[Callable[[int], None]]:
+        with Progress(*Progress.get_default_columns(), MofNCompleteColumn()) as shown:
+            task = shown.add_task("collect", total=steps)
+            yield lambda added: shown.update(task, completed=min(added, steps))
+
+    return show()

@@ -1,0 +1,195 @@
+"""Samplers from the outside: settings and their errors, what they count, what they refuse."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numbered import check_whole, filled, make, row, rows, unchanged
+
+import sharpwave as sw
+from sharpwave.errors import NotReady, SchemaError
+
+COUNTS: list[Any] = [0, -1, 1.5, "3", True]
+
+
+@pytest.mark.parametrize("name", ["Uniform", "Prioritized", "Recent", "Shuffle", "Fifo", "Lifo"])
+def test_wrong_max_reads_is_refused(name: str) -> None:
+    for value in COUNTS:
+        with pytest.raises(SchemaError, match="max_reads"):
+            getattr(sw, name)(*([3] if name == "Recent" else []), max_reads=value)
+
+
+@pytest.mark.parametrize("name", ["Uniform", "Prioritized", "Recent"])
+def test_wrong_newest_is_refused(name: str) -> None:
+    for value in [-1, 1.5, "3", None, True]:
+        with pytest.raises(SchemaError, match="newest"):
+            getattr(sw, name)(*([3] if name == "Recent" else []), newest=value)
+
+
+@pytest.mark.parametrize("name", ["Shuffle", "Fifo", "Lifo"])
+def test_samplers_that_fix_the_order_have_no_newest(name: str) -> None:
+    with pytest.raises(TypeError, match="newest"):
+        getattr(sw, name)(newest=1)
+
+
+def test_wrong_n_of_recent_is_refused() -> None:
+    for value in [*COUNTS, None]:
+        with pytest.raises(SchemaError, match="n"):
+            sw.Recent(value)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings"),
+    [
+        (lambda: sw.Uniform(newest=2, max_reads=3), {"newest": 2, "max_reads": 3}),
+        (lambda: sw.Prioritized(0.7, newest=2, max_reads=3), {"alpha": 0.7, "newest": 2, "max_reads": 3}),
+        (lambda: sw.Recent(50, newest=1), {"n": 50, "newest": 1, "max_reads": None}),
+        (lambda: sw.Shuffle(), {"max_reads": None}),
+        (lambda: sw.Fifo(), {"max_reads": 1}),
+        (lambda: sw.Fifo(max_reads=None), {"max_reads": None}),
+        (lambda: sw.Lifo(max_reads=4), {"max_reads": 4}),
+    ],
+)
+def test_settings_in_force_are_told(sampler: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    made = sampler()
+    buffer = filled(3, sampler=made)
+    buffer.save(tmp_path / "snapshot")
+    for held in (made, buffer.sampler, sw.open(tmp_path / "snapshot").sampler):
+        assert type(held) is type(made)
+        assert {name: getattr(held, name) for name in settings} == settings
+        assert type(made).__name__ in repr(held)
+
+
+def test_batch_smaller_than_newest_is_refused() -> None:
+    for sampler in (sw.Uniform(newest=4), sw.Prioritized(newest=4), sw.Recent(9, newest=4)):
+        buffer = filled(6, sampler=sampler)
+        with unchanged(buffer), pytest.raises(SchemaError, match="newest"):
+            buffer.sample(3)
+        assert buffer.sample(4)["reward"].tolist() == [5, 4, 3, 2]
+
+
+@pytest.mark.parametrize("name", ["Shuffle", "Fifo", "Lifo"])
+def test_more_than_there_is_is_refused_and_nothing_is_consumed(name: str) -> None:
+    buffer = filled(6, sampler=getattr(sw, name)())
+    with unchanged(buffer), pytest.raises(NotReady) as caught:
+        buffer.sample(7)
+    assert "6" in str(caught.value)
+    assert "7" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sorted(buffer.sample(6)["reward"].tolist()) == list(range(6))
+
+
+def test_failed_out_consumes_nothing() -> None:
+    buffer = filled(6, sampler=sw.Fifo())
+    other = filled(6).sample(3)
+    with unchanged(buffer), pytest.raises(SchemaError):
+        buffer.sample(4, out=other)
+    assert buffer.stats()["rows_consumed"] == 0
+    assert buffer.sample(3, out=other)["reward"].tolist() == [0, 1, 2]
+    assert buffer.stats()["rows_consumed"] == 3
+
+
+def test_same_seed_draws_the_same() -> None:
+    for make_sampler in (lambda: sw.Shuffle(), lambda: sw.Recent(7), lambda: sw.Uniform(newest=2, max_reads=3)):
+        first, second = (filled(10, sampler=make_sampler(), seed=5) for _ in range(2))
+        for _ in range(3):
+            assert first.sample(4)["reward"].tolist() == second.sample(4)["reward"].tolist()
+    ours, theirs = (filled(10, sampler=sw.Shuffle(), seed=seed).sample(10)["reward"].tolist() for seed in (1, 2))
+    assert ours != theirs
+
+
+def test_counters_are_told() -> None:
+    buffer = filled(6, sampler=sw.Shuffle(max_reads=2))
+    assert (buffer.stats()["epoch"], buffer.stats()["rows_consumed"]) == (0, 0)
+    buffer.sample(6)
+    assert (buffer.stats()["epoch"], buffer.stats()["rows_consumed"]) == (1, 0)
+    buffer.sample(4)
+    assert (buffer.stats()["epoch"], buffer.stats()["rows_consumed"]) == (2, 4)
+    buffer.sample(2)
+    assert (buffer.stats()["epoch"], buffer.stats()["rows_consumed"]) == (2, 6)
+    with pytest.raises(NotReady):
+        buffer.sample(1)
+    assert len(buffer) == 6
+    buffer.clear()
+    assert buffer.stats()["rows_consumed"] == 6  # ever
+
+
+def test_cleared_buffer_begins_anew() -> None:
+    for name in ("Shuffle", "Fifo", "Lifo"):
+        buffer = filled(6, sampler=getattr(sw, name)())
+        buffer.sample(2)
+        buffer.clear()
+        with pytest.raises(NotReady):
+            buffer.sample(1)
+        for number in range(10, 13):
+            buffer.add(**row(number))
+        assert sorted(buffer.sample(3)["reward"].tolist()) == [10, 11, 12]
+
+
+@pytest.mark.parametrize("name", ["Shuffle", "Fifo", "Lifo"])
+def test_threads_share_one_order(name: str) -> None:
+    """Each row goes to exactly one of them."""
+    buffer = make(4000, sampler=getattr(sw, name)(max_reads=1), num_envs=1)
+    for first in range(0, 4000, 500):
+        buffer.add(**rows(range(first, first + 500)))
+    got: list[list[int]] = [[] for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def learn(mine: list[int]) -> None:
+        try:
+            while True:
+                batch = buffer.sample(5)
+                check_whole(batch)
+                mine.extend(batch["reward"].astype(int).tolist())
+        except NotReady:
+            pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=learn, args=(mine,)) for mine in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert sorted(np.concatenate(got).tolist()) == list(range(4000))
+    assert buffer.stats()["rows_consumed"] == 4000
+
+
+def test_queue_is_read_while_it_is_written() -> None:
+    buffer = make(64, sampler=sw.Fifo(max_reads=None))
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            buffer.add(**row(number))
+            number += 1
+
+    def learn() -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    batch = buffer.sample(16)
+                except NotReady:
+                    continue
+                check_whole(batch)
+                assert (np.diff(batch["reward"]) == 1).all()
+                assert (np.diff(batch["indices"]) > 0).all()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=job) for job in (write, learn)]
+    for thread in threads:
+        thread.start()
+    stop.wait(0.6)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
