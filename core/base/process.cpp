@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 #include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,13 +13,18 @@ namespace sharpwave {
 namespace {
 
 std::atomic<std::uint64_t> generation{0};
+std::atomic<std::uint64_t> own_id{static_cast<std::uint64_t>(getpid())};
 
-[[maybe_unused]] const int registered =
-    pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+    generation.fetch_add(1, std::memory_order_relaxed);
+    own_id.store(static_cast<std::uint64_t>(getpid()), std::memory_order_relaxed);
+});
 
 }  // namespace
 
 std::uint64_t process_generation() noexcept { return generation.load(std::memory_order_relaxed); }
+
+std::uint64_t process_id() noexcept { return own_id.load(std::memory_order_relaxed); }
 
 std::string boot_id() {
     std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -29,6 +36,16 @@ std::string boot_id() {
 std::uint64_t pid_namespace() {
     struct stat info{};
     return stat("/proc/self/ns/pid", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+}
+
+std::uint64_t rough_now_ns() {
+#if defined(CLOCK_REALTIME_COARSE)
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME_COARSE, &time);
+    return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec);
+#else
+    return now_ns();
+#endif
 }
 
 std::uint64_t now_ns() {

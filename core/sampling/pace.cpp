@@ -1,7 +1,5 @@
 #include "sampling/pace.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -65,23 +63,27 @@ Pace::Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const
     : table_(std::move(table)), sampler_(std::move(sampler)), config_(config) {}
 
 // The caller holds the index lock, or wants figures for a message.
-Pace::State Pace::state(bool with_reserved) const {
+Pace::State Pace::state() const {
     const Counters& counters = table_->counters();
-    std::uint64_t added = 0;
     const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
+    std::uint64_t added = 0;
     for (std::uint64_t i = 0; i < used; ++i) added += table_->writer_record(i).added.load(std::memory_order_acquire);
     State now{};
     now.inserts = static_cast<double>(added - counters.pace[kInsertsBefore].value.load(std::memory_order_relaxed));
     now.samples = static_cast<double>(counters.pace[kSamples].value.load(std::memory_order_relaxed));
-    now.size = static_cast<double>(table_->size());
-    const std::uint64_t seats = with_reserved ? bell().seats.load(std::memory_order_relaxed) : 0;
-    for (std::uint64_t i = 0; i < std::min(seats, kSeats); ++i) {
-        const auto adding = static_cast<double>(seat(i).reserved[0].load(std::memory_order_relaxed));
-        now.inserts += adding;
-        now.size += adding;
-        now.samples += static_cast<double>(seat(i).reserved[1].load(std::memory_order_relaxed));
+    const std::uint64_t seats = std::min<std::uint64_t>(bell().seats.load(std::memory_order_relaxed), kSeats);
+    for (std::uint64_t i = 0; i < seats; ++i) {
+        now.adding += static_cast<double>(seat(i).reserved[0].load(std::memory_order_relaxed));
+        now.sampling += static_cast<double>(seat(i).reserved[1].load(std::memory_order_relaxed));
     }
     return now;
+}
+
+// Rows that may be drawn. The caller holds the index lock.
+double Pace::size() const {
+    Index* index = sampler_->index();
+    if (index && index->config().max_reads) return static_cast<double>(index->rows_locked());
+    return static_cast<double>(table_->size());
 }
 
 // Reservations of processes that are gone.
@@ -108,16 +110,12 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
     for (const bool again : {false, true}) {
         // Rows on their way in count for adding only, batches on their way out for sampling only: nobody acts on what
         // may yet come to nothing.
-        const State all = state(true);
-        State now = state(false);
-        Index* index = sampler_->index();
-        if (index && index->config().max_reads) now.size = static_cast<double>(index->rows_locked());
+        const State now = state();
         bool may;
         if (side == Side::add) {
-            now.size += all.inserts - now.inserts;
-            now.inserts = all.inserts;
-            may =
-                now.size + n <= config_.min_size || (now.inserts + n) * config_.ratio - now.samples <= config_.max_diff;
+            const double inserts = now.inserts + now.adding + n;
+            may = inserts * config_.ratio - now.samples <= config_.max_diff ||
+                  size() + now.adding + n <= config_.min_size;
             if (!may && n * config_.ratio > room) {
                 throw Error(ErrorKind::schema,
                             "add(): got " + grouped(n) + " rows; the pace lets at most " +
@@ -125,8 +123,8 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
                                 " through at once (max_diff - min_diff, over samples_per_insert); add fewer at a time");
             }
         } else {
-            now.samples = all.samples;
-            may = now.size >= config_.min_size && now.inserts * config_.ratio - now.samples - n >= config_.min_diff;
+            const double samples = now.samples + now.sampling + n;
+            may = now.inserts * config_.ratio - samples >= config_.min_diff && size() >= config_.min_size;
             if (!may && n > room) {
                 throw Error(ErrorKind::schema, "sample(): got batch_size " + grouped(n) + "; the pace lets at most " +
                                                    grouped(std::floor(room)) +
@@ -139,7 +137,7 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
             if (bell().seats.load(std::memory_order_relaxed) <= number) {
                 bell().seats.store(number + 1, std::memory_order_relaxed);
             }
-            own.pid.store(static_cast<std::uint64_t>(getpid()), std::memory_order_relaxed);
+            own.pid.store(process_id(), std::memory_order_relaxed);
             own.reserved[static_cast<int>(side)].fetch_add(rows, std::memory_order_relaxed);
             return true;
         }
@@ -152,7 +150,8 @@ void Pace::settle(Side side, std::uint64_t rows, bool done) {
     Counters& counters = table_->counters();
     if (done) {
         if (side == Side::sample) counters.pace[kSamples].value.fetch_add(rows, std::memory_order_relaxed);
-        counters.pace[side == Side::add ? kLastInsert : kLastSample].value.store(now_ns(), std::memory_order_relaxed);
+        counters.pace[side == Side::add ? kLastInsert : kLastSample].value.store(rough_now_ns(),
+                                                                                 std::memory_order_relaxed);
     }
     seat(table_->seat() % kSeats).reserved[static_cast<int>(side)].fetch_sub(rows, std::memory_order_release);
     ring();
@@ -172,17 +171,18 @@ void Pace::wait(std::uint32_t mark, double seconds) {
 }
 
 std::string Pace::reason(Side side, std::uint64_t rows) const {
-    const State all = state(true);
-    State now = state(false);
-    (side == Side::add ? now.inserts : now.samples) = side == Side::add ? all.inserts : all.samples;
+    State now = state();
+    now.inserts += side == Side::add ? now.adding : 0;
+    now.samples += side == Side::sample ? now.sampling : 0;
+    const auto rows_now = static_cast<double>(table_->size());
     const auto n = static_cast<double>(rows);
     const std::string ratio = grouped(config_.ratio);
     std::string why;
     if (side == Side::add) {
         why = "adding waits: (" + grouped(now.inserts) + " inserts + " + grouped(n) + ") x " + ratio + " - " +
               grouped(now.samples) + " samples > max_diff " + grouped(config_.max_diff);
-    } else if (now.size < config_.min_size) {
-        why = "sampling waits: " + grouped(now.size) + " rows < min_size " + grouped(config_.min_size);
+    } else if (rows_now < config_.min_size) {
+        why = "sampling waits: " + grouped(rows_now) + " rows < min_size " + grouped(config_.min_size);
     } else {
         why = "sampling waits: " + grouped(now.inserts) + " inserts x " + ratio + " - " + grouped(now.samples) +
               " samples - " + grouped(n) + " < min_diff " + grouped(config_.min_diff);
@@ -198,7 +198,7 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
             std::snprintf(text, sizeof text, ", last %s: none yet", what);
             return std::string(text);
         }
-        const double ago = static_cast<double>(now_ns() - when) * 1e-9;
+        const double ago = (static_cast<double>(now_ns()) - static_cast<double>(when)) * 1e-9;
         std::snprintf(text, sizeof text, ", last %s %.1f s ago", what, ago > 0 ? ago : 0);
         return std::string(text);
     };
@@ -206,7 +206,7 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
 }
 
 Pace::Counts Pace::counts() const {
-    const State now = state(false);
+    const State now = state();
     return {static_cast<std::uint64_t>(now.inserts), static_cast<std::uint64_t>(now.samples),
             bell().waiting.load(std::memory_order_relaxed)};
 }

@@ -62,9 +62,11 @@ private:
     struct Seat;
     struct Bell;
     struct State {
-        double inserts, samples, size;
+        double inserts, samples;  // done
+        double adding, sampling;  // reserved
     };
-    State state(bool with_reserved) const;
+    State state() const;
+    double size() const;
     Seat& seat(std::uint64_t index) const;
     Bell& bell() const;
     void forget_the_dead() const;

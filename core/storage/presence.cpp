@@ -104,7 +104,7 @@ std::uint32_t Presence::seat() const { return static_cast<std::uint32_t>(file_->
 
 bool Presence::is_alive(std::uint32_t seat, std::uint64_t pid) const {
     // The kernel does not report a process's own locks to itself.
-    if (seat == this->seat()) return pid == static_cast<std::uint64_t>(getpid());
+    if (seat == this->seat()) return pid == process_id();
     struct flock lock = region(F_WRLCK, static_cast<off_t>(seat), 1);
     if (fcntl(file_->fd, F_GETLK, &lock) != 0) return true;
     // Another process may have got the seat since; one of another PID namespace shows no number we could compare.

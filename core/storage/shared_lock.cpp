@@ -54,7 +54,7 @@ bool SharedLock::lock(double timeout_s) {
                                               ", which does not go on; is it stopped?");
     }
     if (code != 0) throw Error(ErrorKind::storage, std::string("cannot lock the index: ") + std::strerror(code));
-    owner_pid.store(static_cast<std::uint64_t>(getpid()), std::memory_order_relaxed);
+    owner_pid.store(process_id(), std::memory_order_relaxed);
     return abandoned;
 }
 

@@ -33,7 +33,7 @@ class Pace:
         Pace(min_size=1000, samples_per_insert=8.0, min_diff=7000.0, max_diff=9000.0)
     """
 
-    __slots__ = ("_numbers",)
+    __slots__ = ("_is_queue", "_numbers")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Pace:
                 stacklevel=2,
             )
         self._numbers = size, ratio, low, high
+        self._is_queue = False
 
     @classmethod
     def min_size(cls, n: int) -> Pace:
@@ -97,7 +98,9 @@ class Pace:
     @classmethod
     def queue(cls, n: int) -> Pace:
         """At most n rows wait to be read, and each is read once: with ``sampler=Fifo()`` or ``Lifo()``."""
-        return cls(1, 1.0, 0, whole("Pace.queue()", "n", n))
+        pace = cls(1, 1.0, 0, whole("Pace.queue()", "n", n))
+        pace._is_queue = True
+        return pace
 
     def numbers(self) -> tuple[int, float, float, float]:
         """min_size, samples_per_insert, min_diff, max_diff."""
@@ -105,12 +108,12 @@ class Pace:
 
     def check(self, where: str, capacity: int) -> None:
         """Refuses what a buffer of this capacity could never do."""
-        size, _, low, high = self._numbers
+        size, _, _, most = self._numbers
         if size > capacity:
             raise SchemaError(f"{where}: pace: min_size {size} is more than the capacity {capacity}")
-        if low == 0 and size == 1 and math.isfinite(high) and high > capacity:
+        if self._is_queue and most > capacity:
             raise SchemaError(
-                f"{where}: pace: a queue of {high:g} rows would lose some: give a capacity of as many, got {capacity}"
+                f"{where}: pace: a queue of {most:g} rows would lose some: give a capacity of as many, got {capacity}"
             )
 
     def to_plain(self) -> list[float]:

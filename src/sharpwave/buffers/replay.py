@@ -189,6 +189,10 @@ class ReplayBuffer:
             raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
         # What the engine's own sample() does not do alone.
         self._hindsight = steps.hindsight
+        if steps.hindsight is not None:
+            field = self._schema.leaves[steps.hindsight.leaf(self._schema)][1]
+            shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
+            self._goals = shape, field.dtype, steps.n_step, steps.gamma
         self._is_plain = self._pace is None and self._hindsight is None and not self._schema.ragged
         self._bell = waiting.Bell(table)
         if description.get("face") != "ReplayBuffer" or (self._num_envs or 1) != table.width:
@@ -325,15 +329,18 @@ class ReplayBuffer:
         self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
     ) -> dict[str, Any]:
         rows = _whole("sample()", "batch_size", batch_size, 1)
-        n_step = self._view.n_step if isinstance(self._view, Transitions) else 1
-        field = self._schema.leaves[hindsight.leaf(self._schema)][1]
-        shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
-        goals = np.empty((rows, *shape), field.dtype)
-        after = np.empty((rows, n_step, *shape), field.dtype) if n_step > 1 else None
+        shape, dtype, n_step, gamma = self._goals
+        goals = np.empty((rows, *shape), dtype)
+        after = np.empty((rows, n_step, *shape), dtype) if n_step > 1 else None
         steps = np.empty(rows, np.uint32) if n_step > 1 else None
-        batch = self._table.sample_in_turn(rows, arrays, timeout, deliver, (goals, after, steps))
-        gamma = self._view.gamma if isinstance(self._view, Transitions) else 1.0
-        hindsight.relabel(batch, n_step, gamma, goals, after, steps)
+        batch = self._table.sample_in_turn(rows, arrays, timeout, False, (goals, after, steps))
+        try:
+            hindsight.relabel(batch, n_step, gamma, goals, after, steps)
+        except BaseException:  # out of the user's functions: the batch reaches nobody
+            self._table.settle(batch["indices"], False)
+            raise
+        if deliver:
+            self._table.settle(batch["indices"], True)
         return batch
 
     async def sample_async(
