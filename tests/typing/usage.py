@@ -40,6 +40,19 @@ assert_type(buffer.sample(32, out=buffer.sample(32), device="cpu"), dict[str, An
 assert_type(buffer.get([1, 2]), dict[str, Any])
 assert_type(buffer.rows(), Iterator[dict[str, Any]])
 assert_type(buffer.writer(), Writer)
+assert_type(buffer.batches(32, prefetch=2), Iterator[dict[str, Any]])
+assert_type(buffer.update_priorities([1], [0.5]), dict[str, int])
+assert_type(buffer.pace, sw.Pace | None)
+assert_type(next(sw.collect(object(), lambda obs: 0, buffer, 100)), dict[str, Any])
+sequences = sw.ReplayBuffer(
+    1000,
+    obs_shape=(4,),
+    sampler=sw.Recent(100, newest=1),
+    view=sw.Windows(8, burn_in=2, end="stop"),
+    pace=sw.Pace.queue(10),
+)
+goals = sw.Transitions(3, 0.99, hindsight=sw.Hindsight("final", 0.5, lambda achieved, desired: achieved[:, 0]))
+sw.Windows(8, end="never")  # type: ignore[arg-type]
 assert_type(sw.open("file://x"), sw.ReplayBuffer)
 assert_type(sw.open(Path("x")), sw.ReplayBuffer)
 assert_type(sw.ReplayBuffer.for_env(object(), 100), sw.ReplayBuffer)
