@@ -57,8 +57,9 @@ void take_turn(Pace* pace, Pace::Side side, std::uint64_t rows, PyObject* timeou
         throw sharpwave::Error(sharpwave::ErrorKind::not_ready, pace->reason(side, rows) + how);
     };
     if (forever && is_alone(*pace)) {
-        refuse(side == Pace::Side::add ? "; this thread is the only one and waits for itself: sample first"
-                                       : "; this thread is the only one and waits for itself: add first");
+        const std::string first = side == Pace::Side::add ? "sample first" : "add first";
+        refuse("; this thread is the only one and waits for itself: " + first +
+               (pace->is_shared() ? ", or give timeout= to wait for other processes" : ""));
     }
     const std::uint64_t start = sharpwave::now_ns();
     for (;;) {

@@ -45,17 +45,17 @@ struct Pace::Bell {
 struct Pace::Seat {
     std::atomic<std::uint64_t> reserved[2];  // by Side
     std::atomic<std::uint64_t> pid;
-    std::uint64_t unused[5];
+    std::uint64_t unused;
 };
 
 namespace {
-constexpr std::uint64_t kBellOffset = 512, kSeatsOffset = 4096, kSeats = 128;
+constexpr std::uint64_t kBellOffset = 512, kSeatsOffset = 4096, kSeats = 1025;  // as many as Presence gives
 }  // namespace
 
 Pace::Bell& Pace::bell() const { return *reinterpret_cast<Bell*>(table_->region(kRuntime) + kBellOffset); }
 
 Pace::Seat& Pace::seat(std::uint64_t index) const {
-    static_assert(sizeof(Seat) == 64 && kSeatsOffset + kSeats * sizeof(Seat) <= kRuntimeBytes);
+    static_assert(sizeof(Seat) == 32 && kSeatsOffset + kSeats * sizeof(Seat) <= kRuntimeBytes);
     return *reinterpret_cast<Seat*>(table_->region(kRuntime) + kSeatsOffset + index * sizeof(Seat));
 }
 

@@ -50,8 +50,9 @@ public:
 
     void check_open() const { table_->check_open(); }
 
-    // Nobody but this process has the table.
-    bool is_alone() const { return table_->path().empty(); }
+    // Whether other processes could have the table, and that none has it now.
+    bool is_shared() const { return !table_->path().empty(); }
+    bool is_alone() const { return table_->is_alone(); }
 
     struct Counts {
         std::uint64_t inserts, samples, waiting;

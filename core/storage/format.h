@@ -171,8 +171,8 @@ struct FieldRecord {
 };
 static_assert(sizeof(FieldRecord) == 256);
 
-// Room for a mutex, wake-up words and 128 participants of 64 bytes.
-inline constexpr std::uint64_t kRuntimeBytes = 3 * kPageBytes;
+// A mutex, wake-up words, and from the second page on 1025 participants of 32 bytes.
+inline constexpr std::uint64_t kRuntimeBytes = 10 * kPageBytes;
 
 // ---- the index --------------------------------------------------------------------------------------------------
 // priorities: head, one cursor a block, then for every sixteen rows their priorities and their masses. A priority is

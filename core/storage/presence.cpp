@@ -124,6 +124,8 @@ Presence::Presence(const std::string& table_path) : file_(LockFile::of(lock_path
     ++file_->users;
 }
 
+bool Presence::is_alone() const { return !file_->others_inside(); }
+
 void Presence::settle() {
     if (at_door_) file_->unlock_door();
     at_door_ = false;

@@ -25,6 +25,9 @@ public:
     bool is_alive(std::uint32_t seat, std::uint64_t pid) const;
     void settle();
 
+    // No other process has the table open now.
+    bool is_alone() const;
+
     // Takes the door again for the way out; true when nobody else is inside.
     bool begin_leave();
 

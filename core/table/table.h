@@ -157,6 +157,7 @@ public:
     format::Counters& counters() const { return *counters_; }
     RowView view() const;
     std::uint32_t seat() const { return presence_ ? presence_->seat() : 0; }
+    bool is_alone() const { return !presence_ || presence_->is_alone(); }  // no other process has it open
     // Whether the process that was given a seat still has it; in memory there is but one.
     bool is_alive(std::uint32_t seat, std::uint64_t pid) const { return !presence_ || presence_->is_alive(seat, pid); }
     void end_episode(std::uint64_t serial);  // flags the row as truncated by the engine, if it is still there
