@@ -84,6 +84,9 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/python benchmarks/bench_replay.py
 	$(BIN)/python benchmarks/bench_prioritized.py
 	$(BIN)/python benchmarks/bench_nstep.py
+	$(BIN)/python benchmarks/bench_windows.py
+	$(BIN)/python benchmarks/bench_hindsight.py
+	$(BIN)/python benchmarks/bench_pace.py
 	$(BIN)/python benchmarks/bench_frames.py
 	$(BIN)/python benchmarks/bench_compression.py
 	$(BIN)/python benchmarks/bench_memory.py

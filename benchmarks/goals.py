@@ -146,6 +146,25 @@ def nstep_goals(document: Document | None) -> Iterator[Verdict]:
     yield at_most("3-step sample(256) over plain sample(256)", 2.0, over(ours, plain), ratio)
 
 
+def windows_goals(document: Document | None) -> Iterator[Verdict]:
+    for label, end in (("sharpwave", "stop"), ("sharpwave@pad", "pad")):
+        curve = (document or {}).get("curves", {}).get(label, {})
+        goal = f'64 windows of 80 steps, end="{end}", at 10^7 rows over 10^5 rows'
+        yield at_most(goal, 2.5, growth(curve), ratio)
+
+
+def hindsight_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "hindsight")
+    ours, sb3 = (minimum(cases, "sample_256", label) for label in ("sharpwave", "sb3"))
+    yield times_faster("hindsight sample(256), Stable-Baselines3", 8, ours, ("sb3", sb3) if sb3 else None)
+
+
+def pace_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "pace")
+    paced, free = (minimum(cases, "add_1", label) for label in ("sharpwave", "sharpwave@free"))
+    yield at_most("add one row with a pace over without", 2.0, over(paced, free), ratio)
+
+
 def frames_goals(document: Document | None) -> Iterator[Verdict]:
     cases = cases_of(document, "frames")
     ours, peer = minimum(cases, "sample_256", "sharpwave"), fastest_library(cases, "sample_256")
@@ -177,6 +196,9 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "scaling": scaling_goals,
     "prioritized": prioritized_goals,
     "nstep": nstep_goals,
+    "windows": windows_goals,
+    "hindsight": hindsight_goals,
+    "pace": pace_goals,
     "frames": frames_goals,
     "compression": compression_goals,
 }

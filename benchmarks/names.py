@@ -27,13 +27,23 @@ FORMS = {
     "stacked": "each frame once",
     "stacked_lz4": "each frame once, LZ4",
     "stacked_zstd": "each frame once, Zstandard",
+    "pad": "padded",
+    "cached": "cached between adds",
+    "own_goals": "own goals",
+    "free": "no pace",
 }
 KINDS = {"w1": "small rows", "atari": "image rows"}
-CONTESTS = KINDS | {"prioritized": "prioritized", "nstep": "3-step", "frames": "image rows, deduplicated"}
+CONTESTS = KINDS | {
+    "prioritized": "prioritized",
+    "nstep": "3-step",
+    "hindsight": "hindsight",
+    "pace": "with a pace",
+    "frames": "image rows, deduplicated",
+}
 # They store nothing that one could get back; a rival is someone whom a user could choose instead.
 YARDSTICKS = ("engine", "c_limit", "empty_loop")
 # Forms that do another thing; they stand in a contest for comparison.
-BESIDE = ("uniform", "one_step", "stored", "rainbow")
+BESIDE = ("uniform", "one_step", "stored", "rainbow", "own_goals", "free")
 
 
 def name(label: str) -> str:

@@ -16,10 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from names import CONTESTS, KINDS, case_name, is_beside, name
+from tables import WINDOW_ROWS, at_size, drawn_windows
 
 OURS, RING, LIMIT, LIBRARY, BESIDE = "#d1495b", "#00798c", "#2b2d42", "#8d99ae", "#e9b4bb"
 ROLE_COLORS = {"sharpwave": OURS, "numpy_ring": RING, "c_limit": LIMIT}
-LINE_COLORS = ROLE_COLORS | {"cpprb": "#edae49", "sb3": LIBRARY}
+LINE_COLORS = ROLE_COLORS | {"cpprb": "#edae49", "sb3": LIBRARY, "torchrl": LIBRARY}
 # One bar or line a contender, two where users choose between two forms.
 LEFT_OUT = ("empty_loop", "engine")
 LEFT_OUT_VARIANTS = ("keyword", "torch")
@@ -28,6 +29,7 @@ FEATURES = (
     ("prioritized", "sample_256"),
     ("prioritized", "update_256"),
     ("nstep", "sample_256"),
+    ("hindsight", "sample_256"),
     ("frames", "sample_256"),
 )
 
@@ -105,6 +107,9 @@ def feature_panels(documents: Documents) -> list[tuple[str, Document, Document]]
         times = (document or {}).get("workloads", {}).get(contest, {}).get("cases", {}).get(case)
         if document and times:
             panels.append((f"{case_name(case)}, {CONTESTS[contest]}", times, document))
+    if document := documents.get("windows"):
+        times = at_size(document, WINDOW_ROWS)["windows"]
+        panels += [(drawn_windows(document), times, document)] if times else []
     return panels
 
 
@@ -137,21 +142,25 @@ def memory(document: Document, path: Path) -> None:
     save(figure, path)
 
 
-def scaling(document: Document, path: Path) -> None:
+def windows(document: Document, path: Path) -> None:
+    scaling(document, path, drawn_windows(document))
+
+
+def scaling(document: Document, path: Path, what: str = "sample(256)") -> None:
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for label, curve in document["curves"].items():
-        if not is_shown(label):
+        if not is_shown(label) or ("@" in label and "/" in label):
             continue
         rows = sorted(map(int, curve))
         times = [curve[str(count)]["min_ns"] for count in rows]
-        style = "--" if "/" in label else "-"
+        style = "--" if "/" in label else ":" if "@" in label else "-"
         axes.plot(rows, times, style, marker="o", label=name(label), color=LINE_COLORS[contender_of(label)])
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(short_duration)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("rows stored")
-    axes.set_ylabel("sample(256), minimum")
+    axes.set_ylabel(f"{what}, minimum")
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     plain(axes)
     save(figure, path)

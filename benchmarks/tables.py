@@ -7,6 +7,10 @@ from harness.contest import contender_of
 from harness.results import Document, duration, figure, ratio, size
 from names import CONTESTS, KINDS, case_name, entrant_of, is_beside, is_choice, is_rival, is_yardstick, name
 
+# The benchmarks of features that a contest measures, in the order of the table.
+FEATURES = ("prioritized", "nstep", "hindsight", "frames")
+WINDOW_ROWS = 1_000_000
+
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Markdown with the first column left and the others right."""
@@ -60,16 +64,23 @@ def headline_row(cases: Document, case: str) -> list[str] | None:
 
 
 def features(documents: Documents) -> str:
-    """The cases of prioritized, n-step and deduplicated replay beside the fastest peer that has the feature."""
-    rows, kinds = [], ("prioritized", "nstep", "frames")
-    measured = [document for kind in kinds if (document := documents.get(kind))]
+    """The cases of each feature beside the fastest peer that has it; windows among a million rows."""
+    rows, measured = [], [document for kind in FEATURES if (document := documents.get(kind))]
     for document in measured:
         for kind, workload in document["workloads"].items():
             for case in workload["cases"]:
                 if row := headline_row(workload["cases"], case):
                     rows.append([f"{case_name(case)}, {CONTESTS[kind]}", *row[:3]])
+    if (windows := documents.get("windows")) and (row := headline_row(at_size(windows, WINDOW_ROWS), "windows")):
+        measured.append(windows)
+        rows.append([drawn_windows(windows), *row[:3]])
     head = ["operation", "Sharpwave", "fastest peer library", "ratio"]
     return table(head, rows) + "\n\n" + machine_line(measured[0])
+
+
+def at_size(document: Document, count: int) -> Document:
+    """The curves' times at one number of rows, as a case."""
+    return {"windows": {label: curve[str(count)] for label, curve in document["curves"].items() if str(count) in curve}}
 
 
 def stored(workload: Document) -> str:
@@ -149,14 +160,24 @@ def compression(document: Document) -> str:
     return table(head, rows) + "\n\n" + machine_line(document)
 
 
-def scaling(document: Document) -> str:
+def drawn_windows(document: Document) -> str:
+    return f"sample({document['windows']}) of {document['steps']} steps"
+
+
+def windows(document: Document) -> str:
+    notes = [f"- {title(label)}: {note}" for label, note in document["notes"].items() if note]
+    curves, _, machine = scaling(document, drawn_windows(document)).rpartition("\n\n")
+    return "\n\n".join([curves, "\n".join(notes), machine])
+
+
+def scaling(document: Document, what: str = "sample(256)") -> str:
     sizes = sorted({int(rows) for curve in document["curves"].values() for rows in curve})
     rows = []
     for label, curve in document["curves"].items():
         grown = growth(curve)
         cells = [cell(curve.get(str(count))) for count in sizes]
         rows.append([title(label), *cells, ratio(grown) if grown else ""])
-    head = ["sample(256) among", *(f"{count:,} rows" for count in sizes), "10^7 over 10^5"]
+    head = [f"{what} among", *(f"{count:,} rows" for count in sizes), "10^7 over 10^5"]
     return table(head, rows) + "\n\n" + machine_line(document)
 
 

@@ -356,10 +356,15 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const nb::dict& 
         config.windows = {length, burn_in, bootstrap, across};
     }
     if (const nb::object goals = settings["goals"]; !goals.is_none()) {
-        const auto [strategy, ratio, leaf] = nb::cast<std::tuple<int, double, std::size_t>>(goals);
+        const auto [strategy, ratio, leaf, desired] =
+            nb::cast<std::tuple<int, double, std::size_t, std::vector<std::size_t>>>(goals);
         if (leaf >= tree->leaves().size()) throw nb::value_error("the view and the table differ");
+        for (std::size_t other : desired) {
+            if (other >= tree->leaves().size() || tree->leaves()[other].bytes != tree->leaves()[leaf].bytes)
+                throw nb::value_error("the view and the table differ");
+        }
         config.goals = {static_cast<sharpwave::GoalStrategy>(strategy), ratio, tree->leaves()[leaf].place,
-                        config.view.n_step};
+                        config.view.n_step, desired};
     }
     self.newest = static_cast<npy_intp>(config.newest);
     self.sampler = std::make_shared<sharpwave::Sampler>(self.table, std::move(config));

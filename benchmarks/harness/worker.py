@@ -35,6 +35,9 @@ PRIORITY_BATCHES = 7
 ALPHA, BETA = 0.6, 0.4
 # What every n-step buffer is set to.
 STEPS, GAMMA = 3, 0.99
+# What every buffer of sequences gives, and what every hindsight buffer is set to.
+WINDOW_STEPS = 80
+GOAL_RATIO = 0.8
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,12 @@ def random_priorities(count: int) -> np.ndarray:
 def batch_priorities(count: int) -> list[np.ndarray]:
     """Priorities of some batches. Several, so that a row gets another value at its next update."""
     return list(random_priorities(PRIORITY_BATCHES * count).reshape(PRIORITY_BATCHES, count))
+
+
+def goal_reward(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+    """0 where the goal is reached, else -1, for many pairs at once: the reward of robots that reach and push."""
+    distance = np.sqrt(np.square(achieved - desired).sum(axis=-1))
+    return -(distance > np.float32(0.05)).astype(np.float32)
 
 
 def updating(draw: Callable[[], Any], update: Callable[[Any, Any], object], priorities: Iterable[Any]) -> Operation:

@@ -12,6 +12,7 @@ import numpy as np
 from harness import footage
 
 FIELDS = ("obs", "action", "reward", "next_obs", "done")
+GOAL_PARTS = ("observation", "achieved_goal", "desired_goal")
 
 Columns = dict[str, np.ndarray]
 Row = tuple[np.ndarray, np.ndarray | int, float, np.ndarray, bool]
@@ -28,6 +29,8 @@ class Workload:
         pool_rows: Prebuilt rows that `add` cycles through. Few, because in a training loop the
             observation has just been made and is warm in the cache.
         filmed: The environment whose rendered frames fill the images; made up if empty.
+        goal_size: Numbers of a goal. An observation ends with the goal achieved and the one desired, which is the
+            same throughout an episode; `split_goals` takes them apart.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Workload:
     chunk_rows: int
     pool_rows: int
     filmed: str = ""
+    goal_size: int = 0
 
     @property
     def field_specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -57,6 +61,11 @@ class Workload:
     def columns(self, rows: int) -> Columns:
         """Consecutive steps as one array per field, whole episodes; the same arrays on every call."""
         return _columns(self, rows)
+
+    def split_goals(self, obs: np.ndarray) -> Columns:
+        """Observations as a goal-conditioned environment gives them."""
+        parts = np.split(obs, [-2 * self.goal_size, -self.goal_size], axis=-1)
+        return {name: np.ascontiguousarray(part) for name, part in zip(GOAL_PARTS, parts, strict=True)}
 
     def chunks(self, rows: int) -> Iterator[Columns]:
         """Pieces of at most `chunk_rows` rows that together prefill `rows` rows; each goes on where the last ended."""
@@ -96,7 +105,12 @@ def _columns(workload: Workload, rows: int) -> Columns:
     steps = rng.standard_normal((rows + 1, *workload.obs_shape), np.float32)
     action = rng.standard_normal((rows, *workload.action_shape)).astype(workload.action_dtype)
     reward = rng.standard_normal(rows, np.float32)
-    values = (np.ascontiguousarray(steps[:-1]), action, reward, np.ascontiguousarray(steps[1:]), done)
+    before, after = np.ascontiguousarray(steps[:-1]), np.ascontiguousarray(steps[1:])
+    if goals := workload.goal_size:
+        start = np.arange(rows) // workload.episode_steps * workload.episode_steps
+        before, after = before.copy(), after.copy()  # views of one array so far
+        before[:, -goals:] = after[:, -goals:] = before[start, -goals:]
+    values = (before, action, reward, after, done)
     return dict(zip(FIELDS, values, strict=True))
 
 
@@ -130,5 +144,18 @@ ATARI = Workload(
     chunk_rows=250,
     pool_rows=128,
 )
+GOALS = Workload(
+    name="goals",
+    title="obs f32(10) and two goals f32(3), action f32(4), reward, next_obs alike, done",
+    obs_shape=(16,),
+    obs_dtype="float32",
+    action_shape=(4,),
+    action_dtype="float32",
+    capacity=100_000,
+    episode_steps=50,
+    chunk_rows=10_000,
+    pool_rows=500,
+    goal_size=3,
+)
 FILMED = {name: replace(ATARI, name=name, filmed=name) for name in footage.ENVIRONMENTS}
-WORKLOADS = {workload.name: workload for workload in (W1, ATARI, *FILMED.values())}
+WORKLOADS = {workload.name: workload for workload in (W1, ATARI, GOALS, *FILMED.values())}

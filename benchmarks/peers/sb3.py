@@ -1,15 +1,18 @@
-"""Stable-Baselines3 `ReplayBuffer` and `NStepReplayBuffer`: NumPy arrays inside, torch tensors out."""
+"""Stable-Baselines3 `ReplayBuffer`, `NStepReplayBuffer`, `HerReplayBuffer`: NumPy arrays inside, torch tensors out."""
 
 from __future__ import annotations
 
 from itertools import cycle, islice
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
-from harness.worker import GAMMA, STEPS, Contender, Operation
+from harness.worker import GAMMA, GOAL_RATIO, STEPS, Contender, Operation, goal_reward
 from harness.workloads import Workload
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.her import HerReplayBuffer
 
 
 class Sb3(Contender):
@@ -92,4 +95,46 @@ class Derived(Sb3):
     settings: ClassVar[dict[str, Any]] = {"optimize_memory_usage": True, "handle_timeout_termination": False}
 
 
-FORMS = {"plain": Sb3, "nstep": NStep, "derived": Derived}
+class GoalEnv(gymnasium.Env):
+    """What the buffer asks an environment: its spaces, and the reward of many pairs of goals."""
+
+    def __init__(self, workload: Workload) -> None:
+        parts = workload.split_goals(workload.columns(1)["obs"])
+        boxes = {name: spaces.Box(-np.inf, np.inf, part.shape[1:], part.dtype) for name, part in parts.items()}
+        self.observation_space = spaces.Dict(boxes)
+        self.action_space = spaces.Box(-1, 1, workload.action_shape, np.float32)
+
+    def compute_reward(self, achieved: np.ndarray, desired: np.ndarray, _infos: object) -> np.ndarray:
+        return goal_reward(achieved, desired)
+
+
+class Hindsight(Sb3):
+    note = "HerReplayBuffer: 4 of 5 examples get a goal from the future"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        env = DummyVecEnv([lambda: GoalEnv(workload)])
+        self.buffer = HerReplayBuffer(
+            capacity,
+            env.observation_space,
+            env.action_space,
+            env,
+            device="cpu",
+            n_sampled_goal=round(GOAL_RATIO / (1 - GOAL_RATIO)),
+            goal_selection_strategy="future",
+        )
+        for chunk in workload.chunks(capacity):
+            self.adding(self.buffer, self.steps(list(zip(*chunk.values(), strict=True)))).run(len(chunk["reward"]))
+
+    def steps(self, rows: list[tuple]) -> list[tuple]:
+        split = self.workload.split_goals
+        return [
+            (split(obs[None]), split(after[None]), action[None], np.array([reward]), np.array([done]), [{}])
+            for obs, action, reward, after, done in rows
+        ]
+
+    def add_one(self) -> dict[str, Operation]:
+        return {"": self.adding(self.buffer, self.steps(self.workload.rows()))}
+
+
+FORMS = {"plain": Sb3, "nstep": NStep, "derived": Derived, "hindsight": Hindsight}

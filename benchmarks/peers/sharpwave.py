@@ -11,23 +11,36 @@ from harness.worker import (
     ALPHA,
     BETA,
     GAMMA,
+    GOAL_RATIO,
     STEPS,
+    WINDOW_STEPS,
     Contender,
     Operation,
     batch_priorities,
+    goal_reward,
     random_priorities,
     updating,
 )
-from harness.workloads import Workload
+from harness.workloads import Columns, Workload
 
 import sharpwave as sw
+
+NEVER_BLOCKS = 1e12  # samples: no run of this benchmark gets so far ahead
 
 
 class Sharpwave(Contender):
     packages = ("sharpwave", "numpy")
 
     def __init__(
-        self, *, prioritized: bool = False, n_step: int = 1, derived: bool = False, stacked: bool = False, **field: str
+        self,
+        *,
+        prioritized: bool = False,
+        n_step: int = 1,
+        derived: bool = False,
+        stacked: bool = False,
+        windows: str = "",
+        paced: bool = False,
+        **field: str,
     ) -> None:
         self.prioritized, self.stacked, self.field = prioritized, stacked, field
         self.settings: dict[str, Any] = {}
@@ -43,8 +56,14 @@ class Sharpwave(Contender):
             notes.append('next_obs="derived"')
         if stacked:
             notes.append(f"Field(stack={STACK})")
+        if windows:
+            self.settings["view"] = sw.Windows(WINDOW_STEPS, end=windows)
+            notes.append(f'view=Windows({WINDOW_STEPS}, end="{windows}")')
+        if paced:
+            self.settings["pace"] = sw.Pace.samples_per_insert(1.0, min_size=1, error=NEVER_BLOCKS)
+            notes.append("pace=Pace.samples_per_insert(1.0, ...)")
         self.note = ", ".join(notes)
-        if n_step > 1 or derived or stacked:
+        if n_step > 1 or derived or stacked or windows:
             # Rows added together are steps of one stream.
             self.settings["num_envs"] = 1
 
@@ -141,6 +160,41 @@ class Sharpwave(Contender):
         return {"": Operation(learn)}
 
 
+class Goals(Sharpwave):
+    """Observations with goals; `relabels` draws with hindsight."""
+
+    def __init__(self, *, relabels: bool) -> None:
+        super().__init__()
+        if relabels:
+            hindsight = sw.Hindsight("future", GOAL_RATIO, goal_reward)
+            self.settings = {"view": sw.Transitions(hindsight=hindsight), "num_envs": 1}
+            self.note = f'view=Transitions(hindsight=Hindsight("future", {GOAL_RATIO}, reward))'
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        parts = workload.split_goals(workload.columns(1)["obs"])
+        schema = {
+            "obs": {name: sw.Field(part.shape[1:], part.dtype) for name, part in parts.items()},
+            "action": sw.Field(workload.action_shape, workload.action_dtype),
+        }
+        self.buffer = sw.ReplayBuffer(capacity, schema=schema, seed=0, **self.settings)
+        for chunk in workload.chunks(capacity):
+            self.buffer.add(**self.nested(chunk))
+        self.buffer.sample(1)
+
+    def nested(self, columns: Columns) -> dict[str, Any]:
+        split = self.workload.split_goals
+        return {**columns, "obs": split(columns["obs"]), "next_obs": split(columns["next_obs"])}
+
+    def add_one(self) -> dict[str, Operation]:
+        split = self.workload.split_goals
+        rows = [
+            (split(obs), action, reward, split(after), done)
+            for obs, action, reward, after, done in self.workload.rows()
+        ]
+        return {"": self.adding(rows), "keyword": self.adding_by_name(rows)}
+
+
 FORMS = {
     "plain": Sharpwave,
     "prioritized": partial(Sharpwave, prioritized=True),
@@ -153,4 +207,9 @@ FORMS = {
     "zstd": partial(Sharpwave, compression="zstd"),
     "stacked_lz4": partial(Sharpwave, derived=True, stacked=True, compression="lz4"),
     "stacked_zstd": partial(Sharpwave, derived=True, stacked=True, compression="zstd"),
+    "stop": partial(Sharpwave, windows="stop"),
+    "pad": partial(Sharpwave, windows="pad"),
+    "paced": partial(Sharpwave, paced=True),
+    "hindsight": partial(Goals, relabels=True),
+    "own_goals": partial(Goals, relabels=False),
 }

@@ -10,6 +10,7 @@ from harness.worker import (
     BETA,
     GAMMA,
     STEPS,
+    WINDOW_STEPS,
     Contender,
     Operation,
     batch_priorities,
@@ -19,7 +20,7 @@ from harness.worker import (
 from harness.workloads import Columns, Workload
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler, SliceSampler
 from torchrl.envs.transforms import MultiStepTransform
 
 
@@ -148,4 +149,27 @@ class NStep(Torchrl):
         return {"": Operation(extend)}
 
 
-FORMS = {"plain": Torchrl, "prioritized": Prioritized, "nstep": NStep}
+class Windows(Torchrl):
+    note = "SliceSampler: episodes are equally likely, then their slices; TensorDicts prebuilt"
+    cache_values = False
+
+    def make(self, storage: LazyTensorStorage) -> ReplayBuffer:
+        sampler = SliceSampler(slice_len=WINDOW_STEPS, end_key="done", cache_values=self.cache_values)
+        return ReplayBuffer(storage=storage, sampler=sampler)
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        return super().sample(count * WINDOW_STEPS)
+
+
+class CachedWindows(Windows):
+    note = "cache_values=True: it keeps where episodes end, until the next add"
+    cache_values = True
+
+
+FORMS = {
+    "plain": Torchrl,
+    "prioritized": Prioritized,
+    "nstep": NStep,
+    "stop": Windows,
+    "stop_cached": CachedWindows,
+}

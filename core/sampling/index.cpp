@@ -182,7 +182,7 @@ void Index::catch_up() {
         // Episodes that ended after their last row was taken in: a writer was closed, or died.
         const std::uint64_t ends = counters.late_ends.value.load(std::memory_order_acquire);
         if (counters.seen_ends.value.load(std::memory_order_relaxed) != ends) {
-            rebuild();
+            if (!take_late_ends()) rebuild();
             counters.seen_ends.value.store(ends, std::memory_order_relaxed);
         }
     }
@@ -231,6 +231,44 @@ void Index::catch_up() {
         take_in();
     }
     if (config_.rank_based && head_->changes > head_->rows / 16) rank();
+}
+
+// Episodes whose last row was taken in before it was told to be the last: they are the newest of their writers. False:
+// some writer has gone on since, and they may be anywhere.
+bool Index::take_late_ends() {
+    const std::uint64_t used = table_.counters().writers_used.value.load(std::memory_order_acquire);
+    const std::uint64_t width = table_.width(), least = table_.least_word();
+    std::vector<std::uint64_t> last_rows;
+    legal_.clear();
+    for (std::uint64_t i = 0; i < used; ++i) {
+        const WriterRecord& writer = table_.writer_record(i);
+        const std::uint64_t ticket = writer.ticket.load(std::memory_order_acquire);
+        if (ticket == kNone) continue;
+        if (ticket != writer.indexed_ticket) return false;
+        const std::uint64_t block = ticket % table_.blocks(), base = block * table_.block_rows();
+        if (table_.block_record(block).ticket.load(std::memory_order_acquire) != ticket) continue;
+        const std::uint64_t first = ticket * table_.block_rows();
+        const std::uint64_t known = cursors_[block] > first ? cursors_[block] - first : 0;
+        for (std::uint64_t env = 0; env < width; ++env) {
+            std::uint64_t step = known / width, word = 0;
+            while (step > 0) {
+                word = std::atomic_ref<std::uint64_t>(table_.word(base + --step * width + env)).load();
+                if (state_of(word) == kCommitted) break;
+                word = 0;
+            }
+            if (word == 0) return false;
+            if (!(word & kEndMask) || !is_live(word, least)) continue;
+            starts_.arrive(base + step * width + env, word, legal_, false);
+            last_rows.push_back(base + step * width + env);
+        }
+    }
+    changed_.clear();
+    let_in(legal_);
+    for (std::uint64_t slot : last_rows) {
+        if (config_.starts.per_episode) recount_episode(slot);
+    }
+    kernels_.refresh(tree_, changed_.data(), changed_.size());
+    return true;
 }
 
 // The rows of a block that are not in the index yet. Its writer has finished those below `head`: what is no row there

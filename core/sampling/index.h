@@ -133,6 +133,7 @@ private:
     };
 
     void catch_up();
+    bool take_late_ends();
     void collect(std::uint64_t ticket, std::uint64_t head);
     void take_in();
     void remove(std::uint64_t slot);

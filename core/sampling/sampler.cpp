@@ -88,7 +88,8 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
             std::size_t misses = gather(begin, end, bad);
             if (!goals_) return misses;
             std::vector<std::uint32_t> more(end - begin);
-            const std::size_t found = goals_->gather(slots, words, begin, end, draw.stream(), drawn.goals, more.data());
+            const std::size_t found =
+                goals_->gather(slots, words, begin, end, draw.stream(), out, drawn.goals, more.data());
             for (std::size_t m = 0, known = misses; m < found; ++m) {
                 if (std::find(bad, bad + known, more[m]) == bad + known) bad[misses++] = more[m];
             }

@@ -1,5 +1,6 @@
 #include "views/goals.h"
 
+#include <cstring>
 #include <vector>
 
 namespace sharpwave {
@@ -51,7 +52,8 @@ bool Goals::choose(std::uint64_t& slot, std::uint64_t& word, std::size_t positio
 }
 
 std::size_t Goals::gather(const std::uint64_t* slots, const std::uint64_t* words, std::size_t begin, std::size_t end,
-                          const Substream& stream, const GoalOutputs& out, std::uint32_t* missed) const {
+                          const Substream& stream, const Outputs& batch, const GoalOutputs& out,
+                          std::uint32_t* missed) const {
     struct Scratch {
         std::vector<std::uint64_t> slots, seen, copied;
         std::vector<std::uint32_t> missed;
@@ -83,6 +85,12 @@ std::size_t Goals::gather(const std::uint64_t* slots, const std::uint64_t* words
         scratch.seen[i] = word;
     }
     read(1, out.goals);
+    const std::uint64_t bytes = view_.leaf_bytes(config_.achieved);
+    for (std::size_t leaf : config_.desired) {
+        for (std::size_t i = begin; i < end; ++i) {
+            if (out.relabelled[i]) std::memcpy(batch.flats[leaf] + i * bytes, out.goals + i * bytes, bytes);
+        }
+    }
     if (out.achieved) {
         for (std::size_t i = begin; i < end; ++i) {
             std::uint64_t slot = slots[i], word = words[i];

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/random.h"
 #include "sampling/starts.h"
@@ -18,6 +19,7 @@ struct GoalConfig {
     double ratio = 0.8;
     ViewLeaf achieved;  // what was achieved after a step
     std::uint32_t n_step = 1;
+    std::vector<std::size_t> desired = {};  // leaves of the batch that the new goals are put into
 };
 
 // One entry a position.
@@ -32,9 +34,11 @@ class Goals {
 public:
     Goals(const Table& table, const Starts& starts, const GoalConfig& config);
 
-    // For the examples of positions begin..end. Positions whose goal could not be read go to `missed`.
+    // For the examples of positions begin..end, whose other arrays stand in `batch`. Positions whose goal could not be
+    // read go to `missed`.
     std::size_t gather(const std::uint64_t* slots, const std::uint64_t* words, std::size_t begin, std::size_t end,
-                       const Substream& stream, const GoalOutputs& out, std::uint32_t* missed) const;
+                       const Substream& stream, const Outputs& batch, const GoalOutputs& out,
+                       std::uint32_t* missed) const;
 
 private:
     bool choose(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const;

@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal
 
 from .checks import number, one_of, truth, whole
+from .errors import SchemaError
 
 __all__ = ["Fifo", "Lifo", "Linear", "Prioritized", "Recent", "Sampler", "Shuffle", "Uniform"]
 
@@ -190,8 +191,9 @@ class Shuffle:
 
     __slots__ = ("max_reads",)
 
-    def __init__(self, *, max_reads: int | None = None) -> None:
+    def __init__(self, *, max_reads: int | None = None, newest: int = 0) -> None:
         self.max_reads = _read_max_reads("Shuffle()", max_reads)
+        _refuse_newest("Shuffle()", newest)
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": "Shuffle", "max_reads": self.max_reads}
@@ -210,8 +212,9 @@ class Fifo:
 
     __slots__ = ("max_reads",)
 
-    def __init__(self, *, max_reads: int | None = 1) -> None:
+    def __init__(self, *, max_reads: int | None = 1, newest: int = 0) -> None:
         self.max_reads = _read_max_reads("Fifo()", max_reads)
+        _refuse_newest("Fifo()", newest)
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": "Fifo", "max_reads": self.max_reads}
@@ -230,8 +233,9 @@ class Lifo:
 
     __slots__ = ("max_reads",)
 
-    def __init__(self, *, max_reads: int | None = 1) -> None:
+    def __init__(self, *, max_reads: int | None = 1, newest: int = 0) -> None:
         self.max_reads = _read_max_reads("Lifo()", max_reads)
+        _refuse_newest("Lifo()", newest)
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": "Lifo", "max_reads": self.max_reads}
@@ -272,6 +276,11 @@ def beta_numbers(beta: float | Linear) -> tuple[float, float, float]:
 
 def _read_max_reads(where: str, value: Any) -> int | None:
     return None if value is None else whole(where, "max_reads", value, 1, 2**32 - 1)
+
+
+def _refuse_newest(where: str, newest: Any) -> None:
+    if newest != 0:
+        raise SchemaError(f"{where}: newest: it says itself which rows come when; expected 0, got {newest!r}")
 
 
 def _options(sampler: Any, **defaults: Any) -> str:

@@ -42,7 +42,11 @@ def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | N
     settings |= {"n_step": view.n_step, "gamma": view.gamma}
     if view.hindsight is not None:
         strategy = ("future", "final", "episode").index(view.hindsight.strategy)
-        settings["goals"] = strategy, view.hindsight.ratio, view.hindsight.leaf(schema)
+        names = [name for name, _ in schema.leaves]
+        hindsight = view.hindsight
+        parts = ("obs", "next_obs") if hindsight.puts_as_is(schema) else ()
+        desired = [names.index(f"{part}/{hindsight.desired}") for part in parts]
+        settings["goals"] = strategy, hindsight.ratio, hindsight.leaf(schema), desired
     return settings
 
 

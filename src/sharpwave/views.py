@@ -105,7 +105,7 @@ class Windows:
 
     def mix(self, where: str, errors: Any, mask: Any) -> Array:
         """One priority a window: eta times the largest error that was learnt from, and the rest times their mean."""
-        shape = np.shape(errors)
+        shape = tuple(np.shape(errors))
         if mask is None:
             raise SchemaError(
                 f"{where}: got errors of shape {shape}; give mask=batch['mask'] with them, or one a window"
@@ -205,13 +205,27 @@ class Hindsight:
             raise SchemaError(f"ReplayBuffer(): hindsight: reward: expected shape (), got {by_name['reward'].shape}")
         return [name for name, _ in schema.leaves].index(f"next_obs/{self.achieved}")
 
+    def puts_as_is(self, schema: Schema) -> bool:
+        """Whether what was achieved is the new goal byte for byte: then the engine puts it in its place."""
+        by_name = dict(schema.leaves)
+        dtypes = {by_name[f"obs/{name}"].dtype for name in (self.achieved, self.desired)}
+        return self.goal is None and len(dtypes) == 1
+
     def relabel(
-        self, batch: dict[str, Any], n_step: int, gamma: float, goals: Array, after: Array | None, steps: Array | None
+        self,
+        batch: dict[str, Any],
+        n_step: int,
+        gamma: float,
+        goals: Array,
+        after: Array | None,
+        steps: Array | None,
+        placed: bool,
     ) -> None:
         """Puts new goals into a batch, and what follows from them: rewards, ends, discounts.
 
         Args:
             goals: What was achieved at the step chosen for each example.
+            placed: Whether they stand in the batch already.
             after: What was achieved after each of an example's steps, of which there are ``steps``; n_step > 1 only.
         """
         rows = np.flatnonzero(batch["relabelled"])
@@ -220,7 +234,7 @@ class Hindsight:
         desired = goals[rows]
         if self.goal is not None:
             desired = np.asarray(self.goal(desired))
-        for part in ("obs", "next_obs"):
+        for part in () if placed else ("obs", "next_obs"):
             place = batch[part][self.desired]
             if desired.shape != (len(rows), *place.shape[1:]):
                 raise SchemaError(

@@ -469,8 +469,13 @@ class OrderPair(Pair):
         singles = {step: model.single(step) for step in shown}
         for path, leaf in model.fields.items():
             got = leaf_in(batch, path)
-            assert got.shape[:2] == (len(anchors), view.places), path
-            flat = got.reshape(-1, *got.shape[2:])
+            parts = got if isinstance(got, dict) else {"": got}
+            if "offsets" in parts:  # the places of all windows one after the other
+                flat = got
+            else:
+                assert all(part.shape[:2] == (len(anchors), view.places) for part in parts.values()), path
+                parts = {name: part.reshape(-1, *part.shape[2:]) for name, part in parts.items()}
+                flat = parts if leaf.ragged else parts[""]
             assert_leaf(path, leaf, flat, [singles[step][path] for a in anchors for step in windows[a].shown])
         check_of_one_piece(batch, view)
 

@@ -1,5 +1,6 @@
 """Each example runs as a newcomer would run it, only shorter."""
 
+import copy
 import importlib.util
 import inspect
 import json
@@ -8,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import sharpwave as sw
@@ -158,3 +161,154 @@ def test_sac_runs_from_the_command_line_and_refuses_zero_steps() -> None:
     finished = run(EXAMPLES / "sac.py", "--steps", 0)
     assert finished.returncode == 2
     assert "--steps must be at least 1" in finished.stderr
+
+
+def test_her_reaches_goals_only_with_hindsight() -> None:
+    her = load("her")
+    success = {}
+    for hindsight in (True, False):
+        seen = []
+        config = her.Config(steps=2_000, learning_starts=500, bits=10, evaluate_every=800, hindsight=hindsight)
+        result = her.train(config, report=lambda step, value, seen=seen: seen.append((step, value)))
+        assert seen == result.evaluations
+        assert len(seen) == 2
+        assert len(result.buffer) == 2_000
+        success[hindsight] = result.success
+    assert success[True] > 0.8, success
+    assert success[False] < 0.2, success
+
+
+def test_her_batches_hold_rewards_of_the_goals_they_name() -> None:
+    her = load("her")
+    result = her.train(her.Config(steps=600, learning_starts=10**6, bits=6, seed=7))
+    batch = result.buffer.sample(2_000)
+    achieved, desired = batch["next_obs"]["achieved_goal"], batch["next_obs"]["desired_goal"]
+    assert 0.75 < batch["relabelled"].mean() < 0.85
+    assert (batch["obs"]["desired_goal"] == desired).all()
+    assert (batch["reward"] == her.reward(achieved, desired)).all()
+    assert (batch["done"] == her.reached(achieved, desired)).all()
+    assert (batch["obs"]["observation"] != batch["next_obs"]["observation"]).sum(axis=1).tolist() == [1] * 2_000
+
+    plain = her.train(her.Config(steps=600, learning_starts=10**6, bits=6, seed=7, hindsight=False))
+    assert not plain.buffer.sample(2_000)["relabelled"].any()
+
+
+def test_her_runs_from_the_command_line_and_compares(monkeypatch: Any, capsys: Any) -> None:
+    finished = run(EXAMPLES / "her.py", "--compare", "--steps", 300, "--bits", 4, "--seed", 5, "--seeds", 2)
+    assert finished.returncode == 0, finished.stderr
+    _, seeds, with_hindsight, without = finished.stdout.splitlines()
+    assert seeds.split() == ["seed", "5", "6"]
+    assert with_hindsight.startswith("with hindsight")
+    assert without.startswith("without")
+    monkeypatch.setattr(sys, "argv", ["her.py", "--steps", "300", "--bits", "4", "--no-hindsight"])
+    load("her").main()
+    assert "goal reached in 500 greedy episodes" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["her.py", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        load("her").main()
+    assert "--steps must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("memoryless", [False, True], ids=["recurrent", "memoryless"])
+def test_r2d2_learns_and_tells_every_windows_priority(memoryless: bool) -> None:
+    r2d2 = load("r2d2")
+    seen = []
+    config = r2d2.Config(steps=800, learning_starts=400, evaluate_every=400, corridor=4, memoryless=memoryless)
+    before = r2d2.train(r2d2.Config(steps=1, corridor=4, memoryless=memoryless)).policy.state_dict()
+    result = r2d2.train(config, report=lambda step, value: seen.append((step, value)))
+    after = result.policy.state_dict()
+    assert seen == result.evaluations
+    assert [step for step, _ in seen] == [400, 800]
+    assert any((after[name] != before[name]).any() for name in before), "gradient steps change the policy"
+    assert all(torch.isfinite(weight).all() for weight in after.values())
+    stats = result.buffer.stats()
+    assert stats["sample_calls"] % config.updates_per_episode == 0
+    assert (stats["updates_applied"], stats["updates_stale"]) == (stats["sample_calls"] * config.batch_size, 0)
+    assert stats["updates_applied"] > 0
+
+
+def test_r2d2_learns_a_short_maze_that_needs_memory() -> None:
+    r2d2 = load("r2d2")
+    windows = {"corridor": 2, "length": 5, "burn_in": 2, "stride": 2}
+    short = {"steps": 1_800, "seed": 1, "learning_starts": 200, "epsilon_steps": 600, "state_size": 16, **windows}
+    assert r2d2.train(r2d2.Config(**short)).success > 0.9
+    assert r2d2.train(r2d2.Config(**short, memoryless=True)).success < 0.65
+
+
+def test_r2d2_windows_begin_with_the_state_that_was_stored() -> None:
+    r2d2 = load("r2d2")
+    result = r2d2.train(r2d2.Config(steps=600, learning_starts=10**6, corridor=5))  # the weights never change
+    batch = result.buffer.sample(200, device="cpu")
+    places = 4 + 16 + 1
+    assert batch["obs"].shape == (200, places, 4)
+    assert batch["mask"].shape == batch["valid"].shape == batch["first"].shape == (200, places)
+    assert batch["valid"][:, 0].all()
+    assert (batch["mask"].sum(dim=1) >= 1).all()
+    assert not batch["mask"][:, -1].any(), "the bootstrap row is not learnt from"
+    assert batch["first"][:, 1:].sum() == 0, "windows stay in one episode"
+    assert (batch["h"][batch["first"]] == 0).all()
+    assert 0 < batch["first"][:, 0].sum() < 200
+
+    after, _ = result.policy.memory(batch["obs"], batch["h"][:, 0][None])
+    follows = batch["valid"][:, 1:]
+    assert torch.allclose(after[:, :-1][follows], batch["h"][:, 1:][follows], atol=1e-5)
+
+
+def test_r2d2_errors_come_from_the_rows_of_a_window_alone() -> None:
+    r2d2 = load("r2d2")
+    result = r2d2.train(r2d2.Config(steps=600, learning_starts=10**6, corridor=5))
+    batch = result.buffer.sample(100, device="cpu")
+    other = copy.deepcopy(result.policy)
+    errors = r2d2.td_errors(result.policy, other, batch, 0.9)
+    assert errors.shape == batch["mask"].shape
+    assert (errors[~batch["mask"]] == 0).all()
+    # By hand, one place at a time: a window that begins inside an episode and sees its end.
+    window = int((batch["done"].any(dim=1) & ~batch["first"][:, 0]).nonzero()[0])
+    state = batch["h"][window, 0][None]
+    values = []
+    for obs in batch["obs"][window]:
+        value, state = result.policy(obs[None, None], state)
+        values.append(value[0, 0].detach())
+    last = int(batch["valid"][window].sum()) - 1
+    for place in np.flatnonzero(batch["mask"][window]):
+        goal = batch["reward"][window, place]
+        if place < last:
+            goal = goal + 0.9 * values[place + 1].max()
+        elif not batch["done"][window, place]:
+            continue
+        assert errors[window, place].item() == pytest.approx(
+            (goal - values[place][batch["action"][window, place]]).item(), abs=1e-5
+        )
+
+    padding = ~batch["valid"]
+    assert padding.any()
+    for name in ("obs", "reward", "h"):
+        batch[name][padding] = 1e3
+    batch["done"][padding] = ~batch["done"][padding]
+    assert torch.equal(errors, r2d2.td_errors(result.policy, other, batch, 0.9))
+
+
+def test_r2d2_maze_is_solved_by_its_sign_and_by_nothing_else() -> None:
+    r2d2 = load("r2d2")
+    env = r2d2.TMaze(6)
+    seen = set()
+    for seed in range(20):
+        obs, _ = env.reset(seed=seed)
+        turn = r2d2.LEFT if obs[0] else r2d2.RIGHT
+        walk = []
+        for action in [r2d2.FORWARD] * 6 + [turn]:
+            obs, reward, terminated, truncated, _ = env.step(action)
+            walk.append(tuple(obs))
+        assert (reward, terminated, truncated) == (1.0, True, False)
+        seen.add(tuple(walk))
+    assert len(seen) == 1, "after the sign both ways look the same"
+
+
+def test_r2d2_runs_from_the_command_line_and_refuses_zero_steps(monkeypatch: Any, capsys: Any) -> None:
+    finished = run(EXAMPLES / "r2d2.py", "--steps", 300, "--memoryless")
+    assert finished.returncode == 0, finished.stderr
+    assert "turned as the sign said in 500 greedy episodes" in finished.stdout
+    monkeypatch.setattr(sys, "argv", ["r2d2.py", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        load("r2d2").main()
+    assert "--steps must be at least 1" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def test_wrong_newest_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Shuffle", "Fifo", "Lifo"])
 def test_samplers_that_fix_the_order_have_no_newest(name: str) -> None:
-    with pytest.raises(TypeError, match="newest"):
+    with pytest.raises(SchemaError, match="newest"):
         getattr(sw, name)(newest=1)
 
 

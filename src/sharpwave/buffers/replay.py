@@ -192,7 +192,8 @@ class ReplayBuffer:
         if steps.hindsight is not None:
             field = self._schema.leaves[steps.hindsight.leaf(self._schema)][1]
             shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
-            self._goals = shape, field.dtype, steps.n_step, steps.gamma
+            placed = steps.hindsight.puts_as_is(self._schema)
+            self._goals = shape, field.dtype, steps.n_step, steps.gamma, placed
         self._is_plain = self._pace is None and self._hindsight is None and not self._schema.ragged
         self._bell = waiting.Bell(table)
         if description.get("face") != "ReplayBuffer" or (self._num_envs or 1) != table.width:
@@ -329,13 +330,13 @@ class ReplayBuffer:
         self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
     ) -> dict[str, Any]:
         rows = _whole("sample()", "batch_size", batch_size, 1)
-        shape, dtype, n_step, gamma = self._goals
+        shape, dtype, n_step, gamma, placed = self._goals
         goals = np.empty((rows, *shape), dtype)
         after = np.empty((rows, n_step, *shape), dtype) if n_step > 1 else None
         steps = np.empty(rows, np.uint32) if n_step > 1 else None
         batch = self._table.sample_in_turn(rows, arrays, timeout, False, (goals, after, steps))
         try:
-            hindsight.relabel(batch, n_step, gamma, goals, after, steps)
+            hindsight.relabel(batch, n_step, gamma, goals, after, steps, placed)
         except BaseException:  # out of the user's functions: the batch reaches nobody
             self._table.settle(batch["indices"], False)
             raise

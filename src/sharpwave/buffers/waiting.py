@@ -88,40 +88,31 @@ def batches(
         prefetch: Most batches that wait.
         timeout: Seconds that the caller waits for one; None for ever.
     """
-    ready: queue.Queue[Any] = queue.Queue(prefetch)
+    ready: queue.Queue[Any] = queue.Queue()
+    room = threading.Semaphore(prefetch)
     unwanted = threading.Event()
 
     def is_wanted() -> bool:
         return not unwanted.is_set() and threading.main_thread().is_alive()
 
-    def put(item: Any) -> bool:
-        while is_wanted():
-            try:
-                ready.put(item, timeout=_SLICE)
-                return True
-            except queue.Full:
-                continue
-        return False
-
     def work() -> None:
-        began = time.monotonic()
         while is_wanted():
-            left = _SLICE if timeout is None else min(_SLICE, max(0.0, began + timeout - time.monotonic()))
-            try:
-                batch = draw(left)
-            except NotReady as error:
-                if timeout is not None and time.monotonic() - began >= timeout:
-                    put(error)
-                    return
+            if not room.acquire(timeout=_SLICE):
                 continue
-            except BaseException as error:
-                put(error)
-                return
-            serials = batch["indices"]
-            serials = serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()
-            if not put((batch, serials)):
-                settle(serials, False)
             began = time.monotonic()
+            while is_wanted():
+                left = _SLICE if timeout is None else min(_SLICE, max(0.0, began + timeout - time.monotonic()))
+                try:
+                    batch = draw(left)
+                except NotReady as error:
+                    if timeout is None or time.monotonic() - began < timeout:
+                        continue
+                    return ready.put(error)
+                except BaseException as error:
+                    return ready.put(error)
+                serials = batch["indices"]
+                ready.put((batch, serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()))
+                break
 
     thread = threading.Thread(target=work, name="sharpwave-batches")
     thread.start()
@@ -131,6 +122,7 @@ def batches(
             if isinstance(item, BaseException):
                 raise item
             batch, serials = item
+            room.release()
             settle(serials, True)
             yield batch
     finally:

@@ -1,0 +1,249 @@
+"""Recurrent replay (R2D2) in a T-maze: Sharpwave with windows of rows and stored recurrent states.
+
+    python examples/r2d2.py --seed 0
+    python examples/r2d2.py --seed 0 --memoryless        # forgets at every step, so it can only guess
+
+The first observation says which way to turn at the end of a corridor. Each row keeps the recurrent state in which its
+action was chosen; a window of rows begins with the state at its first place, and the network is unrolled from there.
+The buffer appears on four lines: `ReplayBuffer.for_env` makes it, `add` stores a step, `sample` returns windows with
+their masks, `update_priorities` tells it how wrong the network was in each.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+import sharpwave as sw
+
+FORWARD, LEFT, RIGHT = range(3)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run may change; the defaults learn the maze in about a minute on one CPU core."""
+
+    steps: int = 30_000
+    seed: int = 0
+    memoryless: bool = False  # True begins every step from a state of zeros; everything else stays the same
+    corridor: int = 12
+    capacity: int = 20_000
+    # Longer than the corridor: only where the turn and the sign are in one window does the turn's error reach what the
+    # network made of the sign.
+    length: int = 16
+    burn_in: int = 4
+    stride: int = 4
+    batch_size: int = 32
+    learning_starts: int = 1_000
+    updates_per_episode: int = 4
+    state_size: int = 32
+    learning_rate: float = 2e-3
+    gamma: float = 0.95
+    target_rate: float = 0.05  # share of the online weights that moves into the target at a gradient step
+    epsilon_final: float = 0.1
+    epsilon_steps: int = 5_000  # steps over which epsilon falls from 1 to epsilon_final
+    evaluate_every: int = 3_000
+
+
+class TMaze(gym.Env):
+    """A sign at the start, a corridor, a turn at its end: the reward is 1 for turning as the sign said, else 0.
+
+    Observations are (sign says left, sign says right, in the corridor, at the turn). In the corridor turns do nothing.
+    """
+
+    def __init__(self, corridor: int) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+        self.corridor = corridor
+
+    def _observe(self) -> np.ndarray:
+        obs = np.zeros(4, np.float32)
+        obs[self.sign - LEFT if self.steps == 0 else 3 if self.place == self.corridor else 2] = 1
+        return obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Puts up a sign and goes back to the start."""
+        super().reset(seed=seed)
+        self.sign = int(self.np_random.integers(LEFT, RIGHT + 1))
+        self.place = self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Goes forward in the corridor, or turns at its end."""
+        self.steps += 1
+        turned = self.place == self.corridor and action != FORWARD
+        reward = float(turned and action == self.sign)
+        self.place = min(self.place + (action == FORWARD), self.corridor)
+        return self._observe(), reward, turned, self.steps == 4 * self.corridor, {}
+
+
+class QNetwork(nn.Module):
+    """From a window of observations, and the recurrent state before it, to values of all actions at each place."""
+
+    def __init__(self, state_size: int, memoryless: bool) -> None:
+        super().__init__()
+        self.memory = nn.GRU(4, state_size, batch_first=True)
+        self.values = nn.Linear(state_size, 3)
+        self.memoryless = memoryless
+
+    def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns values (windows, places, actions) and the state after the last place (windows, state_size)."""
+        if self.memoryless:  # each place is a window of its own, begun from zeros
+            windows, places, _ = obs.shape
+            after, _ = self.memory(obs.reshape(windows * places, 1, -1))
+            return self.values(after).reshape(windows, places, -1), torch.zeros_like(state)
+        after, last = self.memory(obs, state.unsqueeze(0).contiguous())
+        return self.values(after), last.squeeze(0)
+
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, state: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Returns the action of the highest value, and the state for the next step."""
+        values, state = self(torch.from_numpy(obs)[None, None], state)
+        return int(values.argmax()), state
+
+
+@dataclass
+class Result:
+    """What a run leaves behind; success is turning as the sign said."""
+
+    policy: QNetwork
+    buffer: sw.ReplayBuffer
+    evaluations: list[tuple[int, float]] = field(default_factory=list)  # (step, success of 100 greedy episodes)
+    success: float = 0.0  # share of 500 greedy episodes, others than those of the evaluations
+    wall_s: float = 0.0
+
+
+def evaluate(policy: QNetwork, config: Config, episodes: int, seed: int) -> float:
+    """Returns the share of greedy episodes that turn as the sign said."""
+    env = TMaze(config.corridor)
+    env.reset(seed=seed)
+    right = 0
+    for _ in range(episodes):
+        obs, _ = env.reset()
+        state = torch.zeros(1, config.state_size)
+        terminated = truncated = False
+        while not (terminated or truncated):
+            action, state = policy.act(obs, state)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            right += reward > 0
+    return right / episodes
+
+
+def td_errors(online: QNetwork, target: QNetwork, batch: dict[str, torch.Tensor], gamma: float) -> torch.Tensor:
+    """Returns double DQN's errors, one a place; 0 at places that are not to be learnt from."""
+    # Place 0 is always a row, the oldest of its window, and `h` the state in which that row was acted on. Later places
+    # get theirs from today's weights: the burn-in lets an old state catch up before anything is learnt from it.
+    state = batch["h"][:, 0]
+    values, _ = online(batch["obs"], state)
+    with torch.no_grad():
+        target_values, _ = target(batch["obs"], state)
+        best = values.argmax(dim=2, keepdim=True)
+        next_value = target_values.gather(2, best).squeeze(2)[:, 1:]
+        # The next place has the value of what came next, where it is a row. Where it is not, an episode was over: at a
+        # turn nothing is to come; cut by the time limit, there is no target and the place is left out.
+        done = batch["done"][:, :-1]
+        goal = batch["reward"][:, :-1] + gamma * next_value * ~done
+        learnt = batch["mask"][:, :-1] & (batch["valid"][:, 1:] | done)
+    value = values.gather(2, batch["action"].unsqueeze(2)).squeeze(2)[:, :-1]
+    errors = torch.where(learnt, goal - value, 0.0)
+    return nn.functional.pad(errors, (0, 1))  # the last place only serves the target of the one before
+
+
+def make_buffer(env: gym.Env, config: Config) -> sw.ReplayBuffer:
+    """Returns a buffer of rows with their recurrent states, drawn as windows by priority."""
+    return sw.ReplayBuffer.for_env(
+        env,
+        capacity=config.capacity,
+        schema={"h": sw.Field((config.state_size,))},
+        next_obs=None,  # the row after has it, and a window has the row after
+        # "pad": the last steps of an episode, where the turn is, are learnt from however many there are.
+        view=sw.Windows(config.length, burn_in=config.burn_in, stride=config.stride, bootstrap=1, end="pad"),
+        sampler=sw.Prioritized(alpha=0.6, beta=0.6),
+        seed=config.seed,
+    )
+
+
+def train(config: Config, report: Callable[[int, float], None] | None = None) -> Result:
+    """Trains one agent; on the CPU the same config gives the same result.
+
+    Args:
+        config: The run's settings.
+        report: Called with each evaluation: the step and the share of greedy episodes that turn as the sign said.
+
+    Returns:
+        The last policy with its learning curve and buffer.
+    """
+    torch.set_num_threads(1)  # networks this small lose more to thread hand-over than they gain
+    torch.manual_seed(config.seed)
+    random = np.random.default_rng(config.seed)
+    env = TMaze(config.corridor)
+    online = QNetwork(config.state_size, config.memoryless)
+    target = copy.deepcopy(online).requires_grad_(False)
+    optimizer = torch.optim.Adam(online.parameters(), config.learning_rate, fused=True)
+    buffer = make_buffer(env, config)
+    result = Result(policy=target, buffer=buffer)
+    began = time.perf_counter()
+
+    obs, _ = env.reset(seed=config.seed)
+    state = torch.zeros(1, config.state_size)
+    for step in range(1, config.steps + 1):
+        epsilon = max(config.epsilon_final, 1.0 - step / config.epsilon_steps)
+        greedy, next_state = online.act(obs, state)  # also where the action is random: the state must see every step
+        action = int(random.integers(3)) if random.random() < epsilon else greedy
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        # `h` is the state before this observation: what the network needs to begin at this row.
+        buffer.add(obs=obs, action=action, reward=reward, h=state[0], terminated=terminated, truncated=truncated)
+        obs, state = next_obs, next_state
+        if terminated or truncated:
+            obs, _ = env.reset()
+            state = torch.zeros_like(state)
+            # Learnt from between episodes, so that no window is drawn, and given a priority, before it is whole.
+            for _ in range(config.updates_per_episode if step > config.learning_starts else 0):
+                batch = buffer.sample(config.batch_size, device="cpu")
+                errors = td_errors(online, target, batch, config.gamma)
+                loss = (batch["weights"].unsqueeze(1) * errors.square()).sum() / batch["mask"].sum()
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(online.parameters(), 10.0)
+                optimizer.step()
+                with torch.no_grad():
+                    for old, new in zip(target.parameters(), online.parameters(), strict=True):
+                        old.lerp_(new, config.target_rate)
+                # One priority a window: 0.9 of its largest error and 0.1 of their mean.
+                buffer.update_priorities(batch["indices"], errors, mask=batch["mask"])
+
+        if step == config.steps or step % config.evaluate_every == 0:
+            result.evaluations.append((step, evaluate(target, config, episodes=100, seed=1_000_000)))
+            if report is not None:
+                report(*result.evaluations[-1])
+
+    result.wall_s = time.perf_counter() - began
+    result.success = evaluate(target, config, episodes=500, seed=2_000_000)
+    return result
+
+
+def main() -> None:
+    """Trains from the command line and prints a line for each evaluation."""
+    parser = argparse.ArgumentParser(description="R2D2 in a T-maze with a Sharpwave buffer.")
+    parser.add_argument("--steps", type=int, default=Config.steps, help="environment steps to train for")
+    parser.add_argument("--seed", type=int, default=Config.seed, help="seed of everything random")
+    parser.add_argument("--memoryless", action="store_true", help="zero the recurrent state at every step")
+    options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps must be at least 1, got {options.steps}")
+
+    config = Config(steps=options.steps, seed=options.seed, memoryless=options.memoryless)
+    result = train(config, lambda step, success: print(f"step {step:6d}  success {success:6.1%}", flush=True))
+    print(f"{options.steps} steps in {result.wall_s:.0f} s")
+    print(f"turned as the sign said in 500 greedy episodes: {result.success:.1%}")
+
+
+if __name__ == "__main__":
+    main()
