@@ -233,8 +233,8 @@ void Index::catch_up() {
     if (config_.rank_based && head_->changes > head_->rows / 16) rank();
 }
 
-// Episodes whose last row was taken in before it was told to be the last: they are the newest of their writers. False:
-// some writer has gone on since, and they may be anywhere.
+// Episodes whose last row was taken in before it was told to be the last: it is the newest of its writer and env that
+// the index knows. False: an env was masked out of all that is known of its block, and the row is further back.
 bool Index::take_late_ends() {
     const std::uint64_t used = table_.counters().writers_used.value.load(std::memory_order_acquire);
     const std::uint64_t width = table_.width(), least = table_.least_word();
@@ -242,20 +242,22 @@ bool Index::take_late_ends() {
     legal_.clear();
     for (std::uint64_t i = 0; i < used; ++i) {
         const WriterRecord& writer = table_.writer_record(i);
-        const std::uint64_t ticket = writer.ticket.load(std::memory_order_acquire);
-        if (ticket == kNone) continue;
-        if (ticket != writer.indexed_ticket) return false;
+        const std::uint64_t ticket = writer.indexed_ticket;
         const std::uint64_t block = ticket % table_.blocks(), base = block * table_.block_rows();
-        if (table_.block_record(block).ticket.load(std::memory_order_acquire) != ticket) continue;
         const std::uint64_t first = ticket * table_.block_rows();
         const std::uint64_t known = cursors_[block] > first ? cursors_[block] - first : 0;
+        if (known == 0 || known > table_.block_length(block)) continue;
         for (std::uint64_t env = 0; env < width; ++env) {
             std::uint64_t step = known / width, word = 0;
-            while (step > 0) {
-                word = std::atomic_ref<std::uint64_t>(table_.word(base + --step * width + env)).load();
-                if (state_of(word) == kCommitted) break;
+            bool is_gone = false;  // written over: then so is what came before it
+            while (step > 0 && !is_gone) {
+                const std::uint64_t offset = --step * width + env;
+                word = std::atomic_ref<std::uint64_t>(table_.word(base + offset)).load(std::memory_order_acquire);
+                is_gone = serial_of(word) != first + offset;
+                if (is_gone || state_of(word) == kCommitted) break;
                 word = 0;
             }
+            if (is_gone) continue;
             if (word == 0) return false;
             if (!(word & kEndMask) || !is_live(word, least)) continue;
             starts_.arrive(base + step * width + env, word, legal_, false);

@@ -257,3 +257,29 @@ def test_errors_of_steps_have_no_meaning_for_transitions() -> None:
     buffer = filled(None, sampler=sw.Prioritized())
     with pytest.raises(SchemaError):
         buffer.update_priorities(buffer.sample(4)["indices"], np.ones((4, 3)))
+
+
+# ---- ends that come late ---------------------------------------------------------------------------------------------
+
+
+def add_three(target: Any, first: int) -> None:
+    for number in range(first, first + 3):
+        target.add(obs=[0.0, 0.0], action=0.0, reward=float(number), next_obs=[0.0, 0.0], terminated=False)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_short_episode_of_a_closed_writer_gives_its_window(looks: bool) -> None:
+    """Whether the rows were taken in before the writer closed, and whether its place was taken by another since."""
+    buffer = sw.ReplayBuffer(1000, obs_shape=(2,), view=sw.Windows(5, end="stop"), sampler=sw.Fifo(max_reads=None))
+    for episode in range(6):
+        writer = buffer.writer()
+        add_three(writer, 10 * episode)
+        if looks:
+            with pytest.raises(NotReady):
+                buffer.sample(episode + 1)
+        writer.close()
+        if looks and episode % 2:
+            assert buffer.sample(episode + 1)["reward"][:, 0].tolist() == [10.0 * i for i in range(episode + 1)]
+    assert buffer.sample(6)["reward"][:, 0].tolist() == [10.0 * i for i in range(6)]
+    with pytest.raises(NotReady):
+        buffer.sample(7)
