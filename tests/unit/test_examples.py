@@ -312,3 +312,17 @@ def test_r2d2_runs_from_the_command_line_and_refuses_zero_steps(monkeypatch: Any
     with pytest.raises(SystemExit):
         load("r2d2").main()
     assert "--steps must be at least 1" in capsys.readouterr().err
+
+
+# ---- sb3_dqn ---------------------------------------------------------------------------------------------------------
+
+
+def test_sb3_trains_with_every_buffer() -> None:
+    pytest.importorskip("stable_baselines3")
+    example = load("sb3_dqn")
+    results = example.compare(1_500, range(1))
+    assert list(results) == ["SB3's own", "Sharpwave", "Sharpwave, prioritized, 3-step"]
+    for curves in results.values():
+        assert curves.shape == (1, example.EVALUATIONS)
+        assert (curves >= 8).all()  # no pole falls in fewer steps
+    assert run(EXAMPLES / "sb3_dqn.py", "--steps", "7").returncode == 2

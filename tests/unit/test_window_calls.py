@@ -232,10 +232,10 @@ def test_wrong_errors_are_refused_and_change_nothing() -> None:
         (errors, {"mask": empty}, "mask"),
         (errors, {"mask": mask[:, :3]}, "mask"),
         (errors, {"mask": mask[:3]}, "mask"),
-        (errors[:3], {"mask": mask[:3]}, ""),
-        (np.ones((4, 4, 1)), {"mask": mask}, ""),
-        (nan, {"mask": mask}, ""),
-        (np.ones(3), {}, ""),
+        (errors[:3], {"mask": mask[:3]}, "priorities|mask|indices"),
+        (np.ones((4, 4, 1)), {"mask": mask}, "priorities|mask|indices"),
+        (nan, {"mask": mask}, "priorities|mask|indices"),
+        (np.ones(3), {}, "priorities|mask|indices"),
     ]
     for values, more, word in cases:
         with unchanged(buffer), pytest.raises(SchemaError, match=word):
