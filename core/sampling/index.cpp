@@ -403,9 +403,16 @@ void Index::take_in() {
         }
         // A writer retires rows ahead of it: the next few that are rows. Where several writers share the ring they may
         // stand elsewhere too; a draw that meets one takes it out.
+        const std::uint64_t end = range.slot + range.count;
         for (std::uint64_t i = 0, reach = window; i < reach && i < tree_.leaf_count; ++i) {
-            const std::uint64_t slot = (range.slot + range.count + i) % tree_.leaf_count, word = word_at(slot);
-            if (word < least || word == 0) break;
+            const std::uint64_t slot = (end + i) % tree_.leaf_count, word = word_at(slot);
+            if (word < least || word == 0) {
+                // Never used: before the first lap is over the oldest rows stand at the ring's start.
+                if (end + i >= tree_.leaf_count) break;
+                reach += tree_.leaf_count - (end + i);
+                i = tree_.leaf_count - end - 1;
+                continue;
+            }
             if (is_live(word, least)) continue;
             reach = i + 1 + window;
             if (tree_.stored(slot) == 0 && !is_row(tree_.stored(slot))) continue;

@@ -38,6 +38,9 @@ public:
     // Gives a range of a file its space, if it has none yet. Costs next to nothing where it has.
     void ensure(std::uint64_t offset, std::uint64_t bytes) const;
 
+    // Keeps what is touched from here on from bringing its neighbours along.
+    void advise_small_pages(std::uint64_t offset) const;
+
     // Cuts a file that is not published yet to what is used of it.
     void shorten(std::uint64_t bytes);
 

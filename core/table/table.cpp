@@ -76,6 +76,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path) {
     table->presence_ = std::move(presence);
     table->check_records();
     table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
+    if (sparse_offset(header) < header.total_bytes) table->storage_.advise_small_pages(sparse_offset(header));
     if (table->presence_->is_first()) {
         Counters& counters = table->counters();
         std::memset(table->region(kRuntime), 0, header.regions[kRuntime].bytes);
