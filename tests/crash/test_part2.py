@@ -366,10 +366,13 @@ def test_row_lost_by_a_power_failure_takes_only_its_neighbours_along(tmp_path: P
 
 
 def test_snapshot_of_a_running_buffer_is_whole(shm_address: str, tmp_path: Path) -> None:
-    buffer = make(600, sampler=by_priority(), storage=shm_address)
+    # Large enough that writers do not go round it while the one who saves is kept waiting for a processor.
+    buffer = make(6000, sampler=by_priority(), storage=shm_address)
     processes = [Process(write_forever, shm_address, run) for run in range(2)]
     processes.append(Process(learn_forever, shm_address, 0))
     with running(*processes):
+        while len(buffer) < 4000:
+            time.sleep(0.01)
         for turn in range(8):
             buffer.save(tmp_path / "snapshot")
             loaded = sw.open(tmp_path / "snapshot")
