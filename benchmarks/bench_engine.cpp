@@ -102,7 +102,7 @@ struct Filled {
         for (std::uint32_t i = 0; i < 5; ++i) view.leaves.push_back({i, sharpwave::Role::own});
         std::optional<sharpwave::IndexConfig> index;
         if (by_priority) index.emplace();
-        sampler = std::make_unique<sharpwave::Sampler>(table, view, index);
+        sampler = std::make_unique<sharpwave::Sampler>(table, sharpwave::SamplerConfig{view, index});
 
         const auto flats = columns.places();
         std::vector<sharpwave::FieldInput> fields;

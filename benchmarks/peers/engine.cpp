@@ -37,8 +37,9 @@ void* engine_create(std::uint64_t capacity, bool by_priority, double alpha, doub
     ViewConfig view{n_step, gamma, {{0, Role::own}, {1, Role::own}, {2, summed}, {3, last}, {4, last}}};
     auto* made = new Engine{Table::create(config), nullptr, nullptr};
     made->writer = made->table->writer();
-    made->sampler = std::make_unique<Sampler>(made->table, std::move(view),
-                                              by_priority ? std::optional<IndexConfig>(IndexConfig{}) : std::nullopt);
+    made->sampler = std::make_unique<Sampler>(
+        made->table,
+        SamplerConfig{std::move(view), by_priority ? std::optional<IndexConfig>(IndexConfig{}) : std::nullopt});
     return made;
 }
 
