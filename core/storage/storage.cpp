@@ -147,9 +147,7 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint6
 
 // Where a page is touched, file systems may bring, and then allocate, a run of its neighbours: up to twice the space of
 // heaps that are filled in part.
-void Storage::advise_small_pages(std::uint64_t offset) const {
-    madvise(data_ + offset, bytes_ - offset, MADV_RANDOM);
-}
+void Storage::advise_small_pages(std::uint64_t offset) const { madvise(data_ + offset, bytes_ - offset, MADV_RANDOM); }
 
 void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
     for (std::uint64_t chunk = offset / kChunk; chunk * kChunk < offset + bytes; ++chunk) {
