@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import select
 import statistics
 import subprocess
@@ -162,7 +163,8 @@ class LeftOut:
         self.lines: list[dict[str, str]] = []
 
     def say(self, who: str, reason: object) -> None:
-        text = str(reason).splitlines()[0][:300]
+        # Results are published: of a path only the name is kept.
+        text = re.sub(r"(?:/[^/\s'\",:]+)+(/[^/\s'\",:]+)", r"\1", str(reason).splitlines()[0])[:300]
         print(f"left out: {who}: {text}", flush=True)
         self.lines.append({"who": who, "reason": text})
 

@@ -1,5 +1,7 @@
 #include "table/codec.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -17,6 +19,9 @@ namespace {
 // Below this a header costs more than is saved.
 constexpr std::uint32_t kLeastBytes = 64;
 
+// A block this long finds nearly all that a longer one would, and still lies in the cache while it is unpacked.
+constexpr std::uint32_t kMostBlockBytes = 256 * 1024;
+
 struct Library {
     Library() { blosc2_init(); }  // never destroyed: threads may still decode while the process ends
 };
@@ -26,32 +31,36 @@ void start_library() {
     (void)library;
 }
 
-// A context is not for two threads; one a thread and kind is made once and kept.
+// A context is not for two threads; one a thread and kind is made once and kept. blosc2 cuts a value into blocks, and a
+// context left to choose keeps the smallest block it ever chose: a large value after a small one would be cut into
+// crumbs. So the block is ours to say, by the value's size alone: the same value gives the same bytes always.
 class Compressors {
 public:
     ~Compressors() {
         for (Entry& entry : entries_) blosc2_free_ctx(entry.context);
     }
-    blosc2_context* get(Codec codec, std::uint32_t item_bytes) {
+    blosc2_context* get(Codec codec, std::uint32_t item_bytes, std::uint32_t value_bytes) {
+        const std::uint32_t block = std::min(std::bit_floor(value_bytes), kMostBlockBytes);
         for (const Entry& entry : entries_) {
-            if (entry.codec == codec && entry.item_bytes == item_bytes) return entry.context;
+            if (entry.codec == codec && entry.item_bytes == item_bytes && entry.block == block) return entry.context;
         }
         start_library();
         blosc2_cparams params = BLOSC2_CPARAMS_DEFAULTS;
         params.compcode = codec == Codec::lz4 ? BLOSC_LZ4 : BLOSC_ZSTD;
         params.clevel = codec == Codec::lz4 ? 5 : 3;
         params.typesize = static_cast<std::int32_t>(item_bytes <= 255 ? item_bytes : 1);
+        params.blocksize = static_cast<std::int32_t>(block);
         params.nthreads = 1;
         std::memset(params.filters, 0, sizeof params.filters);
         if (item_bytes > 1) params.filters[BLOSC2_MAX_FILTERS - 1] = BLOSC_SHUFFLE;
-        entries_.push_back({codec, item_bytes, blosc2_create_cctx(params)});
+        entries_.push_back({codec, item_bytes, block, blosc2_create_cctx(params)});
         return entries_.back().context;
     }
 
 private:
     struct Entry {
         Codec codec;
-        std::uint32_t item_bytes;
+        std::uint32_t item_bytes, block;
         blosc2_context* context;
     };
     std::vector<Entry> entries_;
@@ -82,8 +91,8 @@ std::uint32_t encode(const Field& field, const std::byte* value, std::uint32_t b
         thread_local std::vector<std::byte> room;
         room.resize(bytes + BLOSC2_MAX_OVERHEAD);
         const int kept =
-            blosc2_compress_ctx(compressors.get(field.codec, field.item_bytes), value, static_cast<std::int32_t>(bytes),
-                                room.data(), static_cast<std::int32_t>(room.size()));
+            blosc2_compress_ctx(compressors.get(field.codec, field.item_bytes, bytes), value,
+                                static_cast<std::int32_t>(bytes), room.data(), static_cast<std::int32_t>(room.size()));
         if (kept < 0) throw Error(ErrorKind::storage, "field '" + field.name + "': the compressor failed");
         if (kept > 0 && static_cast<std::uint32_t>(kept) < bytes) {
             std::memcpy(out, room.data(), static_cast<std::size_t>(kept));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,19 @@ def test_fewer_bytes_are_kept(codec: str, shm_address: str, tmp_path: Path) -> N
         buffer.close()
     assert kept[codec][0] < kept[None][0] / 3
     assert kept[codec][1] < kept[None][1] / 3
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_bytes_of_a_value_do_not_depend_on_values_before_it(codec: str) -> None:
+    def heap_bytes(shape: tuple[int, ...]) -> int:
+        buffer = make(shape, "uint8", codec, next_obs=None)
+        for number in range(20):
+            buffer.add(obs=frame(shape, "uint8", "ramp", number), action=number, reward=0.0, done=False)
+        return int(buffer.stats()["heap_bytes"])
+
+    with ThreadPoolExecutor(1) as fresh:  # compressors are a thread's own: this one has seen nothing
+        alone, _, after = fresh.map(heap_bytes, [(84, 84), (8, 9), (84, 84)])
+    assert after == alone
 
 
 @pytest.mark.parametrize("place", ["memory", "shm", "file"])
