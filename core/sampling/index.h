@@ -126,8 +126,25 @@ public:
     double recomputed_total();
 
 private:
-    class Locked;
-    struct Head;  // the region's first bytes
+    // Holds the index lock; where its last owner died inside, the index has been made anew.
+    class Locked {
+    public:
+        explicit Locked(Index& index);
+        ~Locked() { lock_.unlock(); }
+        Locked(const Locked&) = delete;
+        Locked& operator=(const Locked&) = delete;
+
+    private:
+        SharedLock& lock_;
+    };
+
+    // The region's first bytes.
+    struct Head {
+        std::uint64_t rows;      // live rows in the index
+        std::uint64_t massless;  // of those, rows of mass 0
+        std::uint64_t changes;   // adds and updates since the last ranking
+        std::uint64_t reserved[5];
+    };
     struct Range {
         std::uint64_t slot, count, end;  // `end`: the serial after the last row
     };
