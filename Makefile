@@ -91,6 +91,8 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/python benchmarks/bench_compression.py
 	$(BIN)/python benchmarks/bench_memory.py
 	$(BIN)/python benchmarks/bench_scaling.py
+	$(BIN)/python benchmarks/bench_processes.py
+	$(BIN)/python benchmarks/bench_snapshot.py
 	$(BIN)/python benchmarks/report.py
 
 soak: $(BIN)/.test  ## long sweeps: many more random cases, the threaded tests over and over

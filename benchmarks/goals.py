@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from harness.results import Document, duration, figure, ratio, size
-from names import KINDS, contender_of, is_library, name
+from names import CROWDS, KINDS, RATES, is_library, is_ring, name
 
 Cases = dict[str, dict[str, dict[str, float]]]
 Documents = dict[str, Document | None]
 MOST_BEYOND_RAW = 0.10
 MOST_BYTES_A_PRIORITY = 16
+MOST_BYTES_TO_SAVE = 64_000_000
+LEAST_HUGE_SHARE = 0.5  # of a buffer's bytes, for huge pages to count as got
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def fastest_library(cases: Cases, case: str) -> tuple[str, float] | None:
 
 
 def fastest_ring(cases: Cases, case: str) -> tuple[str, float] | None:
-    return fastest(cases, case, lambda label: contender_of(label) == "numpy_ring")
+    return fastest(cases, case, is_ring)
 
 
 def at_most(goal: str, limit: float, value: float | None, show: Callable[[float], str]) -> Verdict:
@@ -190,6 +193,63 @@ def compression_goals(document: Document | None) -> Iterator[Verdict]:
     yield Verdict(goal, ", ".join(shares) or "not measured", True if shares else None)
 
 
+def crowd_case(document: Document | None, form: str, rows: int, writers: int) -> Document:
+    return (document or {}).get("crowds", {}).get(form, {}).get("cases", {}).get(f"{rows}_{writers}", {})
+
+
+def seconds_a_row(case: Document, rate: str, label: str) -> float | None:
+    """Infinite for one who moved nothing; None for one who was not there."""
+    if label not in case:
+        return None
+    median = case[label][rate]["median"]
+    return 1 / median if median else math.inf
+
+
+def fastest_in_crowd(case: Document, rate: str, wanted: Callable[[str], bool]) -> tuple[str, float] | None:
+    """Label and seconds a row of the one with the highest median among those wanted."""
+    times = {label: time for label in case if wanted(label) and (time := seconds_a_row(case, rate, label))}
+    least = min(times, key=times.__getitem__, default=None)
+    return (least, times[least]) if least else None
+
+
+def got_huge_pages(document: Document | None, contest: str, label: str) -> bool | None:
+    about = (document or {}).get("workloads", {}).get(contest, {}).get("contenders", {}).get(label)
+    return about["huge_page_bytes"] >= LEAST_HUGE_SHARE * about["storage_bytes"] if about else None
+
+
+def processes_goals(document: Document | None) -> Iterator[Verdict]:
+    for form in CROWDS:
+        for rows in (1, 64):
+            case = crowd_case(document, form, rows, writers=1)
+            for rate, what in RATES.items():
+                ours, title = seconds_a_row(case, rate, "sharpwave"), f"writer and learner, {form}, add {rows}, {what}"
+                peer = fastest_in_crowd(case, rate, is_library)
+                yield times_faster(f"{title}, fastest library", 10, ours, peer)
+                if form == "uniform":
+                    ring = fastest_in_crowd(case, rate, is_ring)
+                    yield times_faster(f"{title}, NumPy ring under a lock", 4, ours, ring)
+    for contest, case, call in (
+        ("shm", "add_1", "add one row"),
+        ("shm", "sample_256", "sample(256)"),
+        ("shm_prioritized", "sample_256", "prioritized sample(256)"),
+    ):
+        cases, got = cases_of(document, contest), got_huge_pages(document, contest, "sharpwave@shm")
+        shared, own = (minimum(cases, case, label) for label in ("sharpwave@shm", "sharpwave"))
+        pages = "got no huge pages" if got is False else "got huge pages"
+        limit = 1.40 if got is False else 1.15
+        yield at_most(f"{call} in shared memory, which {pages}, over in process", limit, over(shared, own), ratio)
+
+
+def snapshot_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "snapshot")
+    ours, tofile = (minimum(cases, "save", label) for label in ("sharpwave", "numpy_ring"))
+    yield at_most("save before fsync over NumPy's tofile", 1.2, over(ours, tofile), ratio)
+    ours, peer = minimum(cases, "load", "sharpwave"), fastest_library(cases, "load")
+    yield times_faster("load of a snapshot, fastest peer library", 3, ours, peer)
+    extra = (document or {}).get("save_memory", {}).get("sharpwave")
+    yield at_most("memory that save takes besides", MOST_BYTES_TO_SAVE, extra, size)
+
+
 GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "replay": replay_goals,
     "memory": memory_goals,
@@ -201,6 +261,8 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "pace": pace_goals,
     "frames": frames_goals,
     "compression": compression_goals,
+    "processes": processes_goals,
+    "snapshot": snapshot_goals,
 }
 
 

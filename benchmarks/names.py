@@ -13,6 +13,7 @@ NAMES = {
     "empty_loop": "the timing loop itself",
     "sb3": "Stable-Baselines3",
     "reverb": "Reverb",
+    "ray": "Ray actor",
 }
 VARIANTS = {"keyword": "by keyword", "out": "out=", "torch": 'device="cpu"', "frame": "given single frames"}
 FORMS = {
@@ -31,6 +32,7 @@ FORMS = {
     "cached": "cached between adds",
     "own_goals": "own goals",
     "free": "no pace",
+    "shm": "shared memory",
 }
 KINDS = {"w1": "small rows", "atari": "image rows"}
 CONTESTS = KINDS | {
@@ -39,11 +41,26 @@ CONTESTS = KINDS | {
     "hindsight": "hindsight",
     "pace": "with a pace",
     "frames": "image rows, deduplicated",
+    "shm": "in process and in shared memory",
+    "shm_prioritized": "prioritized, in process and in shared memory",
+    "snapshot": "a full buffer of small rows",
 }
+# Operations on a whole buffer.
+WHOLE_CASES = {
+    "save": "save, before fsync",
+    "fsync": "fsync",
+    "load": "load, first sample(256)",
+    "attach": "open in place",
+}
+# They say how long the machine took, not the contender.
+BESIDE_CASES = ("fsync",)
+# Of several processes on one buffer.
+CROWDS = ("uniform", "prioritized")
+RATES = {"inserts_per_s": "inserts a second", "samples_per_s": "samples a second"}
 # They store nothing that one could get back; a rival is someone whom a user could choose instead.
 YARDSTICKS = ("engine", "c_limit", "empty_loop")
 # Forms that do another thing; they stand in a contest for comparison.
-BESIDE = ("uniform", "one_step", "stored", "rainbow", "own_goals", "free")
+BESIDE = ("uniform", "one_step", "stored", "rainbow", "own_goals", "free", "shm")
 
 
 def name(label: str) -> str:
@@ -79,12 +96,18 @@ def is_rival(label: str) -> bool:
     return is_choice(label) and contender_of(label) != "sharpwave"
 
 
+def is_ring(label: str) -> bool:
+    return contender_of(label) == "numpy_ring"
+
+
 def is_library(label: str) -> bool:
-    return is_rival(label) and contender_of(label) != "numpy_ring"
+    return is_rival(label) and not is_ring(label)
 
 
 def case_name(case: str) -> str:
     """`sample(256)` of `sample_256`."""
+    if case in WHOLE_CASES:
+        return WHOLE_CASES[case]
     verb, count = case.split("_")
     if verb == "add":
         return "add 1 row" if count == "1" else f"add {count} rows"

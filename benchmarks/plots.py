@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -9,13 +10,13 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot: no display is needed or asked for
 
 import matplotlib.pyplot as plt
-from goals import MOST_BEYOND_RAW, Documents
+from goals import MOST_BEYOND_RAW, Documents, crowd_case
 from harness.contest import contender_of
-from harness.results import Document, duration, size
+from harness.results import Document, amount, duration, size
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from names import CONTESTS, KINDS, case_name, is_beside, name
+from names import CONTESTS, CROWDS, KINDS, RATES, case_name, is_beside, name
 from tables import WINDOW_ROWS, at_size, drawn_windows
 
 OURS, RING, LIMIT, LIBRARY, BESIDE = "#d1495b", "#00798c", "#2b2d42", "#8d99ae", "#e9b4bb"
@@ -70,19 +71,46 @@ def bars(axes: Axes, title: str, times: dict[str, dict[str, float]]) -> None:
     """One bar for each entry, the fastest at the top."""
     shown = {label: entry["min_ns"] for label, entry in times.items() if is_shown(label)}
     labels = sorted(shown, key=shown.__getitem__, reverse=True)
-    lengths = [shown[label] for label in labels]
+    draw_bars(axes, title, {label: shown[label] for label in labels}, duration)
+    axes.xaxis.set_major_formatter(short_duration)
+    axes.set_xlabel("time of a call, minimum, log scale; shorter is better", fontsize=9)
+
+
+def rate_bars(axes: Axes, title: str, rates: dict[str, float]) -> None:
+    """One bar for each entry, the fastest at the top."""
+    draw_bars(axes, title, {label: rates[label] for label in sorted(rates, key=rates.__getitem__)}, amount)
+    axes.xaxis.set_major_formatter(lambda value, _position: amount(value).replace(".00", "").replace(".0", ""))
+    axes.set_xlabel("rows a second, median, log scale; longer is better", fontsize=9)
+
+
+def draw_bars(axes: Axes, title: str, shown: dict[str, float], text: Callable[[float], str]) -> None:
+    labels, lengths = list(shown), list(shown.values())
     colors = [BESIDE if is_beside(label) else ROLE_COLORS.get(contender_of(label), LIBRARY) for label in labels]
     drawn = axes.barh([name(label) for label in labels], lengths, color=colors)
-    axes.bar_label(drawn, [duration(length) for length in lengths], padding=4, fontsize=9)
+    axes.bar_label(drawn, [text(length) for length in lengths], padding=4, fontsize=9)
     axes.set_xscale("log")
     axes.set_xlim(min(lengths) / 2, max(lengths) * 6)
-    axes.xaxis.set_major_formatter(short_duration)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-    axes.set_xlabel("time of a call, minimum, log scale; shorter is better", fontsize=9)
     axes.tick_params(axis="y", length=0)
     plain(axes)
     axes.grid(visible=False, axis="y")
+
+
+def processes(document: Document, path: Path) -> None:
+    """One writer and one learner at once, 64 rows an add."""
+    figure, grid = plt.subplots(len(CROWDS), 2, figsize=(12, 3.4 * len(CROWDS)), layout="constrained")
+    for form, row in zip(CROWDS, grid, strict=True):
+        case = crowd_case(document, form, rows=64, writers=1)
+        for axes, (rate, what) in zip(row, RATES.items(), strict=True):
+            # A log scale has no place for nothing at all.
+            rates = {label: figures[rate]["median"] for label, figures in case.items() if figures[rate]["median"]}
+            if rates:
+                rate_bars(axes, f"{what}, {form}", rates)
+            else:
+                axes.set_visible(False)
+    caption(figure, document, f"a writer, 64 rows an add, and a learner, {document['batch']} rows a sample, at once")
+    save(figure, path)
 
 
 def caption(figure: Figure, document: Document, what: str) -> None:

@@ -33,15 +33,18 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
         yield "headline", tables.headline(replay)
     if any(documents[name] for name in tables.FEATURES):
         yield "features", tables.features(documents)
-    for name in ("replay", *tables.FEATURES, "pace"):
+    for name in ("replay", *tables.FEATURES, "pace", "processes"):
         if document := documents[name]:
             for contest, workload in document["workloads"].items():
                 yield contest, tables.contest(workload, document)
             if document.get("memory"):
                 yield f"{name}_memory", tables.footprints(document)
-    for name in ("memory", "scaling", "windows", "compression"):
+    for name in ("memory", "scaling", "windows", "compression", "snapshot"):
         if document := documents[name]:
             yield name, getattr(tables, name)(document)
+    if processes := documents["processes"]:
+        for form in processes["crowds"]:
+            yield f"processes_{form}", tables.crowds(form, processes)
     if engine:
         yield "seed_targets", tables.seed_targets(engine)
 
@@ -62,7 +65,7 @@ def fill_in(text: str, written: dict[str, str]) -> tuple[str, list[str]]:
 def draw_plots(documents: Documents, folder: Path) -> None:
     if (replay := documents["replay"]) and "w1" in replay["workloads"]:
         plots.headline(replay, folder / "headline.png")
-    for name in ("memory", "scaling", "windows", "compression"):
+    for name in ("memory", "scaling", "windows", "compression", "processes"):
         if document := documents[name]:
             getattr(plots, name)(document, folder / f"{name}.png")
     if panels := plots.feature_panels(documents):

@@ -24,6 +24,7 @@ ENVIRONMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tianshou": (TORCH, ("tianshou",)),
     "jax": (("flashbax",),),
     "reverb": (("dm-reverb[tensorflow]",),),
+    "ray": (("ray", "numpy"),),
     # No peer: here the frames for bench_compression.py are rendered.
     "frames": (("gymnasium[classic-control]", "ale-py", "opencv-python-headless"),),
 }

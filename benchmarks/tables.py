@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from goals import Documents, Verdict, fastest, fastest_library, fastest_ring, growth, minimum, percent
+from goals import (
+    Documents,
+    Verdict,
+    crowd_case,
+    fastest,
+    fastest_in_crowd,
+    fastest_library,
+    fastest_ring,
+    growth,
+    minimum,
+    percent,
+    seconds_a_row,
+)
 from harness.contest import contender_of
-from harness.results import Document, duration, figure, ratio, size
-from names import CONTESTS, KINDS, case_name, entrant_of, is_beside, is_choice, is_rival, is_yardstick, name
+from harness.results import Document, amount, duration, figure, ratio, size
+from names import (
+    BESIDE_CASES,
+    CONTESTS,
+    CROWDS,
+    KINDS,
+    RATES,
+    case_name,
+    entrant_of,
+    is_beside,
+    is_choice,
+    is_rival,
+    is_yardstick,
+    name,
+)
 
 # The benchmarks of features that a contest measures, in the order of the table.
 FEATURES = ("prioritized", "nstep", "hindsight", "frames")
@@ -28,17 +53,18 @@ def small(text: str) -> str:
     return f"<sub>{text}</sub>"
 
 
-def machine_line(document: Document) -> str:
+def machine_line(document: Document, how: str = "") -> str:
+    """Where it was measured, and how: in bursts, unless it says otherwise."""
     facts, settings = document["machine"], document["settings"]
     text = (
         f"{facts['cpu']}, {facts['cores']} cores, {figure(facts['memory_gib'])} GiB, "
         f"Linux {facts['kernel']}, huge pages: {facts['huge_pages']}, "
         f"Python {facts['python']}, {facts['date']}."
     )
-    if "rounds" in settings:
-        text += f" Minimum of {settings['rounds']} interleaved bursts of {settings['burst_ms']:g} ms"
-        text += "; the median, where given, in brackets."
-    return small(text + (" A quick run: a look, not a result." if settings["quick"] else ""))
+    if "burst_ms" in settings and not how:
+        how = f"Minimum of {settings['rounds']} interleaved bursts of {settings['burst_ms']:g} ms"
+        how += "; the median, where given, in brackets."
+    return small(" ".join(filter(None, (text, how, "A quick run: a look, not a result." if settings["quick"] else ""))))
 
 
 def headline(replay: Document) -> str:
@@ -87,7 +113,10 @@ def stored(workload: Document) -> str:
     return f"{workload['capacity']:,} x ({workload['title']}), {size(workload['row_bytes'])} a row"
 
 
-def contest(workload: Document, document: Document) -> str:
+Columns = dict[str, dict[str, str]]  # by head, then by label
+
+
+def contest(workload: Document, document: Document, how: str = "", more: Columns | None = None) -> str:
     """Every contender and every case of one kind of row; bold is the fastest that a user could choose."""
     cases, contenders = workload["cases"], workload["contenders"]
     seen = dict.fromkeys(label for times in cases.values() for label in times)
@@ -98,25 +127,29 @@ def contest(workload: Document, document: Document) -> str:
     rows = []
     for label in labels:
         cells = [cell(times.get(label), label == (best[case] or [""])[0]) for case, times in cases.items()]
-        rows.append([title(label), *cells])
+        rows.append([title(label), *cells, *(column.get(label, "") for column in (more or {}).values())])
+    parts = [
+        f"Full buffers of {stored(workload)}.",
+        table(["", *map(case_name, cases), *(more or {})], rows),
+        *notes_and_versions(contenders),
+        machine_line(document, how),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def notes_and_versions(contenders: Document) -> tuple[str, str]:
     notes = [f"- {title(who)}: {about['note']}" for who, about in contenders.items() if about["note"]]
     # A set: the peers' environments hold different versions of what they share, such as NumPy.
     versions = {f"{k} {v}" for about in contenders.values() for k, v in about["versions"].items()}
-    parts = [
-        f"Full buffers of {stored(workload)}.",
-        table(["", *map(case_name, cases)], rows),
-        "\n".join(notes),
-        small(", ".join(sorted(versions))),
-        machine_line(document),
-    ]
-    return "\n\n".join(filter(None, parts))
+    return "\n".join(notes), small(", ".join(sorted(versions)))
 
 
 def cell(times: dict[str, float] | None, is_best: bool = False) -> str:
     if times is None:
         return ""
     least = duration(times["min_ns"])
-    return f"{f'**{least}**' if is_best else least} ({duration(times['median_ns'])})"
+    shown = f"**{least}**" if is_best else least
+    return shown if times["bursts"] == 1 else f"{shown} ({duration(times['median_ns'])})"
 
 
 def memory(document: Document) -> str:
@@ -158,6 +191,50 @@ def compression(document: Document) -> str:
             rows.append([film, form, *kept, cell(taken), slower, cell(cases["add_1"].get(label))])
     head = ["frames", "kept", "bytes a row", "of stored", "sample(256)", "of stored", "add 1 row"]
     return table(head, rows) + "\n\n" + machine_line(document)
+
+
+def crowds(form: str, document: Document) -> str:
+    """Writers and a learner at once: rows a second and single calls, by rows an add."""
+    settings, contenders = document["settings"], document["crowds"][form]["contenders"]
+    parts = [f"Full buffers of {stored(document)}; every sample draws {document['batch']}."]
+    for writers, title_of_it in ((1, "One writer and one learner:"), (2, "Two writers and one learner:")):
+        rows = [row for count in (1, 64) for row in crowd_rows(form, document, count, writers)]
+        verbs = ["add", "sample", *(["update"] if form == "prioritized" else [])]
+        latencies = [f"{verb} p50, p99" for verb in verbs]
+        parts += [title_of_it, table(["", "rows an add", *RATES.values(), *latencies], rows)]
+    how = f"Median of {settings['slices']} interleaved slices of {settings['slice_s']:g} s, fewer with two writers"
+    how += "; the lowest and the highest in brackets."
+    return "\n\n".join(filter(None, [*parts, *notes_and_versions(contenders), machine_line(document, how)]))
+
+
+def crowd_rows(form: str, document: Document, rows: int, writers: int) -> list[list[str]]:
+    case, cells = crowd_case(document, form, rows, writers), []
+    best = {rate: fastest_in_crowd(case, rate, lambda _: True) for rate in RATES}
+    for label, figures in case.items():
+        rates = [rate_cell(figures[rate], label == (best[rate] or [""])[0]) for rate in RATES]
+        verbs = ("add", "sample", *(("update",) if form == "prioritized" else ()))
+        cells.append([title(label), str(rows), *rates, *(latency_cell(figures, verb) for verb in verbs)])
+    return cells
+
+
+def rate_cell(rate: Document, is_best: bool) -> str:
+    median = amount(rate["median"])
+    return f"{f'**{median}**' if is_best else median} ({amount(rate['min'])} to {amount(rate['max'])})"
+
+
+def latency_cell(figures: Document, verb: str) -> str:
+    times = [figures.get(f"{verb}_p{share}_ns") for share in (50, 99)]
+    return ", ".join(duration(time["median"]) for time in times if time)
+
+
+def snapshot(document: Document) -> str:
+    how = f"Minimum of {document['settings']['rounds']} interleaved calls, the median in brackets, or the only one; "
+    how += f"files on {document['file_system']}, read while the system still has them in memory."
+    more = {
+        "size on disk": {label: size(count) for label, count in document["file_bytes"].items()},
+        "memory besides, to save": {label: size(count) for label, count in document["save_memory"].items()},
+    }
+    return contest(document["workloads"]["snapshot"], document, how, more)
 
 
 def drawn_windows(document: Document) -> str:
@@ -204,15 +281,33 @@ def wins(documents: Documents, verdicts: list[Verdict]) -> str:
         if kind in CONTESTS and "cases" in workload
     ]
     for kind, cases in contests:
-        for case in cases:
+        for case in (case for case in cases if case not in BESIDE_CASES):
             ours, rival = minimum(cases, case, "sharpwave"), fastest(cases, case, is_rival)
             if ours and rival and rival[1] < ours:
                 lines.append(
                     f"- {case_name(case)}, {kind}: {name(rival[0])} is faster, {duration(rival[1])} "
                     f"against {duration(ours)} ({ratio(ours / rival[1])})."
                 )
+    if processes := documents.get("processes"):
+        lines += crowd_wins(processes)
     lines += [f"- Goal not held: {v.goal}; measured {v.measured}." for v in verdicts if v.held is False]
     lines += [f"- Not measured: {v.goal}." for v in verdicts if v.held is None]
     left_out = [line for document in measured for line in document["left_out"]]
     lines += [f"- Left out: {line['who']} ({line['reason']})." for line in left_out]
     return "\n".join(lines) or "- In this run nobody was faster in any case, and every goal held."
+
+
+def crowd_wins(document: Document) -> list[str]:
+    lines = []
+    for form in CROWDS:
+        for writers in (1, 2):
+            for rows in (1, 64):
+                case = crowd_case(document, form, rows, writers)
+                for rate, what in RATES.items():
+                    ours, rival = seconds_a_row(case, rate, "sharpwave"), fastest_in_crowd(case, rate, is_rival)
+                    if ours and rival and rival[1] < ours:
+                        lines.append(
+                            f"- {what}, {form}, writers: {writers}, rows an add: {rows}: {name(rival[0])} has more, "
+                            f"{amount(1 / rival[1])} against {amount(1 / ours)}."
+                        )
+    return lines

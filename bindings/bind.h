@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "base/error.h"
 #include "numpy_api.h"
@@ -27,6 +28,9 @@ public:
 private:
     PyThreadState* state_;
 };
+
+// Waits until there is a file of that name; whether there is one.
+bool wait_for_file(const std::string& path, double seconds);
 
 // Waits for the turn of so many rows and reserves them. `timeout` is None or seconds; when it is over, or when nobody
 // could ever end the wait, ErrorKind::not_ready tells why. Nothing to do without a pace.

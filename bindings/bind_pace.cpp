@@ -34,6 +34,20 @@ bool is_alone(const Pace& pace) {
 
 }  // namespace
 
+bool wait_for_file(const std::string& path, double seconds) {
+    const std::uint64_t start = sharpwave::now_ns();
+    for (;;) {
+        const double left = seconds - static_cast<double>(sharpwave::now_ns() - start) * 1e-9;
+        bool is_there;
+        {
+            const PatientRelease release;
+            is_there = sharpwave::wait_for_file(path, std::min(left, kSlice));
+        }
+        if (is_there || left <= kSlice) return is_there;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
 PatientRelease::~PatientRelease() {
 #if PY_VERSION_HEX >= 0x030d0000
     const auto is_ending = [] { return Py_IsFinalizing(); };

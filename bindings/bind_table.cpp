@@ -253,6 +253,8 @@ nb::dict stats(BoundTable& self) {
     put("pooled_bytes", pooled_bytes());
     put("incarnation", s.incarnation);
     put("recoveries", s.recoveries);
+    put("writers_reclaimed", s.writers_reclaimed);
+    put("index_takeovers", s.index_takeovers);
     put("rows_lost", s.rows_lost);
     put("seed", s.seed);
     put("resets_unflagged", s.resets_unflagged);
@@ -385,11 +387,17 @@ void bind_table(nb::module_& m) {
                     nb::arg("seed"), nb::arg("checksums"), nb::arg("index").none(), nb::arg("description"),
                     nb::arg("path"), nb::arg("replace"))
         .def_static(
-            "attach", [](const std::string& path) { return BoundTable{Table::attach(path), nullptr, {}, {}, {}}; },
-            nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+            "attach",
+            [](const std::string& path, bool recover) {
+                return BoundTable{Table::attach(path, recover), nullptr, {}, {}, {}};
+            },
+            nb::arg("path"), nb::arg("recover") = false, nb::call_guard<nb::gil_scoped_release>())
         .def_static(
-            "load", [](const std::string& path) { return BoundTable{Table::load(path), nullptr, {}, {}, {}}; },
-            nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+            "load",
+            [](const std::string& path, bool recover) {
+                return BoundTable{Table::load(path, recover), nullptr, {}, {}, {}};
+            },
+            nb::arg("path"), nb::arg("recover") = false, nb::call_guard<nb::gil_scoped_release>())
         .def("bind", &bind_tree_to, nb::arg("tree"), nb::arg("settings"),
              nb::sig("def bind(self, tree: Tree, settings: dict[str, typing.Any]) -> None"),
              "Gives the table the shape that its rows have in Python, its view and its sampler.")
@@ -492,5 +500,6 @@ void bind_table(nb::module_& m) {
         .def_prop_ro("width", [](BoundTable& self) { return self.open()->width(); })
         .def_prop_ro("path", [](BoundTable& self) { return self.open()->path(); })
         .def_prop_ro("description", [](BoundTable& self) { return self.open()->description(); });
+    m.def("wait_for_file", &wait_for_file, nb::arg("path"), nb::arg("seconds"));
     m.attr("shared_memory_folder") = sharpwave::shared_memory_folder();
 }

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from harness import machine, results
 from harness.environments import BENCHMARKS, NotInstalledError, interpreter
@@ -36,6 +36,7 @@ ENVIRONMENTS: dict[str, str | None] = {
     "tianshou": "tianshou",
     "flashbax": "jax",
     "reverb": "reverb",
+    "ray": "ray",
 }
 
 # Bytes of a row in a form, over its raw bytes; 1 for those not named.
@@ -77,17 +78,27 @@ def contender_of(label: str) -> str:
 
 
 class Player:
-    """A running contender. One request at a time; a contender that does not answer in time is killed."""
+    """A running contender. One request at a time; a contender that does not answer in time is killed.
 
-    def __init__(self, contender: str, form: str = "plain") -> None:
+    Attributes:
+        module: What runs in the contender's process.
+        has_session: Whether that process leads a session of its own, so that whatever it starts can be found.
+    """
+
+    module: ClassVar[str] = "harness.worker"
+    has_session: ClassVar[bool] = False
+
+    def __init__(self, contender: str, *arguments: str, **variables: str) -> None:
         try:
             python = interpreter(ENVIRONMENTS[contender])
         except NotInstalledError as reason:
             raise ContenderError(reason) from None
         self._log = os.memfd_create(f"log of {contender}")
         self._process = subprocess.Popen(
-            [python, "-m", "harness.worker", contender, form],
+            [python, "-m", self.module, contender, *arguments],
             cwd=BENCHMARKS,
+            env={**os.environ, **variables},
+            start_new_session=self.has_session,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

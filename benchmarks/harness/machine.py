@@ -26,6 +26,12 @@ def available_bytes() -> int:
     return _meminfo_bytes("MemAvailable")
 
 
+def file_system(folder: Path) -> str:
+    """The kind of file system that holds a folder."""
+    kinds = {place: kind for _, place, kind, *_ in map(str.split, Path("/proc/mounts").read_text().splitlines())}
+    return next((kinds[str(place)] for place in (folder, *folder.parents) if str(place) in kinds), "unknown")
+
+
 def _meminfo_bytes(name: str) -> int:
     return int(_after_colon("/proc/meminfo", name).split()[0]) * 1024
 

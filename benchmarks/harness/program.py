@@ -17,6 +17,9 @@ from harness.contest import (
 )
 from harness.workloads import Workload
 
+# What was asked for and stands with the results.
+SETTINGS = ("rounds", "burst_ms", "slices", "slice_s", "quick")
+
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,6 +82,6 @@ class Run:
 
     def save(self, name: str, **measured: object) -> None:
         given = vars(self.options)
-        settings = {key: given[key] for key in ("rounds", "burst_ms", "quick") if key in given}
+        settings = {key: given[key] for key in SETTINGS if key in given}
         document = {"machine": self.machine, "settings": settings, **measured, "left_out": self.left_out.lines}
         results.save(name, document, self.options.results)

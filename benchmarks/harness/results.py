@@ -40,6 +40,13 @@ def duration(ns: float) -> str:
     return f"{figure(ns / 1e9)} s"
 
 
+def amount(value: float) -> str:
+    for unit, scale in (("", 1.0), ("k", 1e3)):
+        if float(f"{value / scale:.3g}") < 1000:
+            return f"{figure(value / scale)}{unit}"
+    return f"{figure(value / 1e6)}M"
+
+
 def ratio(value: float) -> str:
     return f"{figure(value)}x"
 

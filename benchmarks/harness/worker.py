@@ -14,11 +14,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -118,6 +118,7 @@ class Contender:
 
     packages: tuple[str, ...] = ()
     note = ""
+    facts: Mapping[str, Any] = {}  # what else the results keep about it, known once it is filled
 
     def fill(self, workload: Workload, capacity: int) -> None:
         """Build a buffer and fill it to `capacity`, so that no later call touches a page first."""
@@ -183,6 +184,18 @@ def calls_for(operation: Operation, burst_s: float) -> int:
     return max(1, round(calls * burst_s / took_s))
 
 
+class Described(Protocol):
+    packages: tuple[str, ...]
+    note: str
+    facts: Mapping[str, Any]
+
+
+def about(who: Described) -> dict[str, object]:
+    """What the results say about a contender beside its figures."""
+    versions = {name: importlib.metadata.version(name) for name in who.packages}
+    return {"versions": versions, "note": who.note, **who.facts}
+
+
 class Worker:
     def __init__(self, make: Callable[[], Contender]) -> None:
         self.make = make
@@ -192,8 +205,7 @@ class Worker:
     def fill(self, workload: str, capacity: int) -> dict[str, object]:
         self.contender = self.make()
         self.contender.fill(WORKLOADS[workload], capacity)
-        versions = {name: importlib.metadata.version(name) for name in self.contender.packages}
-        return {"versions": versions, "note": self.contender.note}
+        return about(self.contender)
 
     def prepare(self, case: str, burst_s: float) -> dict[str, int | str]:
         """Calls of a burst for each variant of the case, or the reason why a variant cannot run."""
@@ -230,23 +242,30 @@ class Worker:
         return settled_bytes() - before
 
 
-def main() -> None:
+def obey(make: Callable[[], object]) -> None:
+    """Do what the lines on standard input ask, by the methods of what is made at the first one; never returns."""
     # Libraries print to standard output as they please; the protocol gets a descriptor of its own.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    worker: Worker | None = None
+    servant: object = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            if worker is None:
-                name, form = sys.argv[1:]
-                worker = Worker(importlib.import_module(f"peers.{name}").FORMS[form])
-            answer = {"ok": getattr(worker, request.pop("do"))(**request)}
+            if servant is None:
+                servant = make()
+            answer = {"ok": getattr(servant, request.pop("do"))(**request)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(answer) + "\n")
+    if (close := getattr(servant, "close", None)) is not None:
+        close()
     # Some libraries hang or crash while they tear down their threads; nothing is left to save.
     os._exit(0)
+
+
+def main() -> None:
+    name, form = sys.argv[1:]
+    obey(lambda: Worker(importlib.import_module(f"peers.{name}").FORMS[form]))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,21 @@ ITEMS_IN_FLIGHT = 256
 DATASET_WORKERS, SAMPLES_IN_FLIGHT, BATCHES_AHEAD = 4, 64, 2
 
 
+def open_writer(client: reverb.Client) -> reverb.Writer:
+    # Faster here than the trajectory writer: a flat step goes out as one chunk, not one per column.
+    return client.writer(max_sequence_length=1, chunk_length=1, max_in_flight_items=ITEMS_IN_FLIGHT)
+
+
+def batches(port: int, count: int) -> Iterator[Any]:
+    dataset = reverb.TrajectoryDataset.from_table_signature(
+        f"localhost:{port}",
+        TABLE,
+        max_in_flight_samples_per_worker=SAMPLES_IN_FLIGHT,
+        num_workers_per_iterator=DATASET_WORKERS,
+    )
+    return iter(dataset.batch(count, drop_remainder=True).prefetch(BATCHES_AHEAD))
+
+
 class Reverb(Contender):
     packages = ("dm-reverb", "tensorflow", "numpy")
 
@@ -39,8 +54,8 @@ class Reverb(Contender):
         self.adding(1, [self.step(row) for row in workload.rows(min(rows, workload.chunk_rows))]).run(rows)
         self.writer.flush()
 
-    def serve(self, rows: int) -> None:
-        table = reverb.Table(
+    def table(self, rows: int) -> reverb.Table:
+        return reverb.Table(
             TABLE,
             sampler=self.selector(),
             remover=reverb.selectors.Fifo(),
@@ -48,7 +63,9 @@ class Reverb(Contender):
             rate_limiter=reverb.rate_limiters.MinSize(1),
             signature=self.signature(),
         )
-        self.server = reverb.Server([table])
+
+    def serve(self, rows: int) -> None:
+        self.server = reverb.Server([self.table(rows)])
         self.client = self.server.localhost_client()
 
     def selector(self) -> Any:
@@ -63,8 +80,7 @@ class Reverb(Contender):
         return {name: dtype.type(value) if shape == () else value for (name, (shape, dtype)), value in named}
 
     def open_writer(self) -> None:
-        # Faster here than the trajectory writer: a flat step goes out as one chunk, not one per column.
-        self.writer = self.client.writer(max_sequence_length=1, chunk_length=1, max_in_flight_items=ITEMS_IN_FLIGHT)
+        self.writer = open_writer(self.client)
 
     def priorities(self) -> Iterator[float]:
         """Of the rows that are added."""
@@ -88,20 +104,14 @@ class Reverb(Contender):
         return {"": self.adding(count)}
 
     def batches(self, count: int) -> Iterator[Any]:
-        dataset = reverb.TrajectoryDataset.from_table_signature(
-            f"localhost:{self.server.port}",
-            TABLE,
-            max_in_flight_samples_per_worker=SAMPLES_IN_FLIGHT,
-            num_workers_per_iterator=DATASET_WORKERS,
-        )
-        return iter(dataset.batch(count, drop_remainder=True).prefetch(BATCHES_AHEAD))
+        return batches(self.server.port, count)
 
     def sample(self, count: int) -> dict[str, Operation]:
-        batches = self.batches(count)
+        drawn = self.batches(count)
 
         def sample(calls: int) -> None:
             for _ in range(calls):
-                _batch = next(batches)
+                _batch = next(drawn)
 
         ready = BATCHES_AHEAD + 1 + DATASET_WORKERS * SAMPLES_IN_FLIGHT // count
         return {"": Operation(sample, warm_calls=ready + 1)}
@@ -117,13 +127,13 @@ class Prioritized(Reverb):
         return cycle(random_priorities(self.workload.chunk_rows).tolist())
 
     def update(self, count: int) -> dict[str, Operation]:
-        batches, client = self.batches(count), self.client
+        drawn, client = self.batches(count), self.client
         priorities = [values.tolist() for values in batch_priorities(count)]
 
         def mutate(keys: list[int], values: list[float]) -> None:
             client.mutate_priorities(TABLE, dict(zip(keys, values, strict=True)))
 
-        return {"": updating(lambda: next(batches).info.key.numpy().tolist(), mutate, priorities)}
+        return {"": updating(lambda: next(drawn).info.key.numpy().tolist(), mutate, priorities)}
 
 
 class Stacked(Reverb):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -40,9 +41,10 @@ class Sharpwave(Contender):
         stacked: bool = False,
         windows: str = "",
         paced: bool = False,
+        shared: bool = False,
         **field: str,
     ) -> None:
-        self.prioritized, self.stacked, self.field = prioritized, stacked, field
+        self.prioritized, self.stacked, self.shared, self.field = prioritized, stacked, shared, field
         self.settings: dict[str, Any] = {}
         notes = [f'{name}="{value}"' for name, value in field.items()]
         if prioritized:
@@ -62,6 +64,9 @@ class Sharpwave(Contender):
         if paced:
             self.settings["pace"] = sw.Pace.samples_per_insert(1.0, min_size=1, error=NEVER_BLOCKS)
             notes.append("pace=Pace.samples_per_insert(1.0, ...)")
+        if shared:
+            self.settings["storage"] = f"shm://sharpwave-bench-{os.getpid()}"
+            notes.append('storage="shm://name"')
         self.note = ", ".join(notes)
         if n_step > 1 or derived or stacked or windows:
             # Rows added together are steps of one stream.
@@ -78,8 +83,15 @@ class Sharpwave(Contender):
         for chunk in workload.chunks(capacity):
             given = {"priority": random_priorities(len(chunk["reward"]))} if self.prioritized else {}
             self.buffer.add(**chunk, **given)
+        if self.shared:
+            # As another process has it, and no name is left however this one ends.
+            other = sw.open(self.settings["storage"])
+            self.buffer.close(unlink=True)
+            self.buffer = other
         # The index takes rows in when somebody draws; until then its memory is untouched.
         self.buffer.sample(1)
+        stats = self.buffer.stats()
+        self.facts = {name: stats[name] for name in ("storage_bytes", "huge_page_bytes")}
 
     def add_one(self) -> dict[str, Operation]:
         rows = self.workload.rows()
@@ -210,6 +222,8 @@ FORMS = {
     "stop": partial(Sharpwave, windows="stop"),
     "pad": partial(Sharpwave, windows="pad"),
     "paced": partial(Sharpwave, paced=True),
+    "shm": partial(Sharpwave, shared=True),
+    "shm_prioritized": partial(Sharpwave, shared=True, prioritized=True),
     "hindsight": partial(Goals, relabels=True),
     "own_goals": partial(Goals, relabels=False),
 }

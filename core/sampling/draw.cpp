@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "sampling/index.h"
 #include "sampling/uniform.h"
 
@@ -68,7 +69,7 @@ Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count)
       newest_(std::min<std::size_t>(count, index.config_.newest)),
       batch_(count - newest_),
       stream_(0, 0) {
-    const Locked locked(index);
+    const Table::IndexLock lock(index.table_);
     index.table_.check_open();
     index.catch_up();
     const Order order = index.config_.order;
@@ -85,6 +86,7 @@ Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count)
         draw_counted(drawn, count);
     }
     finish(drawn, 0, count);
+    SHARPWAVE_FAULT(index_drawn);
     if (order != Order::shuffle) index.count_reads(drawn.slots, count);
 }
 
@@ -168,7 +170,7 @@ void Index::Draw::draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_
 }
 
 void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t attempt) {
-    const Locked locked(index_);
+    const Table::IndexLock lock(index_.table_);
     index_.catch_up();
     // A row that can no longer be drawn, though nothing was written over it, leaves now.
     const std::uint64_t missed = drawn.slots[position];

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "sampling/uniform.h"
 
 namespace sharpwave {
@@ -13,9 +14,6 @@ namespace sharpwave {
 using namespace format;
 
 namespace {
-
-// How long a call waits for a process that holds the lock and does not go on. The longest honest hold is a rebuild.
-constexpr double kLockTimeout = 20.0;
 
 double load_real(const Counter& counter) {
     return std::bit_cast<double>(counter.value.load(std::memory_order_relaxed));
@@ -25,17 +23,6 @@ void store_real(Counter& counter, double value) {
 }
 
 }  // namespace
-
-Index::Locked::Locked(Index& index) : lock_(index.table_.index_lock()) {
-    if (!lock_.lock(kLockTimeout)) return;
-    try {
-        index.rebuild();
-    } catch (...) {
-        index.table_.counters().index_epoch.value.store(kNone);  // for the next one
-        lock_.unlock();
-        throw;
-    }
-}
 
 Index::Index(Table& table, const IndexConfig& config)
     : table_(table),
@@ -69,14 +56,14 @@ double Index::beta() const {
 }
 
 void Index::set_beta(double start, double end, double steps) {
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     store_real(table_.counters().beta_start, start);
     store_real(table_.counters().beta_end, end);
     store_real(table_.counters().beta_steps, steps);
 }
 
 void Index::set_alpha(double alpha) {
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     catch_up();
     store_real(table_.counters().alpha, alpha);
     remake_masses();
@@ -86,13 +73,13 @@ std::uint64_t Index::updates_applied() const { return table_.counters().updates_
 std::uint64_t Index::updates_stale() const { return table_.counters().updates_stale.value.load(); }
 
 double Index::total() {
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     catch_up();
     return tree_.total();
 }
 
 std::uint64_t Index::rows() {
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     return rows_locked();
 }
 
@@ -102,7 +89,7 @@ std::uint64_t Index::rows_locked() {
 }
 
 double Index::recomputed_total() {
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     long double total = 0;
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) total += tree_.mass(slot);
     return static_cast<double>(total);
@@ -123,14 +110,13 @@ void Index::catch_up() {
         }
     }
     new_rows_.clear();
+    seen_.clear();
     const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
     bool chain_broke = false;
     for (std::uint64_t i = 0; i < used; ++i) {
-        WriterRecord& writer = table_.writer_record(i);
-        const std::uint64_t ticket = writer.ticket.load(std::memory_order_acquire);
+        const auto [ticket, head] = table_.position(i);
         if (ticket == kNone) continue;
-        const std::uint64_t known = writer.indexed_ticket;
-        const std::uint64_t head = writer.head.load(std::memory_order_acquire);
+        const std::uint64_t known = table_.writer_record(i).indexed_ticket;
         if (ticket == known && cursors_[ticket % table_.blocks()] == ticket * table_.block_rows() + head) [[likely]]
             continue;
         // Back along the writer's blocks to the one that was its newest at the last catch-up.
@@ -145,7 +131,7 @@ void Index::catch_up() {
             if (at == known || before == kNone || before < known || before >= at) break;
             at = before;
         }
-        writer.indexed_ticket = ticket;
+        seen_.emplace_back(i, ticket);
     }
     if (chain_broke) {
         // Blocks between were taken over meanwhile: look at all.
@@ -153,11 +139,11 @@ void Index::catch_up() {
         for (std::uint64_t b = 0; b < table_.blocks(); ++b) {
             const std::uint64_t ticket = table_.block_record(b).ticket.load(std::memory_order_acquire);
             if (ticket == kNone) continue;
-            std::uint64_t head = table_.block_length(b);
+            // Nobody's: filled, or just claimed.
+            const bool is_claimed = table_.block_record(b).owner.load(std::memory_order_acquire) != 0;
+            std::uint64_t head = is_claimed ? 0 : table_.block_length(b);
             for (std::uint64_t i = 0; i < used; ++i) {
-                const WriterRecord& writer = table_.writer_record(i);
-                if (writer.ticket.load(std::memory_order_acquire) == ticket)
-                    head = writer.head.load(std::memory_order_acquire);
+                if (const auto [its_ticket, its_head] = table_.position(i); its_ticket == ticket) head = its_head;
             }
             collect(ticket, head);
         }
@@ -166,6 +152,8 @@ void Index::catch_up() {
         std::sort(new_rows_.begin(), new_rows_.end(), [](const Range& a, const Range& b) { return a.end < b.end; });
         take_in();
     }
+    // Last: who dies before it leaves the way back to the rows that are not in yet.
+    for (const auto& [i, ticket] : seen_) table_.writer_record(i).indexed_ticket = ticket;
     if (config_.rank_based && head_->changes > head_->rows / 16) rank();
 }
 
@@ -224,6 +212,8 @@ void Index::collect(std::uint64_t ticket, std::uint64_t head) {
         const bool is_done = serial_of(word) == first + end && (state == kCommitted || state == kVoid);
         if (!is_done && end >= head) break;
     }
+    // Past the head whole steps only: part of one is taken back if its writer dies.
+    if (end > head) end = std::max(begin, std::max(head, end / table_.width() * table_.width()));
     const std::uint64_t reach = cursors_[block] < first ? length : end;
     if (reach > begin) new_rows_.push_back({base + begin, reach - begin, first + end});
 }
@@ -416,7 +406,9 @@ void Index::take_in() {
         }
         kernels_.refresh(tree_, changed_.data(), changed_.size());
     }
+    SHARPWAVE_FAULT(index_half_taken_in);
     refresh();
+    SHARPWAVE_FAULT(index_taken_in);
     for (const Range& range : new_rows_) cursors_[table_.block_of(range.slot)] = range.end;
 }
 
@@ -429,6 +421,7 @@ void Index::rebuild() {
     std::memset(table_.region(kTree), 0, table_.header().regions[kTree].bytes);
     for (std::uint64_t slot = tree_.leaf_count; slot % Tree::kFan != 0; ++slot)
         tree_.stored(slot) = tree_.mass(slot) = 0;
+    SHARPWAVE_FAULT(index_half_rebuilt);
     head_->rows = head_->changes = 0;
     const bool may_all_start = config_.starts.is_any();
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
@@ -515,7 +508,7 @@ void Index::rank() {
 // ---- updating -------------------------------------------------------------------------------------------------------
 
 Index::Updated Index::update(const std::uint64_t* serials, const float* priorities, std::size_t count) {
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     table_.check_open();
     catch_up();
     Counters& counters = table_.counters();
@@ -548,7 +541,9 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
         }
         largest = std::max(largest, -stored_[i]);
         leaves_[applied++] = slot;
+        SHARPWAVE_FAULT(index_half_updated);
     }
+    SHARPWAVE_FAULT(index_updated);
     kernels_.refresh(tree_, leaves_.data(), applied);
     head_->changes += applied;
     if (largest > load_real(counters.running_max)) store_real(counters.running_max, largest);
@@ -567,7 +562,7 @@ std::uint64_t Index::turn() const {
     const std::uint64_t used = table_.counters().writers_used.value.load(std::memory_order_acquire);
     for (std::uint64_t i = 0; i < used; ++i) {
         const WriterRecord& writer = table_.writer_record(i);
-        if (writer.ticket.load(std::memory_order_acquire) == kNone) continue;
+        if (table_.position(i).ticket == kNone) continue;
         if (latest == kNone || writer.indexed_ticket > latest) latest = writer.indexed_ticket;
     }
     if (latest == kNone) return 0;
@@ -614,7 +609,7 @@ void Index::count_reads(const std::uint64_t* slots, std::size_t count) {
 void Index::give_back(const std::uint64_t* serials, std::size_t count) {
     const bool is_shuffled = config_.order == Order::shuffle;
     if (config_.max_reads == 0 && !is_shuffled) return;
-    const Locked locked(*this);
+    const Table::IndexLock lock(table_);
     catch_up();
     const std::uint64_t least = table_.least_word();
     changed_.clear();

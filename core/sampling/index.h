@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -126,18 +127,6 @@ public:
     double recomputed_total();
 
 private:
-    // Holds the index lock; where its last owner died inside, the index has been made anew.
-    class Locked {
-    public:
-        explicit Locked(Index& index);
-        ~Locked() { lock_.unlock(); }
-        Locked(const Locked&) = delete;
-        Locked& operator=(const Locked&) = delete;
-
-    private:
-        SharedLock& lock_;
-    };
-
     // The region's first bytes.
     struct Head {
         std::uint64_t rows;      // live rows in the index
@@ -181,6 +170,7 @@ private:
     const TreeKernels& kernels_;
     Starts starts_;
     std::vector<Range> new_rows_;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> seen_;  // writers and the newest of their blocks
     std::vector<std::uint64_t> leaves_, retired_, legal_, changed_, words_;
     std::vector<float> stored_, masses_;
 };

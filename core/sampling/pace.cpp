@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "base/futex.h"
 #include "base/process.h"
 
@@ -13,8 +14,6 @@ namespace sharpwave {
 using namespace format;
 
 namespace {
-
-constexpr double kLockTimeout = 20.0;
 
 // Which of Counters::pace holds what.
 enum : std::size_t { kSamples, kInsertsBefore, kLastInsert, kLastSample };
@@ -101,12 +100,7 @@ void Pace::forget_the_dead() const {
 bool Pace::try_reserve(Side side, std::uint64_t rows) {
     const auto n = static_cast<double>(rows);
     const double room = config_.max_diff - config_.min_diff;
-    SharedLock& lock = table_->index_lock();
-    if (lock.lock(kLockTimeout)) table_->counters().index_epoch.value.store(kNone);
-    struct Unlock {
-        SharedLock& lock;
-        ~Unlock() { lock.unlock(); }
-    } unlock{lock};
+    const Table::IndexLock lock(*table_);
     for (const bool again : {false, true}) {
         // Rows on their way in count for adding only, batches on their way out for sampling only: nobody acts on what
         // may yet come to nothing.
@@ -139,6 +133,7 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
             }
             own.pid.store(process_id(), std::memory_order_relaxed);
             own.reserved[static_cast<int>(side)].fetch_add(rows, std::memory_order_relaxed);
+            SHARPWAVE_FAULT(pace_reserved);
             return true;
         }
         if (!again) forget_the_dead();
@@ -189,7 +184,7 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
     }
     std::uint64_t writers = 0;
     const std::uint64_t used = table_->counters().writers_used.value.load(std::memory_order_acquire);
-    for (std::uint64_t i = 0; i < used; ++i) writers += table_->writer_record(i).taken.load() != 0;
+    for (std::uint64_t i = 0; i < used; ++i) writers += table_->writer_record(i).owner.load() != 0;
     why += "; " + std::to_string(writers) + (writers == 1 ? " writer" : " writers") + " attached";
     const auto last = [&](std::size_t which, const char* what) {
         const std::uint64_t when = table_->counters().pace[which].value.load(std::memory_order_relaxed);

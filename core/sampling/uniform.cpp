@@ -31,11 +31,11 @@ void newest_rows(const Table& table, std::uint64_t* slots, std::size_t count) {
     std::uint64_t latest = 0, head = 0;
     bool any = false;
     for (std::uint64_t i = 0; i < used; ++i) {
-        const std::uint64_t ticket = table.writer_record(i).ticket.load(std::memory_order_acquire);
-        if (ticket == format::kNone || (any && ticket <= latest)) continue;
+        const format::Position position = table.position(i);
+        if (position.ticket == format::kNone || (any && position.ticket <= latest)) continue;
         any = true;
-        latest = ticket;
-        head = table.writer_record(i).head.load(std::memory_order_acquire);
+        latest = position.ticket;
+        head = position.head;
     }
     const std::uint64_t slot_count = table.header().slots, least = table.least_word();
     const std::uint64_t start = latest % table.blocks() * table.block_rows() + head;

@@ -110,13 +110,15 @@ struct Counters {
     Counter running_max;
     Counter updates_applied;
     Counter updates_stale;
-    Counter index_epoch;       // the epoch that the index was made for; all ones: make it anew
-    Counter resets_unflagged;  // episodes that ended because the next observation was another one
-    Counter rows_retired;      // rows that left early: their bytes in a heap were needed
-    Counter late_ends;         // raised when rows already added are told to be the last of their episodes
-    Counter seen_ends;         // late_ends when the index last looked
-    Counter shuffle_epoch;     // epochs begun
-    Counter rows_consumed;     // rows that left the index because they were read as often as they may be
+    Counter index_epoch;        // the epoch that the index was made for; all ones: make it anew
+    Counter resets_unflagged;   // episodes that ended because the next observation was another one
+    Counter rows_retired;       // rows that left early: their bytes in a heap were needed
+    Counter late_ends;          // raised when rows already added are told to be the last of their episodes
+    Counter seen_ends;          // late_ends when the index last looked
+    Counter shuffle_epoch;      // epochs begun
+    Counter rows_consumed;      // rows that left the index because they were read as often as they may be
+    Counter writers_reclaimed;  // writers whose process died
+    Counter index_takeovers;    // index locks whose owner died inside
 };
 static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640 &&
               offsetof(Counters, alpha) == 1024);
@@ -125,20 +127,36 @@ static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) =
 inline constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
 struct alignas(128) WriterRecord {
-    std::atomic<std::uint32_t> taken;
-    std::uint32_t participant;            // reserved: index into the runtime page
-    std::atomic<std::uint64_t> ticket;    // of the block it fills or filled last; kNone: none yet
-    std::atomic<std::uint64_t> head;      // rows it has finished in that block; moves once a step
+    std::atomic<std::uint64_t> owner;     // who has it: process id << 32 | seat + 1; 0: nobody
+    std::atomic<std::uint64_t> position;  // of the block it fills or filled last: see pack(); kNone: none yet
+    std::uint64_t reserved0;
     std::atomic<std::uint64_t> epoch;     // the epoch that `live` counts for
     std::atomic<std::int64_t> live;       // rows it committed less live rows it overwrote
     std::atomic<std::uint64_t> added;     // rows it committed, ever
     std::atomic<std::uint64_t> voided;    // rows it wrote as VOID, ever
     std::atomic<std::uint64_t> episodes;  // episode ends it was told of, ever
-    std::uint64_t owner_pid;
+    // Counts of a block and a record change together, though a process may die between the two: first it is said what
+    // they will be. 0, or the block's number plus 1.
+    std::atomic<std::uint64_t> settling;
     std::uint64_t indexed_ticket;  // of the newest of its blocks that the index has seen
-    std::uint64_t reserved[5];
+    std::atomic<std::int64_t> settled_live, settled_block;
+    std::atomic<std::int64_t> gone;  // live rows it has taken out of other blocks, not yet off `live`
+    std::uint64_t reserved[3];
 };
-static_assert(sizeof(WriterRecord) == 128);
+static_assert(sizeof(WriterRecord) == 128 && offsetof(WriterRecord, indexed_ticket) == 72);
+
+// Ticket and head, the rows finished in that block, in one number: both are of one instant, for whoever looks. The head
+// moves once a step and may be as large as the block, so it has the bits of block_rows.
+struct Position {
+    std::uint64_t ticket, head;
+};
+constexpr std::uint64_t pack(std::uint64_t ticket, std::uint64_t head, unsigned head_bits) {
+    return ticket << head_bits | head;
+}
+constexpr Position unpack(std::uint64_t position, unsigned head_bits) {
+    if (position == kNone) return {kNone, 0};
+    return {position >> head_bits, position & ((std::uint64_t{1} << head_bits) - 1)};
+}
 
 struct alignas(64) BlockRecord {
     std::atomic<std::uint32_t> owner;  // index of the writer that fills it, plus 1; 0: nobody

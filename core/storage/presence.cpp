@@ -1,14 +1,17 @@
 #include "storage/presence.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "base/error.h"
 #include "base/process.h"
@@ -16,9 +19,10 @@
 namespace sharpwave {
 namespace {
 
-// Byte 0 is the door, bytes 1.. stand for processes.
+// Byte 0 is the door, bytes 1 to 1024 stand for processes, those behind for turns.
 constexpr off_t kDoor = 0;
 constexpr off_t kSeats = 1024;
+constexpr off_t kTurns = kSeats + 1;
 
 struct flock region(short type, off_t start, off_t length) {
     struct flock lock{};
@@ -29,6 +33,11 @@ struct flock region(short type, off_t start, off_t length) {
     return lock;
 }
 
+// Guards the list of lock files. Held across a fork, so that a child never finds it locked by a thread that it has not.
+std::mutex files_mutex;
+[[maybe_unused]] const int registered =
+    pthread_atfork([] { files_mutex.lock(); }, [] { files_mutex.unlock(); }, [] { files_mutex.unlock(); });
+
 }  // namespace
 
 // One descriptor a process and table, kept until the last user in the process is gone: closing any descriptor of a
@@ -37,12 +46,17 @@ struct Presence::LockFile {
     explicit LockFile(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
         if (fd < 0) throw Error(ErrorKind::storage, "cannot open '" + path + "': " + std::strerror(errno));
     }
-    ~LockFile() { close(fd); }
+    // Not in a forked child: there it would drop the locks that the child has taken since through its own descriptor.
+    ~LockFile() {
+        if (generation == process_generation()) close(fd);
+    }
 
     int fd;
     int users = 0;
     off_t seat = 0;
-    std::mutex door;  // POSIX locks do not keep threads of one process apart
+    // POSIX locks do not keep threads of one process apart.
+    std::mutex door;
+    std::timed_mutex turns[2];
     std::uint64_t generation = process_generation();
 
     void lock_door() {
@@ -83,9 +97,8 @@ struct Presence::LockFile {
     }
 
     static std::shared_ptr<LockFile> of(const std::string& path) {
-        static std::mutex mutex;
+        std::lock_guard<std::mutex> guard(files_mutex);
         static std::map<std::string, std::weak_ptr<LockFile>> files;
-        std::lock_guard<std::mutex> guard(mutex);
         auto known = files[path].lock();
         if (known && known->generation == process_generation() && known->is_named(path)) return known;
         auto opened = std::make_shared<LockFile>(path);
@@ -111,8 +124,14 @@ bool Presence::is_alive(std::uint32_t seat, std::uint64_t pid) const {
     return lock.l_type != F_UNLCK && (lock.l_pid <= 0 || static_cast<std::uint64_t>(lock.l_pid) == pid);
 }
 
-Presence::Presence(const std::string& table_path) : file_(LockFile::of(lock_path(table_path))) {
-    file_->lock_door();
+Presence::Presence(const std::string& table_path) {
+    const std::string path = lock_path(table_path);
+    // Whoever had the door may have taken the file away meanwhile: then the door is another one.
+    do {
+        if (file_) file_->unlock_door();
+        file_ = LockFile::of(path);
+        file_->lock_door();
+    } while (!file_->is_named(path));
     at_door_ = true;
     try {
         first_ = file_->users == 0 && !file_->others_inside();
@@ -129,6 +148,29 @@ bool Presence::is_alone() const { return !file_->others_inside(); }
 void Presence::settle() {
     if (at_door_) file_->unlock_door();
     at_door_ = false;
+}
+
+bool Presence::take(Turn turn, double timeout_s) const {
+    constexpr std::chrono::microseconds pause(200);
+    const int number = static_cast<int>(turn);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+    if (!file_->turns[number].try_lock_until(deadline)) return false;
+    struct flock lock = region(F_WRLCK, kTurns + number, 1);
+    while (fcntl(file_->fd, F_SETLK, &lock) != 0) {
+        if (std::chrono::steady_clock::now() >= deadline) {
+            file_->turns[number].unlock();
+            return false;
+        }
+        std::this_thread::sleep_for(pause);
+    }
+    return true;
+}
+
+void Presence::give(Turn turn) const {
+    const int number = static_cast<int>(turn);
+    struct flock lock = region(F_UNLCK, kTurns + number, 1);
+    fcntl(file_->fd, F_SETLK, &lock);
+    file_->turns[number].unlock();
 }
 
 bool Presence::begin_leave() {

@@ -28,6 +28,12 @@ public:
     // No other process has the table open now.
     bool is_alone() const;
 
+    // Locks of the file, for one at a time of all threads and processes; they end with their process. False: whoever
+    // has it did not let go within so many seconds.
+    enum class Turn { cleaning, index };
+    bool take(Turn turn, double timeout_s) const;
+    void give(Turn turn) const;
+
     // Takes the door again for the way out; true when nobody else is inside.
     bool begin_leave();
 

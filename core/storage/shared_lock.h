@@ -1,7 +1,8 @@
 // A lock in shared memory that survives its owner's death.
 //
 // On Linux a robust mutex: who takes it after a kill is told that it was abandoned, and rebuilds what it guarded. Other
-// systems have none; there a killed owner shows as a deadline that passes (untested).
+// systems have none; there it is a lock of the table's lock file, which the kernel takes back, and an owner that died
+// inside is known by the name it left (compiled and tested on Linux with SHARPWAVE_FILE_LOCKS; untested elsewhere).
 #pragma once
 
 #include <pthread.h>
@@ -11,17 +12,19 @@
 
 namespace sharpwave {
 
+class Presence;
+
 // Lives in the runtime page. Plain bytes: initialise() makes it, once, before anybody else looks.
 struct SharedLock {
     pthread_mutex_t mutex;
-    std::atomic<std::uint64_t> owner_pid;  // for the message only
+    std::atomic<std::uint64_t> owner_pid;  // with a robust mutex for the message only
 
     void initialise();
 
     // Returns true when the last owner died inside. Waits at most `timeout_s` seconds, then throws
-    // ErrorKind::not_ready naming the owner.
-    bool lock(double timeout_s);
-    void unlock();
+    // ErrorKind::not_ready naming the owner. `presence` is null for memory of one process.
+    bool lock(double timeout_s, const Presence* presence);
+    void unlock(const Presence* presence);
 };
 
 }  // namespace sharpwave

@@ -1,6 +1,10 @@
 #include "storage/storage.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#if defined(__linux__)
+#include <sys/inotify.h>
+#endif
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -75,6 +79,31 @@ std::byte* map_file(int fd, std::uint64_t bytes, const std::string& path, bool r
     return place;
 }
 
+std::string folder_of(const std::string& path) {
+    const std::string folder = path.substr(0, path.find_last_of('/') + 1);
+    return folder.empty() ? "." : folder;
+}
+
+// A new file, 0600. Where the system can, it has no name at all, and a killed process leaves nothing behind; else
+// `name` is one beside `path` that nobody else has.
+int open_unnamed(const std::string& path, std::string& name) {
+#if defined(O_TMPFILE)
+    if (access("/proc/self/fd", X_OK) == 0) {
+        const int fd = open(folder_of(path).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+        if (fd >= 0) return fd;
+    }
+#endif
+    name = path + ".XXXXXX";
+    return mkstemp(name.data());
+}
+
+// Gives a file that open_unnamed() made its first name. An existing one is an error.
+int give_name(int fd, const std::string& temporary, const std::string& path) {
+    if (!temporary.empty()) return link(temporary.c_str(), path.c_str());
+    const std::string self = "/proc/self/fd/" + std::to_string(fd);
+    return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
+}
+
 int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
 #if defined(__APPLE__)
     (void)fd, (void)offset, (void)bytes;
@@ -95,6 +124,31 @@ std::string shared_memory_folder() {
 #else
     return "/dev/shm";
 #endif
+}
+
+bool wait_for_file(const std::string& path, double seconds) {
+    const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(std::max(seconds, 0.0) * 1e9);
+    const auto is_there = [&] { return access(path.c_str(), F_OK) == 0; };
+#if defined(__linux__)
+    // Watched before it is looked for: nothing is missed in between.
+    const Descriptor watch(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+    const bool watches = watch >= 0 && inotify_add_watch(watch, folder_of(path).c_str(), IN_CREATE | IN_MOVED_TO) >= 0;
+#else
+    const Descriptor watch(-1);
+    const bool watches = false;  // short sleeps instead (untested)
+#endif
+    for (;;) {
+        if (is_there()) return true;
+        const std::uint64_t now = now_ns();
+        if (now >= deadline) return false;
+        const auto left_ms = static_cast<int>(std::min<std::uint64_t>((deadline - now) / 1'000'000 + 1, 1000));
+        pollfd wanted{watch, POLLIN, 0};
+        if (poll(&wanted, watches ? 1 : 0, watches ? left_ms : std::min(left_ms, 5)) > 0) {
+            char events[4096];
+            while (read(watch, events, sizeof events) > 0) {
+            }
+        }
+    }
 }
 
 Storage Storage::anonymous(std::uint64_t bytes) {
@@ -128,10 +182,8 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint6
     Storage storage;
     storage.path_ = path;
     storage.bytes_ = round_up(bytes, kPageBytes);
-    std::string name = path + ".XXXXXX";
-    const Descriptor fd(mkstemp(name.data()));  // 0600, and never an existing file
+    const Descriptor fd(open_unnamed(path, storage.temporary_));
     if (fd < 0) fail("cannot create '" + path + "'", errno);
-    storage.temporary_ = name;
     int code = ftruncate(fd, static_cast<off_t>(storage.bytes_)) == 0 ? 0 : errno;
     if (code == 0) code = allocate_blocks(fd, 0, std::min(sparse_from, storage.bytes_));
     if (code != 0) {
@@ -187,6 +239,12 @@ Storage Storage::attach(const std::string& path, bool read_only) {
     return storage;
 }
 
+void Storage::extend(std::uint64_t bytes) {
+    if (ftruncate(sparse_->fd, static_cast<off_t>(bytes)) != 0) fail("cannot lengthen '" + path_ + "'", errno);
+    Storage longer = attach(path_);
+    *this = std::move(longer);
+}
+
 Storage::Storage(Storage&& other) noexcept { *this = std::move(other); }
 
 Storage& Storage::operator=(Storage&& other) noexcept {
@@ -210,22 +268,33 @@ void Storage::release() noexcept {
 }
 
 void Storage::refuse_existing(const std::string& path) {
-    throw Error(ErrorKind::storage,
-                "'" + path + "' exists; open it with sharpwave.open(), or give exist=\"replace\" or exist=\"attach\"");
+    throw Error(ErrorKind::storage, "'" + path +
+                                        "' exists; open it with sharpwave.open(), remove it with `sharpwave rm`, " +
+                                        "or give exist=\"replace\" or exist=\"attach\"");
 }
 
 void Storage::publish(bool replace) {
     // link() refuses an existing name in one step, rename() replaces it in one step.
-    const int result = replace ? rename(temporary_.c_str(), path_.c_str()) : link(temporary_.c_str(), path_.c_str());
+    int result = give_name(sparse_->fd, temporary_, path_);
+    if (result != 0 && errno == EEXIST && replace) {
+        // Through a second name, always the same: whoever is killed between the two steps leaves one file at most, and
+        // the next one takes it away. Two at once may take it from each other; then again.
+        const std::string next = path_ + ".next";
+        for (int tries = 0; result != 0 && tries < 1000; ++tries) {
+            unlink(next.c_str());
+            if (give_name(sparse_->fd, temporary_, next) != 0 && errno != EEXIST) break;
+            result = rename(next.c_str(), path_.c_str());
+            if (result != 0 && errno != ENOENT) break;
+        }
+    }
     if (result != 0) {
         if (errno == EEXIST) refuse_existing(path_);
         fail("cannot name '" + path_ + "'", errno);
     }
-    if (!replace) unlink(temporary_.c_str());
+    if (!temporary_.empty()) unlink(temporary_.c_str());
     temporary_.clear();
     // The name itself is durable only when its folder is.
-    const std::string folder = path_.substr(0, path_.find_last_of('/') + 1);
-    const Descriptor directory(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC));
+    const Descriptor directory(open(folder_of(path_).c_str(), O_RDONLY | O_CLOEXEC));
     if (directory >= 0) fsync(directory);
 }
 

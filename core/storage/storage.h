@@ -21,6 +21,9 @@ public:
     // Maps an existing file as it is. The caller checks what is in it.
     static Storage attach(const std::string& path, bool read_only = false);
 
+    // Makes a mapped file that lost its end as long as it was; the end is zeros.
+    void extend(std::uint64_t bytes);
+
     Storage();
     Storage(Storage&& other) noexcept;
     Storage& operator=(Storage&& other) noexcept;
@@ -61,6 +64,9 @@ private:
     struct Sparse;
     std::unique_ptr<Sparse> sparse_;  // files only
 };
+
+// Waits until there is a file of that name, at most so many seconds; whether there is one.
+bool wait_for_file(const std::string& path, double seconds);
 
 // The folder where a file is shared memory.
 std::string shared_memory_folder();

@@ -155,7 +155,7 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
     counters->running_max.value = bits(1.0);
     auto* writers = reinterpret_cast<WriterRecord*>(base + header.regions[kWriters].offset);
     for (std::uint64_t i = 0; i < header.max_writers; ++i) {
-        (new (writers + i) WriterRecord{})->ticket = kNone;
+        (new (writers + i) WriterRecord{})->position = kNone;
     }
     auto* blocks = reinterpret_cast<BlockRecord*>(base + header.regions[kBlocks].offset);
     for (std::uint64_t i = 0; i < header.blocks; ++i) {
@@ -190,7 +190,7 @@ std::uint32_t header_checksum(const Header& header) {
     return crc32c(0, &copy, sizeof copy);
 }
 
-Header check_header(const std::byte* base, std::uint64_t bytes, const std::string& path) {
+Header check_header(const std::byte* base, std::uint64_t bytes, const std::string& path, bool may_be_shorter) {
     const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::storage, "'" + path + "' " + why); };
     Header header;
     if (bytes < kPageBytes) refuse("is not a Sharpwave table: it is shorter than a header");
@@ -202,10 +202,13 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
                std::to_string(kVersion));
     }
     if (header.header_crc != header_checksum(header)) refuse("is damaged: its header has a wrong checksum");
-    if (header.total_bytes != bytes) {
+    if (header.total_bytes != bytes && !(may_be_shorter && bytes < header.total_bytes)) {
         refuse("is truncated or has grown: its header says " + std::to_string(header.total_bytes) +
-               " bytes, the file has " + std::to_string(bytes));
+               " bytes, the file has " + std::to_string(bytes) +
+               (bytes < header.total_bytes ? "; open it with recover=True to save what is whole" : ""));
     }
+    if (header.total_bytes >> 56) refuse("is damaged: its header contradicts itself");
+    bytes = header.total_bytes;
     // The checksum holds, so what follows guards against files made to mislead, not against accidents.
     const auto need = [&](RegionId id, Wide size) {
         const Region& region = header.regions[id];

@@ -7,6 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/fault.h"
 #include "table/codec.h"
 
 namespace sharpwave {
@@ -43,7 +44,7 @@ void BlockHeap::ensure(std::uint64_t bytes) const {
     table_->ensure(base + used_, std::min(bytes + sizeof(PieceHeader), size - used_));
 }
 
-std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std::int64_t& lost) {
+std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, WriterRecord& by) {
     const std::uint64_t finals = table_->header().block_finals_bytes;
     const std::uint64_t size = table_->header().block_heap_bytes - finals, start = block_ * (finals + size) + finals;
     std::byte* base = table_->region(kHeap) + start;
@@ -57,7 +58,7 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std:
             old_ = size;
             break;
         }
-        if (piece->owner != 0) gone += table_->lose(piece->owner - 1);
+        if (piece->owner != 0) gone += table_->lose(piece->owner - 1, by);
         old_ += piece->span;
         table_->ensure(base + old_, std::min<std::uint64_t>(sizeof(PieceHeader), size - std::min(old_, size)));
     }
@@ -72,7 +73,6 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, std:
     table_->block_record(block_).heap_used.store(used_, std::memory_order_relaxed);
     if (gone)
         table_->counters().rows_retired.value.fetch_add(static_cast<std::uint64_t>(gone), std::memory_order_relaxed);
-    lost += gone;
     return place;
 }
 
@@ -132,6 +132,7 @@ std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t seri
     }
     const std::uint64_t place = heap.allocate_final(serial);
     racy_copy(table.region(kHeap) + place, image.data(), to);
+    SHARPWAVE_FAULT(final_kept);
     return place;
 }
 

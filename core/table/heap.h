@@ -21,9 +21,9 @@ public:
     // Goes on where the block's lap stands; 0 `used` begins a new one.
     BlockHeap(const Table& table, std::uint64_t block);
 
-    // Room for `bytes` that belong to the row `owner`; returns its place in the heap region. `lost` grows by the live
-    // rows that had to go.
-    std::uint64_t allocate(std::uint64_t owner, std::uint64_t bytes, std::int64_t& lost);
+    // Room for `bytes` that belong to the row `owner`; returns its place in the heap region. Live rows that had to go
+    // are charged to `by`.
+    std::uint64_t allocate(std::uint64_t owner, std::uint64_t bytes, format::WriterRecord& by);
 
     // Gives the next `bytes` of the chain their space in a file.
     void ensure(std::uint64_t bytes) const;

@@ -1,9 +1,13 @@
 // What a table does about those who can no longer speak: processes that died, machines that went down, damaged files.
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/fault.h"
 #include "table/heap.h"
 #include "table/table.h"
 
@@ -11,21 +15,62 @@ namespace sharpwave {
 
 using namespace format;
 
-void Table::check_records() const {
+bool Table::are_records_sane() const {
     const auto load = [](const Counter& counter) { return counter.value.load(std::memory_order_acquire); };
     const std::uint64_t next = load(counters_->next_ticket), origin = load(counters_->origin_ticket);
     const std::uint64_t most_tickets = kMaxSerial / header_->block_rows;
     bool sane = load(counters_->writers_used) <= header_->max_writers && next <= most_tickets && origin <= next &&
                 origin % header_->blocks == 0;
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-        const std::uint64_t ticket = writers_[i].ticket.load(std::memory_order_acquire);
-        sane = sane && (ticket == kNone || ticket <= most_tickets) &&
-               writers_[i].head.load(std::memory_order_acquire) <= header_->block_rows;
+        const auto [ticket, head] = position(i);
+        sane = sane && (ticket == kNone || ticket <= most_tickets) && head <= header_->block_rows;
     }
-    if (!sane) throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counters contradict its header");
+    return sane;
 }
 
-void Table::end_episode(std::uint64_t serial) {
+void Table::check_records() const {
+    if (are_records_sane()) return;
+    throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counters contradict its header; " +
+                                        "open it with recover=True to save what is whole");
+}
+
+void Table::remake_records() {
+    const std::uint64_t lap = header_->blocks * header_->block_rows;
+    std::uint64_t next = 0;
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        BlockRecord& block = *new (&blocks_[b]) BlockRecord{};
+        block.ticket = block.previous_ticket = block.next_ticket = block.linked_ticket = kNone;
+        for (std::uint64_t i = 0; i < block_length(b); ++i) {
+            const std::uint64_t slot = b * header_->block_rows + i, serial = serial_of(word(slot));
+            if (state_of(word(slot)) == kEmpty || serial % lap != slot) continue;
+            const std::uint64_t ticket = serial / header_->block_rows;
+            if (block.ticket.load() == kNone || ticket > block.ticket.load()) block.ticket.store(ticket);
+            next = std::max(next, ticket + 1);
+        }
+    }
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        new (&writers_[i]) WriterRecord{};
+        writers_[i].position = kNone;
+    }
+    // What was cleared is not known any more; of the other counters those are kept that can be true.
+    counters_->next_ticket.value.store(next);
+    for (Counter* counter : {&counters_->origin_ticket, &counters_->writers_used, &counters_->epoch}) {
+        counter->value.store(0);
+    }
+    const SamplerNumbers usual;
+    const std::pair<Counter*, double> numbers[] = {{&counters_->alpha, usual.alpha},
+                                                   {&counters_->beta_start, usual.beta_start},
+                                                   {&counters_->beta_end, usual.beta_end},
+                                                   {&counters_->beta_steps, usual.beta_steps},
+                                                   {&counters_->running_max, 1}};
+    for (const auto& [counter, instead] : numbers) {
+        const auto number = std::bit_cast<double>(counter->value.load());
+        if (!(number >= 0 && number <= 1e18)) counter->value.store(std::bit_cast<std::uint64_t>(instead));
+    }
+    counters_->index_epoch.value.store(kNone);
+}
+
+void Table::end_episode(std::uint64_t serial) const {
     const std::uint64_t slot = serial % (header_->blocks * header_->block_rows);
     if (slot >= header_->slots) return;
     std::atomic_ref<std::uint64_t> seen(word(slot));
@@ -34,74 +79,131 @@ void Table::end_episode(std::uint64_t serial) {
     seen.fetch_or(kTruncated | kClosedByEngine, std::memory_order_release);
 }
 
-void Table::settle_writer(WriterRecord& record) {
-    const std::uint64_t ticket = record.ticket.load();
+void Table::settle_writer(WriterRecord& record) const {
+    const auto [ticket, reached] = unpack(record.position.load(), head_bits_);
     if (ticket == kNone) return;
     const std::uint64_t block = ticket % header_->blocks, width = header_->width;
     const std::uint64_t base = block * header_->block_rows, first = ticket * header_->block_rows;
-    if (blocks_[block].ticket.load() != ticket) return;
-    // The head moves after the rows: whole steps past it were finished, a part of one was not. Either way the head
-    // goes past them, so that no serial is given twice.
-    std::uint64_t head = std::min(record.head.load() / width * width, block_length(block));
-    while (head < block_length(block)) {
-        std::uint64_t begun = 0, finished = 0;
-        for (std::uint64_t env = 0; env < width; ++env) {
-            const std::uint64_t seen = word(base + head + env);
-            if (serial_of(seen) != first + head + env || state_of(seen) == kEmpty) continue;
-            ++begun;
-            finished += state_of(seen) != kWriting;
+    std::uint64_t head = std::min(reached / width * width, block_length(block));
+    if (blocks_[block].ticket.load() == ticket) {
+        // The head moves after the rows: whole steps past it were finished, a part of one was not. Either way the head
+        // goes past them, so that no serial is given twice.
+        while (head < block_length(block)) {
+            std::uint64_t begun = 0, finished = 0;
+            for (std::uint64_t env = 0; env < width; ++env) {
+                const std::uint64_t seen = word(base + head + env);
+                if (serial_of(seen) != first + head + env || state_of(seen) == kEmpty) continue;
+                ++begun;
+                finished += state_of(seen) != kWriting;
+            }
+            if (begun == 0) break;
+            for (std::uint64_t env = 0; finished != width && env < width; ++env) {
+                word(base + head + env) = make_word(first + head + env, 0, kVoid);
+            }
+            head += width;
         }
-        if (begun == 0) break;
-        for (std::uint64_t env = 0; finished != width && env < width; ++env) {
-            word(base + head + env) = make_word(first + head + env, 0, kVoid);
-        }
-        head += width;
+        set_position(record, ticket, head);
     }
-    record.head.store(head);
     if (layout_->gives_next()) {
-        BlockHeap heap(*this, block);
-        settle_waiting(*this, heap, static_cast<std::uint64_t>(&record - writers_) * width);
-    }
-    for (std::uint64_t env = 0; env < width; ++env) {
-        // The env's newest row in this block; an episode with none here ended its last block unflagged, and its
-        // successor will start with a flag of its own.
-        for (std::uint64_t step = head; step >= width; step -= width) {
-            const std::uint64_t seen = word(base + step - width + env);
-            if (state_of(seen) != kCommitted) continue;
-            end_episode(first + step - width + env);
+        // In the heap of a block that nobody else fills: its own, or the one that it was about to fill.
+        const std::uint64_t index = static_cast<std::uint64_t>(&record - writers_);
+        for (std::uint64_t tried = 0; tried < header_->blocks; ++tried) {
+            const std::uint64_t own = (block + tried) % header_->blocks;
+            if (blocks_[own].owner.load(std::memory_order_acquire) != index + 1) continue;
+            BlockHeap heap(*this, own);
+            settle_waiting(*this, heap, index * width);
             break;
         }
     }
+    end_newest_rows(ticket, head);
     counters_->late_ends.value.fetch_add(1, std::memory_order_acq_rel);
 }
 
-void Table::recount(WriterRecord& record) {
-    const std::uint64_t ticket = record.ticket.load(), least = least_word();
-    if (ticket == kNone) return;
-    const std::uint64_t block = ticket % header_->blocks, base = block * header_->block_rows;
-    std::uint64_t live = 0;
-    for (std::uint64_t i = 0; i < block_length(block); ++i) live += is_live(word(base + i), least);
-    // Its owner counted after it committed: a kill in between left the two apart.
-    const std::uint64_t counted = blocks_[block].live.exchange(live);
-    record.live.fetch_add(static_cast<std::int64_t>(live - counted));
+// The newest row of each env is the last of its episode. It may stand some blocks back: its writer had claimed the next
+// one and written nothing yet, or the env was masked out.
+void Table::end_newest_rows(std::uint64_t ticket, std::uint64_t head) const {
+    const std::uint64_t width = header_->width, rows = header_->block_rows;
+    for (std::uint64_t env = 0; env < width; ++env) {
+        std::uint64_t at = ticket, steps = head / width;
+        for (std::uint64_t hops = 0; hops <= header_->blocks; ++hops) {
+            const std::uint64_t block = at % header_->blocks;
+            bool is_done = false;
+            while (steps > 0 && !is_done) {
+                const std::uint64_t offset = --steps * width + env, seen = word(block * rows + offset);
+                // Written over, or never written: what came before it in this block is gone too.
+                is_done = serial_of(seen) != at * rows + offset || state_of(seen) == kCommitted;
+                if (is_done) end_episode(at * rows + offset);
+            }
+            const std::uint64_t before = blocks_[block].previous_ticket.load(std::memory_order_acquire);
+            if (is_done || blocks_[block].ticket.load() != at || before == kNone || before >= at) break;
+            at = before;
+            steps = block_length(before % header_->blocks) / width;
+        }
+    }
 }
 
-void Table::reclaim_dead_writers() {
-    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
-    for (std::uint64_t i = 0; i < used; ++i) {
-        std::uint32_t taken = 1;
-        if (writers_[i].taken.load(std::memory_order_acquire) != taken) continue;
-        if (presence_->is_alive(writers_[i].participant, writers_[i].owner_pid)) continue;
-        constexpr std::uint32_t kBeingReclaimed = 2;
-        if (!writers_[i].taken.compare_exchange_strong(taken, kBeingReclaimed, std::memory_order_acq_rel)) continue;
+// Every step may be done again by another: the record's count is what it was before, or was to become, and what has
+// happened to the block since.
+void Table::recount_block(WriterRecord& record, std::uint64_t block) const {
+    const std::uint64_t base = block * header_->block_rows, least = least_word();
+    std::uint64_t counted = blocks_[block].live.load(), live = 0;
+    if (record.settling.load() != block + 1) {
+        record.settled_live.store(record.live.load() - record.gone.load());
+        record.settled_block.store(static_cast<std::int64_t>(counted));
+        record.settling.store(block + 1);
+    }
+    do {
+        live = 0;
+        for (std::uint64_t i = 0; i < block_length(block); ++i) live += is_live(word(base + i), least);
+    } while (!blocks_[block].live.compare_exchange_strong(counted, live));
+    SHARPWAVE_FAULT(reclaim_half_counted);
+    record.live.store(record.settled_live.load() + static_cast<std::int64_t>(live) - record.settled_block.load());
+    record.gone.store(0);
+    record.settling.store(0);
+}
+
+// Its owner counted after it committed: a kill in between left the two apart.
+void Table::recount(std::uint64_t writer) const {
+    WriterRecord& record = writers_[writer];
+    if (const std::uint64_t begun = record.settling.load(); begun && begun <= header_->blocks)
+        recount_block(record, begun - 1);
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        if (blocks_[b].owner.load() == writer + 1) recount_block(record, b);
+    }
+    record.live.fetch_sub(record.gone.exchange(0));
+}
+
+void Table::reclaim_dead_writers() const {
+    if (!presence_) return;
+    const std::uint64_t used = header_->max_writers;  // taken first, counted as used then
+    const auto is_dead = [&](std::uint64_t owner) {
+        return owner != 0 && !presence_->is_alive(static_cast<std::uint32_t>(owner) - 1, owner >> 32);
+    };
+    // Mostly nobody died: no lock for that.
+    std::uint64_t first = 0;
+    while (first < used && !is_dead(writers_[first].owner.load(std::memory_order_acquire))) ++first;
+    if (first == used) return;
+    if (!presence_->take(Presence::Turn::cleaning, 1.0)) return;  // somebody else is at it and does not get on
+    struct Give {
+        const Presence& presence;
+        ~Give() { presence.give(Presence::Turn::cleaning); }
+    } give{*presence_};
+    // Every step may be done twice: who cleans may die as well.
+    for (std::uint64_t i = first; i < used; ++i) {
+        if (!is_dead(writers_[i].owner.load(std::memory_order_acquire))) continue;
+        SHARPWAVE_FAULT(reclaim_begun);
         settle_writer(writers_[i]);
-        recount(writers_[i]);
+        SHARPWAVE_FAULT(reclaim_settled);
+        recount(i);
+        SHARPWAVE_FAULT(reclaim_counted);
         // Mostly one block; two where it died while it claimed the next.
         for (std::uint64_t b = 0; b < header_->blocks; ++b) {
             std::uint32_t owner = static_cast<std::uint32_t>(i + 1);
             blocks_[b].owner.compare_exchange_strong(owner, 0, std::memory_order_acq_rel);
         }
-        writers_[i].taken.store(0, std::memory_order_release);
+        SHARPWAVE_FAULT(reclaim_freed);
+        counters_->writers_reclaimed.value.fetch_add(1, std::memory_order_relaxed);
+        writers_[i].owner.store(0, std::memory_order_release);
     }
 }
 
@@ -148,22 +250,28 @@ std::uint64_t Table::recover(bool verify) {
         }
         return false;
     };
+    // A word whose serial belongs to another slot: no row of ours.
+    const auto is_elsewhere = [&](std::uint64_t slot, std::uint64_t seen) {
+        return state_of(seen) != kEmpty && slot_of(serial_of(seen)) != slot;
+    };
     for (std::uint64_t b = 0; b < header_->blocks; ++b) {
         const bool was_used = blocks_[b].ticket.load() != kNone;
         for (std::uint64_t i = 0; was_used && i < block_length(b); ++i) {
             const std::uint64_t slot = b * header_->block_rows + i;
             std::uint64_t& seen = word(slot);
-            const bool torn = state_of(seen) == kWriting;
+            const bool torn = state_of(seen) == kWriting || (verify && is_elsewhere(slot, seen));
             const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
                                (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_final_wrong(slot, seen));
             if (torn || wrong) {
                 // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
                 const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
-                seen = make_word(serial_of(seen), 0, has_neighbours && wrong ? kEmpty : kVoid);
+                const std::uint64_t serial = is_elsewhere(slot, seen) ? 0 : serial_of(seen);
+                seen = make_word(serial, 0, serial == 0 || (has_neighbours && wrong) ? kEmpty : kVoid);
                 ++lost;
             }
         }
     }
+    SHARPWAVE_FAULT(attach_half_recovered);
     retire_without_history();
     retire_without_next();
     const std::uint64_t least = least_word();
@@ -179,7 +287,9 @@ std::uint64_t Table::recover(bool verify) {
     // Which writer a live row counts for is not recorded, and does not matter: only their sum is read.
     const std::uint64_t epoch = counters_->epoch.value.load();
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-        writers_[i].taken.store(0);
+        writers_[i].owner.store(0);
+        writers_[i].settling.store(0);
+        writers_[i].gone.store(0);
         writers_[i].epoch.store(epoch);
         writers_[i].live.store(i == 0 ? live : 0);
     }

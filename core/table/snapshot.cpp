@@ -11,6 +11,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/fault.h"
 #include "table/geometry.h"
 #include "table/heap.h"
 #include "table/table.h"
@@ -63,18 +64,11 @@ std::vector<std::uint64_t> cut_of(const Table& table) {
     std::vector<std::uint64_t> cut(table.blocks(), next * table.block_rows());
     const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
     for (std::uint64_t i = 0; i < used; ++i) {
-        const WriterRecord& writer = table.writer_record(i);
-        // Head before ticket and again after: the pair must be of one block.
-        for (;;) {
-            const std::uint64_t ticket = writer.ticket.load(std::memory_order_acquire);
-            const std::uint64_t head = writer.head.load(std::memory_order_acquire);
-            if (ticket != writer.ticket.load(std::memory_order_acquire)) continue;
-            if (ticket == kNone || ticket >= next) break;
-            const std::uint64_t block = ticket % table.blocks();
-            if (table.block_record(block).ticket.load(std::memory_order_acquire) == ticket) {
-                cut[block] = ticket * table.block_rows() + head;
-            }
-            break;
+        const auto [ticket, head] = table.position(i);
+        if (ticket == kNone || ticket >= next) continue;
+        const std::uint64_t block = ticket % table.blocks();
+        if (table.block_record(block).ticket.load(std::memory_order_acquire) == ticket) {
+            cut[block] = ticket * table.block_rows() + head;
         }
     }
     return cut;
@@ -282,7 +276,8 @@ void save_index(const Table& table, std::byte* base, const Header& header, std::
     std::byte* priorities = base + header.regions[kPriorities].offset;
     const std::byte* region = table.region(kPriorities);
     const std::uint64_t head = leaves_offset(table.blocks());
-    if (table.index_lock().lock(20.0)) table.counters().index_epoch.value.store(kNone);
+    std::optional<Table::IndexLock> lock(table);
+    SHARPWAVE_FAULT(save_index_locked);
     std::memcpy(priorities, region, head);
     for (std::uint64_t slot = 0; slot < slots; ++slot) {
         std::memcpy(priorities + head + slot * 4, region + head + slot / 16 * kLeafGroupBytes + slot % 16 * 4, 4);
@@ -291,7 +286,7 @@ void save_index(const Table& table, std::byte* base, const Header& header, std::
         if (header.regions[column.region].bytes == 0) continue;
         std::memcpy(base + header.regions[column.region].offset, table.region(column.region), slots * column.row_bytes);
     }
-    table.index_lock().unlock();
+    lock.reset();
     if (!table.given()) return;
     racy_copy(base + header.regions[kGiven].offset, reinterpret_cast<const std::byte*>(table.given()), slots * 4);
 }
@@ -316,9 +311,8 @@ void load_index(Table& table, const std::byte* base, const Header& saved) {
         const std::uint64_t ticket = table.block_record(b).ticket.load();
         std::uint64_t end = ticket == kNone ? 0 : ticket * table.block_rows() + table.block_length(b);
         for (std::uint64_t i = 0; i < table.max_writers(); ++i) {
-            const WriterRecord& writer = table.writer_record(i);
-            if (writer.ticket.load() == ticket && ticket != kNone)
-                end = ticket * table.block_rows() + writer.head.load();
+            const auto [its_ticket, head] = table.position(i);
+            if (its_ticket == ticket && ticket != kNone) end = ticket * table.block_rows() + head;
         }
         cursors[b] = std::min(cursors[b], end);
     }
@@ -331,7 +325,7 @@ void load_heap(Table& table, std::uint64_t block, const std::byte* heap, const s
     const std::uint64_t base = block * table.block_rows();
     const std::uint64_t first = table.block_record(block).ticket.load() * table.block_rows();
     std::uint64_t used = 0;
-    std::int64_t lost = 0;
+    WriterRecord nobody{};
     table.block_record(block).heap_used.store(0);
     BlockHeap place_in(table, block);
     for (const bool this_lap : {true, false}) {
@@ -344,7 +338,7 @@ void load_heap(Table& table, std::uint64_t block, const std::byte* heap, const s
                 HeapPlace place;
                 std::memcpy(&place, at, sizeof place);
                 const std::byte* from = heap + place.offset;
-                place.offset = place_in.allocate(serial_of(word), place.kept_bytes, lost);
+                place.offset = place_in.allocate(serial_of(word), place.kept_bytes, nobody);
                 std::memcpy(table.region(kHeap) + place.offset, from, place.kept_bytes);
                 std::memcpy(at, &place, sizeof place);
             }
@@ -394,6 +388,7 @@ void Table::save(const std::string& path) const {
         checksums[slot] = saved_checksum(*layout_, header, base, seen, row, final_place);
         header.words_crc = crc32c(header.words_crc, &seen, sizeof seen);
     }
+    SHARPWAVE_FAULT(save_rows_copied);
     if (header.regions[kHeap].bytes) {
         header.regions[kHeap].bytes = heap.used();
         header.total_bytes = (header.regions[kHeap].offset + heap.used() + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -404,27 +399,36 @@ void Table::save(const std::string& path) const {
     header.header_crc = header_checksum(header);
     std::memcpy(base, &header, sizeof header);
     file.flush();
+    SHARPWAVE_FAULT(save_before_name);
     file.publish(true);
 }
 
-std::shared_ptr<Table> Table::load(const std::string& path) {
-    const Storage file = Storage::attach(path, true);
+std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
+    Storage file = Storage::attach(path, true);
     const auto damaged = [&](const std::string& what) {
-        throw Error(ErrorKind::storage, "'" + path + "' is damaged: " + what + " has a wrong checksum");
+        if (recover) return true;
+        throw Error(ErrorKind::storage, "'" + path + "' is damaged: " + what + " has a wrong checksum; " +
+                                            "open it with recover=True to save what is whole");
     };
+    const Header saved = check_header(file.data(), file.bytes(), path, recover);
+    if (file.bytes() < saved.total_bytes) {
+        Storage whole = Storage::anonymous(saved.total_bytes);
+        std::memcpy(whole.data(), file.data(), file.bytes());
+        file = std::move(whole);
+    }
     std::byte* base = file.data();
-    const Header saved = check_header(base, file.bytes(), path);
     if (saved.kind != kSnapshot) {
         throw Error(ErrorKind::storage,
                     "'" + path + "' is a live table; open it in place with \"file://" + path + "\"");
     }
-    if (meta_checksum(base, saved) != saved.meta_crc) damaged("its index");
+    // Counters, records and index; made anew from the rows where they are wrong.
+    const bool remakes = meta_checksum(base, saved) != saved.meta_crc && damaged("its index");
     const Words saved_words(base, saved);
     std::uint32_t words_crc = 0;
     for (std::uint64_t slot = 0; slot < saved.saved_slots; ++slot) {
         words_crc = crc32c(words_crc, &saved_words.at(slot), 8);
     }
-    if (words_crc != saved.words_crc) damaged("the column of words");
+    const bool doubts = words_crc != saved.words_crc && damaged("the column of words");
 
     TableConfig config;
     const RowLayout layout = read_layout(base, saved, path);
@@ -461,11 +465,16 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
     const std::byte* rows = base + saved.regions[kRows].offset;
     const auto* finals =
         layout.gives_next() ? reinterpret_cast<const std::uint64_t*>(base + saved.regions[kFinals].offset) : nullptr;
+    std::uint64_t lost = 0;
     for (std::uint64_t slot = 0; slot < saved.saved_slots; ++slot) {
         const std::uint64_t word = saved_words.at(slot);
         const std::byte* row = rows + slot * saved.row_bytes;
         const std::uint32_t crc = saved_checksum(layout, saved, base, word, row, finals ? finals[slot] : 0);
-        if (crc != checksums[slot]) damaged("row " + std::to_string(serial_of(word)));
+        const bool is_elsewhere = state_of(word) != kEmpty && table->slot_of(serial_of(word)) != slot;
+        if ((crc != checksums[slot] && damaged("row " + std::to_string(serial_of(word)))) || (doubts && is_elsewhere)) {
+            ++lost;
+            continue;
+        }
         if (state_of(word) == kEmpty) continue;  // untouched memory stays uncommitted
         std::memcpy(table->rows_ + slot * saved.row_bytes, row, saved.row_bytes);
         table->word(slot) = word;
@@ -473,21 +482,23 @@ std::shared_ptr<Table> Table::load(const std::string& path) {
     // Counters, writers and blocks were copied one after the other while writers went on: no ticket that any of them
     // names is given again.
     std::atomic<std::uint64_t>& next = table->counters_->next_ticket.value;
-    const auto after = [&](const std::atomic<std::uint64_t>& ticket) {
-        if (ticket.load() != kNone) next.store(std::max(next.load(), ticket.load() + 1));
+    const auto after = [&](std::uint64_t ticket) {
+        if (ticket != kNone) next.store(std::max(next.load(), ticket + 1));
     };
-    for (std::uint64_t i = 0; i < saved.max_writers; ++i) after(table->writers_[i].ticket);
+    for (std::uint64_t i = 0; i < saved.max_writers; ++i) after(table->position(i).ticket);
     for (std::uint64_t b = 0; b < saved.blocks; ++b) {
         after(table->blocks_[b].ticket);
         after(table->blocks_[b].next_ticket);
     }
+    if (remakes || (recover && !table->are_records_sane())) table->remake_records();
     table->check_records();
     for (std::uint64_t b = 0; saved.block_heap_bytes && b < table->blocks(); ++b) {
         load_heap(*table, b, base + saved.regions[kHeap].offset, finals, saved.saved_slots);
     }
-    if (saved.sampler) load_index(*table, base, saved);
+    if (saved.sampler && !remakes) load_index(*table, base, saved);
+    table->counters_->rows_lost.value.fetch_add(lost);
     table->counters_->incarnation.value.fetch_add(1);
-    table->recover(false);
+    table->recover(recover);
     return table;
 }
 

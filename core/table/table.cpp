@@ -1,10 +1,13 @@
 #include "table/table.h"
 
+#include <bit>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/fault.h"
 #include "base/process.h"
 #include "table/geometry.h"
 #include "table/writer.h"
@@ -39,6 +42,7 @@ Table::Table(Storage storage, RowLayout layout)
     words_ = header_->word_is_embedded ? rows_ : at(kWords);
     word_stride_ = header_->word_is_embedded ? header_->row_bytes : 8;
     checksums_ = header_->has_checksums ? reinterpret_cast<std::uint32_t*>(at(kChecksums)) : nullptr;
+    head_bits_ = static_cast<unsigned>(std::bit_width(header_->block_rows));
     by_block_ = Divider(header_->block_rows, header_->slots + header_->block_rows);
     given_ = header_->sampler == 1 ? reinterpret_cast<float*>(at(kGiven)) : nullptr;
     finals_ = layout_->gives_next() ? reinterpret_cast<std::uint64_t*>(at(kFinals)) : nullptr;
@@ -55,54 +59,68 @@ std::shared_ptr<Table> Table::create(const TableConfig& config, const std::strin
     for (RegionId id : {kRows, kPriorities})
         storage.advise_huge_pages(header.regions[id].offset, header.regions[id].bytes);
     std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
-    table->index_lock().initialise();
+    table->shared_lock().initialise();
     remember_system(table->counters());
     if (path.empty()) return table;
     table->presence_ = std::make_unique<Presence>(path);
+    SHARPWAVE_FAULT(create_before_name);
     table->storage_.publish(replace);
     table->presence_->settle();
     return table;
 }
 
-std::shared_ptr<Table> Table::attach(const std::string& path) {
+std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
     Storage storage = Storage::attach(path);
-    const Header header = check_header(storage.data(), storage.bytes(), path);
+    const Header header = check_header(storage.data(), storage.bytes(), path, recover);
     if (header.kind != kLive) {
         throw Error(ErrorKind::storage, "'" + path + "' is a snapshot; open it without file:// to load a copy");
     }
     auto presence = std::make_unique<Presence>(path);
+    SHARPWAVE_FAULT(attach_at_door);
+    const bool is_shorter = storage.bytes() < header.total_bytes;
+    if (is_shorter) storage.extend(header.total_bytes);
     RowLayout layout = read_layout(storage.data(), header, path);
     std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
     table->presence_ = std::move(presence);
+    const bool mends = recover && table->presence_->is_first();
+    const bool remakes = mends && !table->are_records_sane();
+    const std::uint64_t counted = mends && !remakes ? table->size() : 0;
+    if (remakes) table->remake_records();
     table->check_records();
     table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
     if (sparse_offset(header) < header.total_bytes) table->storage_.advise_small_pages(sparse_offset(header));
     if (table->presence_->is_first()) {
         Counters& counters = table->counters();
         std::memset(table->region(kRuntime), 0, header.regions[kRuntime].bytes);
-        table->index_lock().initialise();
+        table->shared_lock().initialise();
         counters.index_epoch.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
-        if (counters.clean.value.load(std::memory_order_acquire) != 1) {
+        if (mends || counters.clean.value.load(std::memory_order_acquire) != 1) {
             // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
             const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
             for (std::uint64_t i = 0; i < header.max_writers; ++i) {
-                if (table->writers_[i].taken.load()) table->settle_writer(table->writers_[i]);
+                if (table->writers_[i].owner.load()) table->settle_writer(table->writers_[i]);
             }
-            table->recover(!same_boot);
+            const std::uint64_t lost = table->recover(mends || !same_boot), left = table->size();
+            // Rows whose words are gone too are known by their number alone.
+            if (counted > left + lost) counters.rows_lost.value.fetch_add(counted - left - lost);
             counters.recoveries.value.fetch_add(1, std::memory_order_relaxed);
             counters.incarnation.value.fetch_add(1, std::memory_order_relaxed);
         }
         remember_system(counters);
         counters.clean.value.store(0, std::memory_order_release);
+        SHARPWAVE_FAULT(attach_before_settled);
     }
     table->presence_->settle();
+    table->reclaim_dead_writers();  // their episodes are over for whoever reads
     return table;
 }
 
 Table::~Table() {
     if (!presence_ || is_from_another_process()) return;
     try {
-        if (presence_->begin_leave()) counters_->clean.value.store(1, std::memory_order_release);
+        if (!presence_->begin_leave()) return;
+        SHARPWAVE_FAULT(leave_at_door);
+        counters_->clean.value.store(1, std::memory_order_release);
     } catch (const Error&) {
         // Left unclean: the next opener recovers, which is always right.
     }
@@ -114,6 +132,19 @@ void Table::refuse() const {
                                                 : "give storage=\"shm://name\" to share a buffer between processes";
     throw Error(ErrorKind::closed, "the buffer was opened by the parent process of this one; " + mend);
 }
+
+// The longest honest hold is a rebuild.
+constexpr double kLockTimeout = 20.0;
+
+Table::IndexLock::IndexLock(const Table& table) : table_(table) {
+    if (table.shared_lock().lock(kLockTimeout, table.presence_.get())) {
+        table.counters_->index_takeovers.value.fetch_add(1, std::memory_order_relaxed);
+        table.counters_->index_epoch.value.store(kNone, std::memory_order_relaxed);
+    }
+    SHARPWAVE_FAULT(index_locked);
+}
+
+Table::IndexLock::~IndexLock() { table_.shared_lock().unlock(table_.presence_.get()); }
 
 std::string Table::description() const {
     const Region& region = header_->regions[kDescription];
@@ -139,9 +170,8 @@ std::uint64_t Table::visible_slots() const {
     const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
     std::uint64_t reach = 0;
     for (std::uint64_t i = 0; i < used; ++i) {
-        const std::uint64_t ticket = writers_[i].ticket.load(std::memory_order_acquire);
+        const auto [ticket, head] = position(i);
         if (ticket == kNone || ticket < origin) continue;
-        const std::uint64_t head = writers_[i].head.load(std::memory_order_acquire);
         reach = std::max(reach, (ticket - origin) * header_->block_rows + head);
     }
     return std::min(reach, header_->slots);
@@ -149,27 +179,37 @@ std::uint64_t Table::visible_slots() const {
 
 std::unique_ptr<Writer> Table::writer() {
     check_open();
-    if (presence_) reclaim_dead_writers();
+    reclaim_dead_writers();
+    const std::uint64_t me = process_id() << 32 | (seat() + 1);
     const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
-    const auto left_half_full = [&](const WriterRecord& record) {
-        const std::uint64_t ticket = record.ticket.load(std::memory_order_relaxed);
+    const auto left_half_full = [&](std::uint64_t i) {
+        const auto [ticket, head] = position(i);
         return ticket != kNone && next - ticket <= 2 * header_->max_writers &&
-               record.head.load(std::memory_order_relaxed) < block_length(ticket % header_->blocks);
+               head < block_length(ticket % header_->blocks);
     };
     // Records with a half-full block first, then any.
     for (const bool choosy : {true, false}) {
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-            if (choosy && !left_half_full(writers_[i])) continue;
-            std::uint32_t free = 0;
-            if (!writers_[i].taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
+            if (choosy && !left_half_full(i)) continue;
+            std::uint64_t nobody = 0;
+            if (!writers_[i].owner.compare_exchange_strong(nobody, me, std::memory_order_acq_rel)) continue;
+            SHARPWAVE_FAULT(writer_taken);
             std::uint64_t used = counters_->writers_used.value.load(std::memory_order_relaxed);
             while (used < i + 1 && !counters_->writers_used.value.compare_exchange_weak(used, i + 1)) {
             }
             return std::make_unique<Writer>(shared_from_this(), i);
         }
     }
+    std::map<std::uint64_t, int> holders;
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) ++holders[writers_[i].owner.load() >> 32];
+    std::string who;
+    for (const auto& [pid, count] : holders) {
+        who += (who.empty() ? "" : ", ") + std::to_string(count) + " by process " + std::to_string(pid);
+        if (pid == process_id()) who += " (this one)";
+    }
     throw Error(ErrorKind::buffer_full, "writer(): all " + std::to_string(header_->max_writers) +
-                                            " writers are taken; close one, or give writers= a larger number");
+                                            " writers are taken; close one, or give writers= a larger number; held " +
+                                            who);
 }
 
 bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen, bool across) const {
@@ -233,18 +273,28 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bo
     }
 }
 
-bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least) const {
+namespace {
+
+// A live row less, which `by` took out.
+void take_off(BlockRecord& block, WriterRecord& by) {
+    block.live.fetch_sub(1, std::memory_order_relaxed);
+    by.gone.store(by.gone.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least, WriterRecord& by) const {
     std::atomic_ref<std::uint64_t> seen(word(slot));
     std::uint64_t now = seen.load(std::memory_order_relaxed);
     while (is_live(now, least) && serial_of(now) == serial_of(named)) {
         if (!seen.compare_exchange_weak(now, now | kRetired, std::memory_order_relaxed)) continue;
-        blocks_[block_of(slot)].live.fetch_sub(1, std::memory_order_relaxed);
+        take_off(blocks_[block_of(slot)], by);
         return true;
     }
     return false;
 }
 
-std::int64_t Table::lose(std::uint64_t serial) const {
+std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) const {
     const std::uint64_t slot = slot_of(serial), least = least_word();
     if (slot >= header_->slots) return 0;
     std::atomic_ref<std::uint64_t> seen(word(slot));
@@ -254,12 +304,12 @@ std::int64_t Table::lose(std::uint64_t serial) const {
     if (serial_of(now) != serial || state_of(now) != kCommitted) return 0;
     for (std::uint32_t k = 1; k < layout_->stack(); ++k) {
         if (!successor(place, neighbour)) break;
-        gone += retire(place, neighbour, least);
+        gone += retire(place, neighbour, least, by);
     }
     while (serial_of(now) == serial && state_of(now) == kCommitted) {
         if (!seen.compare_exchange_weak(now, make_word(serial, 0, kEmpty), std::memory_order_relaxed)) continue;
         if (is_live(now, least)) {
-            blocks_[block_of(slot)].live.fetch_sub(1, std::memory_order_relaxed);
+            take_off(blocks_[block_of(slot)], by);
             ++gone;
         }
         break;
@@ -332,6 +382,7 @@ std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t serial) cons
 
 TableStats Table::stats() const {
     check_open();
+    reclaim_dead_writers();
     TableStats stats{};
     stats.size = size();
     stats.capacity = header_->capacity;
@@ -340,7 +391,7 @@ TableStats Table::stats() const {
         stats.rows_added += writers_[i].added.load(std::memory_order_relaxed);
         stats.rows_voided += writers_[i].voided.load(std::memory_order_relaxed);
         stats.episodes += writers_[i].episodes.load(std::memory_order_relaxed);
-        stats.writers_taken += writers_[i].taken.load(std::memory_order_relaxed);
+        stats.writers_taken += writers_[i].owner.load(std::memory_order_relaxed) != 0;
     }
     stats.rows_sampled = counters_->rows_sampled.value.load(std::memory_order_relaxed);
     stats.sample_calls = counters_->call_number.value.load(std::memory_order_relaxed);
@@ -354,6 +405,8 @@ TableStats Table::stats() const {
     stats.huge_page_bytes = storage_.huge_page_bytes();
     stats.incarnation = counters_->incarnation.value.load(std::memory_order_relaxed);
     stats.recoveries = counters_->recoveries.value.load(std::memory_order_relaxed);
+    stats.writers_reclaimed = counters_->writers_reclaimed.value.load(std::memory_order_relaxed);
+    stats.index_takeovers = counters_->index_takeovers.value.load(std::memory_order_relaxed);
     stats.rows_lost = counters_->rows_lost.value.load(std::memory_order_relaxed);
     stats.seed = header_->seed;
     stats.resets_unflagged = counters_->resets_unflagged.value.load(std::memory_order_relaxed);

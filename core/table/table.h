@@ -56,7 +56,7 @@ struct TableConfig {
 struct TableStats {
     std::uint64_t size, capacity, rows_added, rows_voided, episodes, rows_sampled, sample_calls, redraws;
     std::uint64_t writers_taken, max_writers, blocks, block_rows, row_bytes, payload_bytes, storage_bytes;
-    std::uint64_t huge_page_bytes, incarnation, recoveries, rows_lost, seed;
+    std::uint64_t huge_page_bytes, incarnation, recoveries, writers_reclaimed, index_takeovers, rows_lost, seed;
     std::uint64_t resets_unflagged, rows_retired, updates_applied, updates_stale, heap_bytes;
     std::uint64_t shuffle_epoch, rows_consumed;
     const char* copy_kernel;
@@ -67,11 +67,13 @@ public:
     // An empty path is anonymous memory.
     static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "", bool replace = false);
 
-    // Opens a live file in place. The first process in after a crash repairs it before anybody reads.
-    static std::shared_ptr<Table> attach(const std::string& path);
+    // Opens a live file in place. The first process in after a crash repairs it before anybody reads. With `recover` it
+    // also takes a file that lost its end or whose records make no sense, and drops every row whose checksum is wrong.
+    static std::shared_ptr<Table> attach(const std::string& path, bool recover = false);
 
-    // Reads a snapshot into anonymous memory. Every byte is checked; serials go on where they stopped.
-    static std::shared_ptr<Table> load(const std::string& path);
+    // Reads a snapshot into anonymous memory. Every byte is checked; serials go on where they stopped. With `recover`
+    // damage costs the rows it hit, and the index if it hit that.
+    static std::shared_ptr<Table> load(const std::string& path, bool recover = false);
 
     ~Table();
     Table(const Table&) = delete;
@@ -160,7 +162,7 @@ public:
     bool is_alone() const { return !presence_ || presence_->is_alone(); }  // no other process has it open
     // Whether the process that was given a seat still has it; in memory there is but one.
     bool is_alive(std::uint32_t seat, std::uint64_t pid) const { return !presence_ || presence_->is_alive(seat, pid); }
-    void end_episode(std::uint64_t serial);  // flags the row as truncated by the engine, if it is still there
+    void end_episode(std::uint64_t serial) const;  // flags the row as truncated by the engine, if it is still there
     std::uint64_t blocks() const { return header_->blocks; }
     std::uint64_t block_rows() const { return header_->block_rows; }
     std::uint64_t block_length(std::uint64_t block) const;  // the last block may be short
@@ -179,7 +181,17 @@ public:
         return header_->columns & format::kReadsColumn ? reinterpret_cast<std::uint32_t*>(region(format::kReads))
                                                        : nullptr;
     }
-    SharedLock& index_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
+    // The index lock, while it lives. Where its last owner died inside, the index is marked to be made anew.
+    class IndexLock {
+    public:
+        explicit IndexLock(const Table& table);
+        ~IndexLock();
+        IndexLock(const IndexLock&) = delete;
+        IndexLock& operator=(const IndexLock&) = delete;
+
+    private:
+        const Table& table_;
+    };
     std::uint64_t block_of(std::uint64_t slot) const { return by_block_.quotient(slot); }
     std::uint64_t rows_left(std::uint64_t slot) const {  // in its block, with itself
         const std::uint64_t block = block_of(slot);
@@ -201,12 +213,18 @@ public:
 
     // Takes the row that `word` names out of the drawable ones; true if it was. Retired rows still serve their
     // neighbours' stacks. Its slot may belong to another writer by now: then nothing happens.
-    bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least) const;
+    bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least, format::WriterRecord& by) const;
 
     // Its bytes are about to go: nobody may use it any more. Returns how many live rows went, with those whose stacks
     // need it.
-    std::int64_t lose(std::uint64_t serial) const;
+    std::int64_t lose(std::uint64_t serial, format::WriterRecord& by) const;
     std::uint32_t* checksums() const { return checksums_; }
+    format::Position position(std::uint64_t writer) const {
+        return format::unpack(writers_[writer].position.load(std::memory_order_acquire), head_bits_);
+    }
+    void set_position(format::WriterRecord& record, std::uint64_t ticket, std::uint64_t head) const {
+        record.position.store(format::pack(ticket, head, head_bits_), std::memory_order_release);
+    }
     format::WriterRecord& writer_record(std::uint64_t index) const { return writers_[index]; }
     format::BlockRecord& block_record(std::uint64_t index) const { return blocks_[index]; }
     std::uint64_t max_writers() const { return header_->max_writers; }
@@ -217,20 +235,26 @@ private:
     Table(Storage storage, RowLayout layout);
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
+    SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
 
-    // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us.
+    // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us. Or makes them
+    // anew, from the words alone.
+    bool are_records_sane() const;
     void check_records() const;
+    void remake_records();
 
     // What a writer that can no longer speak left behind: rows past its head, a half-written step, open episodes.
-    void settle_writer(format::WriterRecord& record);
-    void reclaim_dead_writers();
+    void settle_writer(format::WriterRecord& record) const;
+    void reclaim_dead_writers() const;
 
     // Rows whose stacks cannot be rebuilt any more are no longer drawn.
     void retire_without_history();
     void retire_without_next();  // nor those whose next observation is gone
 
-    // Makes the count of live rows in a dead writer's block agree with its words.
-    void recount(format::WriterRecord& record);
+    // Makes the counts of live rows in a dead writer's blocks agree with their words. May be begun again by another.
+    void recount(std::uint64_t writer) const;
+    void recount_block(format::WriterRecord& record, std::uint64_t block) const;
+    void end_newest_rows(std::uint64_t ticket, std::uint64_t head) const;
 
     // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
     // `verify`, rows whose checksum is wrong; returns how many.
@@ -252,6 +276,7 @@ private:
     std::uint32_t* checksums_ = nullptr;
     float* given_ = nullptr;
     Divider by_block_;
+    unsigned head_bits_ = 0;
     std::uint64_t* finals_ = nullptr;
 };
 

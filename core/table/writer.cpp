@@ -1,13 +1,12 @@
 #include "table/writer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "table/codec.h"
 
 namespace sharpwave {
@@ -50,18 +49,16 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       halves_(derives_ ? table_->width() : 0, 0),
       image_(table_->header().waiting_bytes) {
     for (const Field& field : table_->layout().fields()) row_moves_.push_back({field.offset, field.bytes, nullptr, 0});
-    record_.participant = table_->seat();
-    record_.owner_pid = static_cast<std::uint64_t>(getpid());
     epoch_ = table_->counters().epoch.value.load(std::memory_order_acquire);
     if (record_.epoch.load(std::memory_order_relaxed) != epoch_) {
         record_.live.store(0, std::memory_order_relaxed);
+        record_.gone.store(0, std::memory_order_relaxed);
         record_.epoch.store(epoch_, std::memory_order_release);
     }
     // Go on in the block that the record's last writer left half full, while it is still among the newest: writers
     // that live for one episode must not leave the ring full of old tails. An older block is left to its turn.
-    const std::uint64_t ticket = record_.ticket.load(std::memory_order_relaxed);
+    const auto [ticket, head] = table_->position(record_index);
     if (ticket == kNone) return;
-    const std::uint64_t head = record_.head.load(std::memory_order_relaxed);
     const std::uint64_t block = ticket % table_->blocks();
     const std::uint64_t next = table_->counters().next_ticket.value.load(std::memory_order_acquire);
     const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
@@ -104,21 +101,21 @@ void Writer::claim_block() {
     // A block that another writer still fills is passed over: its ticket stays without rows.
     for (std::uint64_t tries = 0; tries < 2 * table_->blocks(); ++tries) {
         const std::uint64_t ticket = counters.next_ticket.value.fetch_add(1, std::memory_order_acq_rel);
+        SHARPWAVE_FAULT(claim_ticket);
         BlockRecord& block = table_->block_record(ticket % table_->blocks());
         std::uint32_t holder = 0;
         // Its own full block may be the next one: a ring of one block.
         if (!block.owner.compare_exchange_strong(holder, owner_, std::memory_order_acq_rel) && holder != owner_)
             continue;
+        SHARPWAVE_FAULT(claim_owner);
         const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
         const std::uint64_t last = block.ticket.load(std::memory_order_relaxed);
         if (last == kNone || last < origin) block.live.store(0, std::memory_order_relaxed);
         if (const std::uint64_t spare = table_->header().spare_rows; spare && last != kNone) {
             // The first rows lose the way to the rows before them: they are in front of this writer now.
             const std::uint64_t base = ticket % table_->blocks() * table_->block_rows(), least = table_->least_word();
-            std::int64_t gone = 0;
             for (std::uint64_t i = 0; i < std::min(spare, table_->block_rows()); ++i)
-                gone += table_->retire(base + i, table_->word(base + i), least);
-            record_.live.fetch_sub(gone, std::memory_order_relaxed);
+                table_->retire(base + i, table_->word(base + i), least, record_);
         }
         if (derives_ && last != kNone) {
             // Likewise the way from the first rows to those before them is known only until the record changes.
@@ -127,7 +124,7 @@ void Writer::claim_block() {
             for (std::uint64_t i = 0; i < open_rows_.size(); ++i) leave_to_previous(base + i, heap);
         }
         // A record's blocks form a chain, whoever wrote them: the index follows it. Episodes never do.
-        block.previous_ticket.store(record_.ticket.load(std::memory_order_relaxed), std::memory_order_relaxed);
+        block.previous_ticket.store(table_->position(owner_ - 1).ticket, std::memory_order_relaxed);
         if (was_filled) {
             // First, for the next block may be this very one.
             BlockRecord& previous = table_->block_record(block_);
@@ -138,13 +135,13 @@ void Writer::claim_block() {
             }
             if (block_ != ticket % table_->blocks()) let_go_of_block();
         }
+        SHARPWAVE_FAULT(claim_linked);
         block.heap_used.store(0, std::memory_order_relaxed);
         block.ticket.store(ticket, std::memory_order_release);
+        SHARPWAVE_FAULT(claim_block_ticket);
         take_block(ticket, 0);
-        // The ticket first: who reads the two in between finds too large a head, which words correct, not a block
-        // without rows.
-        record_.ticket.store(ticket, std::memory_order_release);
-        record_.head.store(0, std::memory_order_release);
+        table_->set_position(record_, ticket, 0);
+        SHARPWAVE_FAULT(claim_record_ticket);
         return;
     }
     throw Error(ErrorKind::buffer_full,
@@ -157,6 +154,7 @@ void Writer::notice_clear() {
         return;
     epoch_ = epoch;
     record_.live.store(0, std::memory_order_relaxed);
+    record_.gone.store(0, std::memory_order_relaxed);
     record_.epoch.store(epoch, std::memory_order_release);
     std::fill(open_rows_.begin(), open_rows_.end(), 0);
     const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
@@ -198,7 +196,8 @@ void Writer::append_locked(const RowBatch& batch) {
         write_group(batch, done, count);
         done += count;
         head_ += count;
-        if (head_ % table_->width() == 0) record_.head.store(head_, std::memory_order_release);
+        if (head_ % table_->width() == 0) table_->set_position(record_, ticket_, head_);
+        SHARPWAVE_FAULT(head_moved);
         // A full block is let go at once, not at the next add: small rings never wait for an idle writer. With derived
         // observations it is kept, for its heap takes the final ones of rows whose successor never comes.
         if (head_ == length_ && !derives_) let_go_of_block();
@@ -225,23 +224,50 @@ void Writer::append_row(const RowBatch& batch) {
     const bool was_live = is_live(word.load(std::memory_order_relaxed), table_->least_word());
     word.store(make_word(serial, 0, kWriting), std::memory_order_relaxed);
     fence(std::memory_order_release);  // no payload byte before its word says WRITING
+    SHARPWAVE_FAULT(row_writing);
     kernels().scatter(table_->view(), slot, 1, row_moves_.data(), row_moves_.size());
+    SHARPWAVE_FAULT(row_copied);
     // Written last, with release: a reader that sees this word sees the whole row.
     word.store(make_word(serial, flags, is_void ? kVoid : kCommitted), std::memory_order_release);
+    SHARPWAVE_FAULT(row_committed);
 
-    if (is_void == was_live) {
-        const std::int64_t gained = is_void ? -1 : 1;
-        add_to(table_->block_record(block_).live, static_cast<std::uint64_t>(gained));
-        add_to(record_.live, gained);
-    }
+    if (is_void == was_live) count(is_void ? -1 : 1);
+    SHARPWAVE_FAULT(row_counted);
     if (is_void) {
         record_.voided.fetch_add(1, std::memory_order_relaxed);
     } else {
         add_to(record_.added, 1u);
         if (flags & kEndMask) record_.episodes.fetch_add(1, std::memory_order_relaxed);
     }
-    record_.head.store(++head_, std::memory_order_release);
+    table_->set_position(record_, ticket_, ++head_);
+    SHARPWAVE_FAULT(head_moved);
     if (head_ == length_) let_go_of_block();
+}
+
+// Live rows more, in the block and in the record. What both will be is said first: a process may die between the two,
+// and whoever settles its affairs goes on from there.
+void Writer::count(std::int64_t gained) {
+    BlockRecord& block = table_->block_record(block_);
+    const auto in_order = [] { std::atomic_signal_fence(std::memory_order_seq_cst); };
+    const std::int64_t gone = is_plain_ ? 0 : record_.gone.load(std::memory_order_relaxed);
+    const std::int64_t in_block = static_cast<std::int64_t>(block.live.load(std::memory_order_relaxed)) + gained;
+    const std::int64_t in_record = record_.live.load(std::memory_order_relaxed) + gained - gone;
+    record_.settled_block.store(in_block, std::memory_order_relaxed);
+    record_.settled_live.store(in_record, std::memory_order_relaxed);
+    in_order();
+    record_.settling.store(block_ + 1, std::memory_order_relaxed);
+    in_order();
+    if (is_plain_) {
+        block.live.store(static_cast<std::uint64_t>(in_block), std::memory_order_relaxed);
+    } else {
+        // Other writers may retire rows of this block.
+        block.live.fetch_add(static_cast<std::uint64_t>(gained), std::memory_order_relaxed);
+    }
+    SHARPWAVE_FAULT(row_half_counted);
+    record_.live.store(in_record, std::memory_order_relaxed);
+    if (!is_plain_) record_.gone.store(0, std::memory_order_relaxed);
+    in_order();
+    record_.settling.store(0, std::memory_order_relaxed);
 }
 
 // Given stacks must be what the table will give back: each goes on from the frames added before it, or is one frame
@@ -332,9 +358,8 @@ bool Writer::goes_on_from(const Field& field, std::uint64_t serial, const std::b
 }
 
 // Takes out of the drawable rows what lies `spare_rows` ahead, so that no more than the capacity can be drawn, and
-// whoever looks back to the rows about to be written over. Returns how many live rows went.
-std::int64_t Writer::retire_ahead(std::size_t count) {
-    std::int64_t gone = 0;
+// whoever looks back to the rows about to be written over.
+void Writer::retire_ahead(std::size_t count) {
     std::uint64_t early = 0;
     const std::uint64_t least = table_->least_word(), rows = table_->block_rows(), blocks = table_->blocks();
     for (std::size_t i = 0; i < count; ++i) {
@@ -354,18 +379,17 @@ std::int64_t Writer::retire_ahead(std::size_t count) {
         const bool is_old = hops == 0       ? its_ticket < ticket_
                             : told != kNone ? its_ticket == told
                                             : its_ticket + blocks == ticket_ + hops;
-        if (is_old) gone += table_->retire(slot, seen, least);
+        if (is_old) table_->retire(slot, seen, least, record_);
 
         std::uint64_t at = block_ * rows + head_ + i;
         std::uint64_t word = Word(table_->word(at)).load(std::memory_order_relaxed);
         if (state_of(word) != kCommitted || word < least) continue;
         for (std::uint32_t k = 1; k < table_->layout().stack() && table_->successor(at, word); ++k) {
-            early += table_->retire(at, word, least);
+            early += table_->retire(at, word, least, record_);
         }
     }
     // Steps that an env was masked out of lie between a row and its history, or several writers share the ring.
     if (early) table_->counters().rows_retired.value.fetch_add(early, std::memory_order_relaxed);
-    return gone + static_cast<std::int64_t>(early);
 }
 
 // Compresses and packs the values of a group that have no fixed size, and sees to it that there is space for them.
@@ -389,19 +413,18 @@ void Writer::pack(const RowBatch& batch, std::size_t first, std::size_t count) {
     heap_.ensure(room);
 }
 
-// Puts what pack() made into the heap, and points `moves` at where it went. Returns how many live rows had to go for
-// it.
-std::int64_t Writer::place_in_heap(std::size_t count, FieldMove* moves) {
+// Puts what pack() made into the heap, and points `moves` at where it went.
+void Writer::place_in_heap(std::size_t count, FieldMove* moves) {
     const std::vector<Field>& fields = table_->layout().fields();
     const std::uint64_t serial = ticket_ * table_->block_rows() + head_;
-    std::int64_t lost = 0;
     for (std::size_t i = 0; i < count; ++i) {
         for (std::size_t f = 0; f < fields.size(); ++f) {
             HeapPlace& place = places_[f * kGroupRows + i];
             if (!fields[f].is_in_heap() || place.value_bytes + place.offset + place.kept_bytes == 0) continue;
             const std::byte* from = packed_.data() + place.offset;
-            place.offset = heap_.allocate(serial + i, place.kept_bytes, lost);
+            place.offset = heap_.allocate(serial + i, place.kept_bytes, record_);
             racy_copy(table_->region(kHeap) + place.offset, from, place.kept_bytes);
+            SHARPWAVE_FAULT(heap_placed);
         }
     }
     for (std::size_t f = 0; f < fields.size(); ++f) {
@@ -409,7 +432,6 @@ std::int64_t Writer::place_in_heap(std::size_t count, FieldMove* moves) {
         moves[f].flat = reinterpret_cast<std::byte*>(&places_[f * kGroupRows]);
         moves[f].stride = sizeof(HeapPlace);
     }
-    return lost;
 }
 
 // Whether the rows that a stack needs before its newest frame are still there, from `serial` backwards.
@@ -427,9 +449,13 @@ bool Writer::has_history(std::uint64_t serial) const {
 // one is gone already; with several it may stand in a block that the ring passed over. Then it gets an observation of
 // its own.
 void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
-    std::uint64_t word = Word(table_->word(slot)).load(std::memory_order_relaxed), before = word, before_slot = slot;
+    std::uint64_t word = Word(table_->word(slot)).load(std::memory_order_relaxed);
+    if (word < table_->least_word()) return;
+    // Where the env was masked out, its next row is the one that the row before takes it from.
+    if (state_of(word) == kVoid && !table_->successor(slot, word)) return;
+    if (state_of(word) != kCommitted) return;
+    std::uint64_t before = word, before_slot = slot;
     bool gone;
-    if (state_of(word) != kCommitted || word < table_->least_word()) return;
     if (!table_->predecessor(before_slot, before, gone) || (before & (kEndMask | kHasFinalObservation))) return;
     std::byte* value = image_.data() + kWaitingHead;
     const std::byte* row = table_->view().rows + slot * table_->header().row_bytes;
@@ -457,8 +483,7 @@ void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
     std::uint32_t holder = 0;
     const bool borrowed = record.owner.compare_exchange_strong(holder, owner_, std::memory_order_acq_rel);
     if (!borrowed && holder != owner_) {
-        if (table_->retire(before_slot, before, table_->least_word()))
-            record_.live.fetch_sub(1, std::memory_order_relaxed);
+        table_->retire(before_slot, before, table_->least_word(), record_);
         return;
     }
     if (serial_of(Word(table_->word(before_slot)).load(std::memory_order_acquire)) == serial_of(before)) {
@@ -543,6 +568,7 @@ void Writer::keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env
     } else {
         Word(table_->final_place(slot)).store(pair, std::memory_order_relaxed);
         Word(*reinterpret_cast<std::uint64_t*>(place)).store(serial + 1, std::memory_order_release);
+        SHARPWAVE_FAULT(next_waiting);
     }
 }
 
@@ -555,7 +581,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     const std::vector<Field>& fields = table_->layout().fields();
     const std::size_t field_count = fields.size();
     std::uint64_t commit[kGroupRows], before[kGroupRows];
-    std::int64_t gained = 0, gone_elsewhere = 0;
+    std::int64_t gained = 0;
     std::uint64_t voided = 0, ended = 0;
     const auto is_void = [&](std::size_t i) { return batch.flags && (batch.flags[first + i] & kRowVoid); };
 
@@ -582,7 +608,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         for (std::size_t i = 0; stacks_ && i < count; ++i) {
             if (resets_[first + i]) end_untold((head_ + i) % width);
         }
-        if (table_->header().spare_rows) gone_elsewhere += retire_ahead(count);
+        if (table_->header().spare_rows) retire_ahead(count);
         for (std::size_t i = 0; derives_ && i < count; ++i) {
             leave_to_previous(slot + i, heap_);
             if (!is_void(i)) meet_previous(batch, first + i, (head_ + i) % width);
@@ -594,7 +620,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
                 gained -= is_live(word.load(std::memory_order_relaxed), least);
                 word.store(make_word(serial + i, 0, kWriting), std::memory_order_relaxed);
             }
-            gone_elsewhere += place_in_heap(count, moves);
+            place_in_heap(count, moves);
         }
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -636,6 +662,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         table_->counters().rows_retired.value.fetch_add(1, std::memory_order_relaxed);
     }
     fence(std::memory_order_release);  // no payload byte before its word says WRITING
+    SHARPWAVE_FAULT(row_writing);
     kernels().scatter(view, slot, count, moves, field_count);
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (!is_void(i)) keep_next(batch, first + i, (head_ + i) % width, slot + i, serial + i, commit[i]);
@@ -646,22 +673,16 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
                 .store(table_->row_checksum(slot + i, serial + i), std::memory_order_relaxed);
         }
     }
+    SHARPWAVE_FAULT(row_copied);
     for (std::size_t i = 0; i < count; ++i) {
+        if (i == count / 2) SHARPWAVE_FAULT(row_half_committed);
         // Written last, with release: a reader that sees this word sees the whole row.
         Word(table_->word(slot + i)).store(commit[i], std::memory_order_release);
     }
+    SHARPWAVE_FAULT(row_committed);
 
-    BlockRecord& block = table_->block_record(block_);
-    if (is_plain_) {
-        if (gained) {
-            add_to(block.live, static_cast<std::uint64_t>(gained));
-            add_to(record_.live, gained);
-        }
-    } else {
-        // Other writers may retire rows of this block.
-        block.live.fetch_add(static_cast<std::uint64_t>(gained), std::memory_order_relaxed);
-        add_to(record_.live, gained - gone_elsewhere);
-    }
+    if (gained || !is_plain_) this->count(gained);
+    SHARPWAVE_FAULT(row_counted);
     add_to(record_.added, count - voided);
     if (voided) record_.voided.fetch_add(voided, std::memory_order_relaxed);
     if (ended) record_.episodes.fetch_add(ended, std::memory_order_relaxed);
@@ -686,11 +707,12 @@ void Writer::close() {
     // Whatever happens to the last rows, the place is given back.
     const auto give_back = [&] {
         let_go_of_block();
-        record_.taken.store(0, std::memory_order_release);
+        record_.owner.store(0, std::memory_order_release);
     };
     try {
         end_open_episodes();
         table_->counters().late_ends.value.fetch_add(1, std::memory_order_acq_rel);
+        SHARPWAVE_FAULT(close_ended);
     } catch (...) {
         give_back();
         throw;

@@ -61,9 +61,10 @@ private:
     void let_go_of_block();
     void append_row(const RowBatch& batch);
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
-    std::int64_t retire_ahead(std::size_t count);
+    void count(std::int64_t gained);
+    void retire_ahead(std::size_t count);
     void pack(const RowBatch& batch, std::size_t first, std::size_t count);
-    std::int64_t place_in_heap(std::size_t count, FieldMove* moves);
+    void place_in_heap(std::size_t count, FieldMove* moves);
     bool has_history(std::uint64_t serial) const;
     void leave_to_previous(std::uint64_t slot, BlockHeap& heap);
     void meet_previous(const RowBatch& batch, std::size_t row, std::uint64_t env);

@@ -20,7 +20,7 @@ def number(where: str, name: str, value: Any, least: float, most: float) -> floa
     return float(value)
 
 
-def whole(where: str, name: str, value: Any, least: int = 1, most: int = 2**53 - 1) -> int:
+def whole(where: str, name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> int:
     try:
         read = operator.index(value)
     except TypeError:

@@ -1,21 +1,33 @@
 """The command line: what it prints, and how it fails."""
 
 import json
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.address import to_path
+from sharpwave.errors import StorageError
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from sharpwave.tools import cli
+from sharpwave.tools import cli, presence, segments
 
 
 @pytest.fixture
@@ -54,8 +66,8 @@ def test_version_is_printed_by_the_module() -> None:
 def test_help_names_every_command() -> None:
     shown = CliRunner().invoke(cli.build_app(), ["--help"])
     assert shown.exit_code == 0
-    assert "demo" in shown.stdout
-    assert "info" in shown.stdout
+    for command in ("demo", "info", "ls", "rm"):
+        assert f" {command} " in shown.stdout
 
 
 def test_info_shows_the_stats_of_a_saved_buffer_as_a_table(saved: Path) -> None:
@@ -127,3 +139,350 @@ def test_unwritable_out_fails_in_one_line_before_training(tmp_path: Path) -> Non
     assert finished.returncode == 1
     (line,) = finished.stderr.splitlines()
     assert "NotADirectoryError" in line
+
+
+# ---- live buffers ----------------------------------------------------------------------------------------------------
+
+ATTACH = """
+import sys, time, sharpwave as sw
+buffer = sw.open(sys.argv[1])
+works = sys.argv[2] == "work"
+if works:
+    buffer.add([0, 0], 0.0, 0.0, [0, 0], False)
+print("ready", flush=True)
+while works:
+    buffer.add([0, 0], 0.0, 0.0, [0, 0], False)
+    buffer.sample(4)
+    time.sleep(0.001)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(address: str, task: str = "wait") -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the buffer open, and waits or works until it is killed."""
+    command = [sys.executable, "-c", ATTACH, address, task]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.fixture
+def live(shm_address: str) -> Iterator[sw.ReplayBuffer]:
+    """Three rows in shared memory."""
+    with sw.ReplayBuffer(8, obs_shape=(2,), storage=shm_address, writers=5, seed=0) as buffer:
+        for _ in range(3):
+            buffer.add([0, 0], 0.0, 0.0, [0, 0], False)
+        yield buffer
+
+
+def file_of(address: str) -> Path:
+    path = to_path(address, "test")
+    assert path is not None
+    return path
+
+
+def files_of(address: str) -> list[str]:
+    """Names of everything in the folder that belongs to an address."""
+    table = file_of(address)
+    return sorted(path.name.removeprefix(table.name) for path in table.parent.glob(f"{table.name}*"))
+
+
+def listed(address: str) -> dict[str, Any] | None:
+    """What `ls --json` says of one address; None if nothing."""
+    shown = CliRunner().invoke(cli.build_app(), ["ls", "--json"])
+    assert shown.exit_code == 0, shown.output
+    entries = [entry for entry in json.loads(shown.stdout) if entry["address"] == address]
+    assert len(entries) <= 1
+    return entries[0] if entries else None
+
+
+def test_ls_tells_what_stats_tells(live: sw.ReplayBuffer, shm_address: str) -> None:
+    live.sample(7)
+    live.writer()
+    stats, entry = live.stats(), listed(shm_address)
+    assert entry is not None
+    names = ("size", "capacity", "rows_added", "rows_sampled", "writers", "max_writers", "recoveries", "rows_lost")
+    assert {name: entry[name] for name in names} == {name: stats[name] for name in names}
+    assert entry["bytes"] == stats["storage_bytes"] == file_of(shm_address).stat().st_size
+    assert entry["allocated_bytes"] == entry["bytes"]
+    assert entry["face"] == "ReplayBuffer"
+    assert 0 <= entry["age_s"] < 300
+    live.clear()
+    assert (listed(shm_address) or {})["size"] == 0
+
+
+def test_ls_names_the_processes_that_have_a_buffer_open(live: sw.ReplayBuffer, shm_address: str) -> None:
+    own = os.getpid()
+    with process(shm_address) as first, process(shm_address) as second, process(shm_address) as third:
+        assert (listed(shm_address) or {})["pids"] == sorted([own, first.pid, second.pid, third.pid])
+        second.kill()
+        second.wait()
+        assert (listed(shm_address) or {})["pids"] == sorted([own, first.pid, third.pid])
+        # And so does another process's `ls`, after ours looked at the lock file that this process holds a lock on.
+        shown = run_module("ls")
+        (line,) = [line for line in shown.stdout.splitlines() if line.startswith(f"{shm_address} ")]
+        assert line.split()[:4] == [shm_address, "ReplayBuffer", "3", "8"]
+        assert line.rstrip().endswith(", ".join(map(str, sorted([own, first.pid, third.pid]))))
+
+
+def test_ls_changes_nothing_and_repairs_nothing(live: sw.ReplayBuffer, shm_address: str) -> None:
+    with process(shm_address, "work") as child:
+        live.close()
+        child.kill()
+        child.wait()
+        before = file_of(shm_address).read_bytes()
+        entry = listed(shm_address)
+        assert entry is not None
+        assert (entry["pids"], entry["writers"]) == ([], 1)  # the dead one's writer: whoever attaches takes it back
+        assert file_of(shm_address).read_bytes() == before
+    with sw.open(shm_address) as opened:
+        assert (opened.stats()["recoveries"], opened.stats()["writers"]) == (1, 0)
+        assert (listed(shm_address) or {})["recoveries"] == 1
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 816, 4095, 4096, 50_000])
+def test_ls_shows_a_truncated_file_with_its_reason(live: sw.ReplayBuffer, shm_address: str, length: int) -> None:
+    live.close()
+    os.truncate(file_of(shm_address), length)
+    entry = listed(shm_address)
+    assert entry is not None
+    assert entry.keys() == {"address", "problem"}
+    assert ("is truncated" if length >= 4096 else "is not a Sharpwave table") in entry["problem"]
+    assert entry["problem"] in run_module("ls").stdout
+
+
+def test_ls_survives_any_byte(live: sw.ReplayBuffer, shm_address: str) -> None:
+    live.close()
+    path = file_of(shm_address)
+    whole = path.read_bytes()
+    stream = np.random.default_rng(0)
+    for place in [*range(0, 200, 5), *range(432, 560, 7)]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(StorageError, match=r"damaged|not a Sharpwave|format version"):
+            segments.read(shm_address)
+    regions = [struct.unpack_from("<QQ", whole, 432 + 16 * region) for region in (0, 1, 2, 5)]
+    for turn in range(200):
+        offset, length = regions[turn % 4]
+        broken = np.frombuffer(whole, np.uint8).copy()
+        places = offset + stream.integers(length, size=40)
+        broken[places] = stream.integers(256, size=40)
+        path.write_bytes(broken.tobytes())
+        entry = listed(shm_address)
+        assert entry is not None
+        assert "is damaged" in entry.get("problem", "") or 0 <= entry["size"] <= entry["capacity"] == 8
+
+
+def test_ls_passes_over_what_has_none_of_our_names(live: sw.ReplayBuffer, shm_address: str) -> None:
+    table = file_of(shm_address)
+    for name in (f"{table.name}.txt", f"{table.name}.backup", f"x{table.name}", table.name.replace("sw", "SW")):
+        strange = table.with_name(name)
+        strange.write_text("mine")
+        try:
+            shown = json.loads(CliRunner().invoke(cli.build_app(), ["ls", "--json"]).stdout)
+            assert [entry["address"] for entry in shown if table.name[10:-3] in entry["address"]] == [shm_address]
+        finally:
+            strange.unlink()
+
+
+def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer, shm_address: str) -> None:
+    with process(shm_address, "work") as child:
+        options = ["info", shm_address, "--watch", "--interval", "0.2", "--count", "2"]
+        shown = run_module(*options)
+        assert shown.returncode == 0, shown.stderr
+        lines = shown.stdout.splitlines()
+        assert len(lines) == 2
+        for line in lines:
+            added, sampled = re.findall(r"(?:added|sampled) ([\d,]+)/s", line)
+            assert 0 < int(added.replace(",", "")) < int(sampled.replace(",", ""))
+            assert "8 of 8 rows" in line
+            assert "2 of 5 writers" in line
+            assert line.endswith(", ".join(map(str, sorted([os.getpid(), child.pid]))))
+        first, second = map(json.loads, run_module(*options, "--json").stdout.splitlines())
+        passed_s = (second["rows_added"] - first["rows_added"]) / second["added_per_s"]
+        assert passed_s >= 0.2
+        assert second["rows_sampled"] - first["rows_sampled"] == pytest.approx(second["sampled_per_s"] * passed_s)
+
+
+def test_watch_redraws_its_table_on_a_terminal_until_ctrl_c(live: sw.ReplayBuffer, shm_address: str) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "sharpwave", "info", shm_address, "--watch", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"per second") < 3:
+            seen += os.read(ours, 65_536)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+    os.close(ours)
+    assert b"3 of 8" in seen
+    assert b"Aborted" not in seen
+
+
+def test_watch_ends_with_an_error_when_the_buffer_goes(live: sw.ReplayBuffer, shm_address: str) -> None:
+    command = [sys.executable, "-m", "sharpwave", "info", shm_address, "--watch", "--interval", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert "3 of 8 rows" in child.stdout.readline()
+        live.close(unlink=True)
+        _, complaint = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert complaint == f"sharpwave: StorageError: info: there is no '{shm_address}'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "{saved}", "--watch"], "expected 'shm://name' or 'file://path'"),
+        (["info", "file://{saved}", "--watch"], "is a snapshot, not a live buffer"),
+        (["info", "{saved}", "--count", "3"], "it counts the looks of --watch"),
+    ],
+)
+def test_watch_refuses_what_it_cannot_do(saved: Path, arguments: list[str], words: str) -> None:
+    finished = run_module(*[word.format(saved=saved) for word in arguments])
+    assert finished.returncode != 0
+    assert words in finished.stderr
+
+
+# ---- rm --------------------------------------------------------------------------------------------------------------
+
+
+def test_rm_frees_the_name_at_once_and_harms_nobody_inside(live: sw.ReplayBuffer, shm_address: str) -> None:
+    with process(shm_address) as child:
+        shown = CliRunner().invoke(cli.build_app(), ["rm", shm_address])
+        assert shown.exit_code == 0
+        pids = ", ".join(map(str, sorted([os.getpid(), child.pid])))
+        assert shown.stdout == f"removed {shm_address}; still mapped in {pids}\n"
+        assert files_of(shm_address) == []
+        live.add([1, 1], 0.0, 0.0, [0, 0], False)
+        assert len(live) == 4
+        with sw.ReplayBuffer(5, obs_shape=(2,), storage=shm_address) as another:
+            assert (another.capacity, len(another)) == (5, 0)
+            another.close(unlink=True)
+
+
+def test_rm_of_a_file_removes_its_lock_too(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/live.sw"
+    sw.ReplayBuffer(8, obs_shape=(2,), storage=address).close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert CliRunner().invoke(cli.build_app(), ["rm", address]).exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rm_names_what_is_absent_and_removes_the_others(live: sw.ReplayBuffer, shm_address: str) -> None:
+    finished = run_module("rm", "shm://never-made", shm_address, "elsewhere")
+    assert finished.returncode == 1
+    assert finished.stdout.startswith(f"removed {shm_address}")
+    assert finished.stderr.splitlines() == [
+        "sharpwave: StorageError: rm: there is no 'shm://never-made'",
+        "sharpwave: StorageError: rm: expected 'shm://name' or 'file://path', got 'elsewhere'",
+    ]
+    assert files_of(shm_address) == []
+
+
+def test_rm_leaves_alone_what_is_not_ours(saved: Path, tmp_path: Path) -> None:
+    text, folder, link = tmp_path / "notes.txt", tmp_path / "folder", tmp_path / "link"
+    text.write_text("mine")
+    folder.mkdir()
+    link.symlink_to(saved)
+    for name in (f"{text.name}.lock", f"{text.name}.a1B2c3"):
+        (tmp_path / name).write_text("mine too")
+    before = sorted(tmp_path.iterdir())
+    paths = [text, folder, link, saved]
+    finished = run_module("rm", *(f"file://{path}" for path in paths))
+    assert finished.returncode == 1
+    assert finished.stdout == ""
+    for line, path, words in zip(
+        finished.stderr.splitlines(),
+        paths,
+        ("is not a Sharpwave table", "is not a file", "is not a file", "is a snapshot, not a live buffer"),
+        strict=True,
+    ):
+        assert f"rm: '{path}' {words}" in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+CREATE_AND_DIE = """
+import resource, signal, sys, sharpwave as sw
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+sw.ReplayBuffer(10_000, obs_shape=(2,), storage=sys.argv[1])
+"""
+
+
+def test_rm_removes_what_a_killed_creator_left(shm_address: str) -> None:
+    """The system kills the creator when it asks for more than it may have."""
+    killed = subprocess.run([sys.executable, "-c", CREATE_AND_DIE, shm_address], check=False)
+    assert killed.returncode == -signal.SIGXFSZ
+    left = files_of(shm_address)  # nothing, where a file can be made without a name
+    assert (listed(shm_address) is None) == (left == [])
+    assert run_module("rm", shm_address).returncode == (1 if left == [] else 0)
+    assert files_of(shm_address) == []
+
+
+def test_rm_knows_each_state_in_which_a_creator_can_die(live: sw.ReplayBuffer, shm_address: str) -> None:
+    table = file_of(shm_address)
+    begun = table.with_name(f"{table.name}.BEGUN1")  # allocated, and all but the header written
+    with begun.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 200_000)
+        os.pwrite(file.fileno(), b"\1", 45_056)
+    made = f"{shm_address}-made"  # complete, and not published yet
+    sw.ReplayBuffer(8, obs_shape=(2,), storage=made).close()
+    shutil.copy(file_of(made), table.with_name(f"{table.name}.next"))  # on its way to another's place
+    file_of(made).rename(table.with_name(f"{table.name}.abcDEF"))
+    os.link(table, table.with_name(f"{table.name}.QQQQQQ"))  # published, under both names
+    backup = table.with_name(f"{table.name}.backup")  # a user's, with rows
+    shutil.copy(table, backup)
+    other = table.with_name(f"{table.name}.NOTE12")
+    other.write_text("mine")
+    problems = [entry.problem for entry in segments.find() if isinstance(entry, segments.Damaged)]
+    assert problems.count(f"its creator was killed; 'sharpwave rm {shm_address}' removes what it left") == 4
+    finished = run_module("rm", shm_address)
+    assert finished.returncode == 0, finished.stderr
+    assert files_of(shm_address) == [".NOTE12", ".backup"]
+    assert run_module("rm", made).returncode == 0  # nothing but a lock file was left of it
+
+
+def test_rm_leaves_a_creator_at_work_alone(shm_address: str) -> None:
+    table = file_of(shm_address)
+    temporary = table.with_name(f"{table.name}.W0RK1N")
+    with temporary.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 200_000)
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file) as creator:
+            finished = run_module("rm", shm_address)
+            assert (finished.returncode, files_of(shm_address)) == (1, [".W0RK1N"])
+            assert listed(shm_address) is None
+            creator.kill()
+    assert run_module("rm", shm_address).returncode == 0
+    assert files_of(shm_address) == []
+
+
+def test_rm_waits_for_whoever_is_at_the_door_and_names_who_does_not_go(
+    live: sw.ReplayBuffer, shm_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0); "
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, f"{file_of(shm_address)}.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        with monkeypatch.context() as impatient:
+            impatient.setattr(presence, "_DOOR_PATIENCE_S", 0.1)
+            with pytest.raises(StorageError, match=f"process {holder.pid} is at the door"):
+                segments.remove(shm_address)
+        assert files_of(shm_address) == ["", ".lock"]
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(segments.remove, shm_address)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+            holder.kill()
+            assert waiting.result().pids == [os.getpid()]
+    assert files_of(shm_address) == []

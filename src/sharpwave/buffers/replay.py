@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import operator
 import os
 import secrets
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from .. import _core
 from ..address import to_path
 from ..arrays import prepare
 from ..arrays import priorities as read_priorities
+from ..checks import number, truth, whole
 from ..errors import ClosedError, SchemaError, StorageError
 from ..pace import Pace
 from ..sampling import (
@@ -91,10 +93,10 @@ class ReplayBuffer:
         seed: int | None = None,
     ) -> None:
         where = "ReplayBuffer()"
-        capacity = _whole(where, "capacity", capacity, 1)
-        num_envs = None if num_envs is None else _whole(where, "num_envs", num_envs, 1)
-        writers = _whole(where, "writers", writers, 1)
-        seed = secrets.randbits(63) if seed is None else _whole(where, "seed", seed, 0)
+        capacity = whole(where, "capacity", capacity, 1)
+        num_envs = None if num_envs is None else whole(where, "num_envs", num_envs, 1)
+        writers = whole(where, "writers", writers, 1)
+        seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         sampler = Uniform() if sampler is None else sampler
         if not isinstance(sampler, tuple(KINDS.values())):
             raise SchemaError(f"{where}: sampler: expected {', '.join(f'{kind}()' for kind in KINDS)}, got {sampler!r}")
@@ -203,6 +205,21 @@ class ReplayBuffer:
         self._address = address
         self._writer: _core.Writer | None = None
         self._table = table
+        if address is not None:
+            _shared.add(self)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the table is the parent's. The child opens its own when it is first asked for."""
+        if not self._table.closed:
+            for name in ("_table", "_writer", "_bell", "add"):
+                self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_table", "_writer", "_bell") or self.__dict__.get("_address") is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        path = to_path(self._address, "open()")
+        self._adopt(_core.Table.attach(str(path)), self._address, self._view)
+        return self.__dict__[name]
 
     @classmethod
     def _from_table(cls, table: _core.Table, address: str | None, view: View | None = None) -> ReplayBuffer:
@@ -277,7 +294,11 @@ class ReplayBuffer:
         return None if self._hindsight is None else "hindsight"
 
     def writer(self) -> Writer:
-        """A writer of its own for a thread: threads that share one take turns, and their rows mix."""
+        """A writer of its own for a thread: threads that share one take turns, and their rows mix.
+
+        Raises:
+            BufferFull: All ``writers=`` are taken; the message names the processes that hold them.
+        """
         return Writer(self._new_writer())
 
     # ---- reading ------------------------------------------------------------------------------------------------
@@ -329,7 +350,7 @@ class ReplayBuffer:
     def _draw_goals(
         self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
     ) -> dict[str, Any]:
-        rows = _whole("sample()", "batch_size", batch_size, 1)
+        rows = whole("sample()", "batch_size", batch_size, 1)
         shape, dtype, n_step, gamma, placed = self._goals
         goals = np.empty((rows, *shape), dtype)
         after = np.empty((rows, n_step, *shape), dtype) if n_step > 1 else None
@@ -376,8 +397,8 @@ class ReplayBuffer:
             device: As in ``sample``.
             timeout: Seconds to wait for one; None waits for ever.
         """
-        size = _whole("batches()", "batch_size", batch_size, 1)
-        depth = _whole("batches()", "prefetch", prefetch, 1)
+        size = whole("batches()", "batch_size", batch_size, 1)
+        depth = whole("batches()", "prefetch", prefetch, 1)
         return waiting.batches(
             lambda left: self._draw(size, None, device, left, False),
             lambda serials, delivered: self._table.settle(serials, delivered),
@@ -461,7 +482,7 @@ class ReplayBuffer:
 
     def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
         """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""
-        batch_size = _whole("rows()", "batch_size", batch_size, 1)
+        batch_size = whole("rows()", "batch_size", batch_size, 1)
         serials = self._table.live_serials()
         parts = (serials[start : start + batch_size] for start in range(0, len(serials), batch_size))
         batches = (self._spread(self._table.read(part, True)) for part in parts)
@@ -593,7 +614,21 @@ class Writer:
         self.close()
 
 
-def open(address: str | os.PathLike[str], *, view: View | None = None) -> ReplayBuffer:
+_shared: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for buffer in list(_shared):
+        buffer._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def open(
+    address: str | os.PathLike[str], *, view: View | None = None, timeout: float = 0, recover: bool = False
+) -> ReplayBuffer:
     """Opens a buffer that exists.
 
     Args:
@@ -601,25 +636,25 @@ def open(address: str | os.PathLike[str], *, view: View | None = None) -> Replay
             are attached to in place: what one process adds, the others see.
         view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
             and cannot hold them.
+        timeout: Seconds to wait for somebody to create it.
+        recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
+            and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved.
 
     Raises:
         StorageError: It is absent, foreign, truncated or damaged; the message says which.
     """
     text = os.fspath(address)
     path = to_path(text, "open()")
-    if path is None:
-        return ReplayBuffer._from_table(_core.Table.load(text), None, view)
-    return ReplayBuffer._from_table(_core.Table.attach(str(path)), text, view)
-
-
-def _whole(where: str, name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number < 2**63:
-        raise SchemaError(f"{where}: {name}: expected a whole number, at least {least}, got {value!r}")
-    return number
+    seconds = number("open()", "timeout", timeout, 0, 1e9)
+    truth("open()", "recover", recover)
+    if seconds > 0:
+        _core.wait_for_file(text if path is None else str(path), seconds)
+    table = _core.Table.load(text, recover) if path is None else _core.Table.attach(str(path), recover)
+    buffer = ReplayBuffer._from_table(table, None if path is None else text, view)
+    lost = buffer.stats()["rows_lost"] if recover else 0
+    if lost:
+        warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
+    return buffer
 
 
 def _as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from .. import _core
-from ..errors import NotReady
+from ..errors import ClosedError, NotReady
 
 __all__ = ["Bell", "batches"]
 
@@ -88,6 +89,7 @@ def batches(
         prefetch: Most batches that wait.
         timeout: Seconds that the caller waits for one; None for ever.
     """
+    process = os.getpid()
     ready: queue.Queue[Any] = queue.Queue()
     room = threading.Semaphore(prefetch)
     unwanted = threading.Event()
@@ -118,6 +120,8 @@ def batches(
     thread.start()
     try:
         while True:
+            if os.getpid() != process:
+                raise ClosedError("batches(): begun by the parent process of this one; call batches() again here")
             item = ready.get()
             if isinstance(item, BaseException):
                 raise item
@@ -128,7 +132,7 @@ def batches(
     finally:
         unwanted.set()
         thread.join()
-        while not ready.empty():
+        while os.getpid() == process and not ready.empty():
             item = ready.get()
             if not isinstance(item, BaseException):
                 settle(item[1], False)

@@ -1,11 +1,14 @@
 """The `sharpwave` command."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
+from sharpwave.tools import segments
+from sharpwave.tools.watch import format_pids, watch_segment
 
 if TYPE_CHECKING:
     import typer
@@ -54,9 +57,30 @@ def build_app() -> "typer.Typer":
     def info(
         address: Annotated[str, typer.Argument(help="A saved buffer's path, or shm:// or file:// storage.")],
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+        watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, without attaching.")] = False,
+        interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks of --watch.")] = 1.0,
+        count: Annotated[int | None, typer.Option(min=1, help="End --watch after so many looks.")] = None,
     ) -> None:
         """Show what a saved buffer or a live storage holds."""
-        _print_info(address, as_json)
+        if watch:
+            watch_segment(address, interval, count, as_json)
+        elif count is not None:
+            raise typer.BadParameter("it counts the looks of --watch: give that too", param_hint="--count")
+        else:
+            _print_info(address, as_json)
+
+    @app.command()
+    def ls(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+        """List every buffer in shared memory, and the processes that have it open."""
+        _print_segments(as_json)
+
+    @app.command()
+    def rm(
+        addresses: Annotated[list[str], typer.Argument(metavar="ADDRESS...", help="shm://name or file://path.")],
+    ) -> None:
+        """Remove live buffers at once, with what killed processes left of them. Never asks."""
+        if not _remove(addresses):
+            raise typer.Exit(1)
 
     return app
 
@@ -75,8 +99,12 @@ def main() -> None:
         _fail(f"{type(error).__name__}: {error}")
 
 
-def _fail(message: str) -> None:
+def _complain(message: str) -> None:
     print(f"sharpwave: {message}", file=sys.stderr)
+
+
+def _fail(message: str) -> None:
+    _complain(message)
     raise SystemExit(1)
 
 
@@ -108,6 +136,58 @@ def _print_info(address: str, as_json: bool) -> None:
     console = Console()
     console.print(address, highlight=False, markup=False, soft_wrap=True)  # no title: one wraps at a narrow table
     console.print(table)
+
+
+def _print_segments(as_json: bool) -> None:
+    found = list(segments.find())
+    if as_json:
+        print(json.dumps([dataclasses.asdict(entry) for entry in found], indent=2))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("address", "face", box=None, pad_edge=False)
+    for name in ("rows", "capacity", "bytes", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("open in")
+    for entry in found:
+        if isinstance(entry, segments.Damaged):
+            table.add_row(entry.address, "-", "-", "-", "-", "-", entry.problem)
+            continue
+        numbers = f"{entry.size:,}", f"{entry.capacity:,}", _format_bytes(entry.allocated_bytes), _format_s(entry.age_s)
+        table.add_row(entry.address, entry.face, *numbers, format_pids(entry.pids) or "nobody")
+    # What another program reads is never folded.
+    Console(width=None if sys.stdout.isatty() else 1_000).print(table, highlight=False, markup=False)
+
+
+def _remove(addresses: list[str]) -> bool:
+    """Removes each; returns whether all went well."""
+    went_well = True
+    for address in addresses:
+        try:
+            removed = segments.remove(address)
+        except OSError as error:
+            _complain(f"{type(error).__name__}: {error}")
+            went_well = False
+            continue
+        print(f"removed {address}" + (f"; still mapped in {format_pids(removed.pids)}" if removed.pids else ""))
+    return went_well
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} GiB"
+
+
+def _format_s(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _format(value: object) -> str:

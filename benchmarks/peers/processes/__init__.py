@@ -1,0 +1,1 @@
+"""Each contender's way to let several processes use one buffer."""

@@ -1,0 +1,1 @@
+"""Each contender's way to save a buffer and to load it."""

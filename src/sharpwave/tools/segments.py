@@ -1,0 +1,304 @@
+"""Live buffers seen from outside: who is there, what they hold, and how they go.
+
+Nothing here attaches: that would take a seat, and could repair what a killed process left before anybody saw it.
+Numbers are read from the file as docs/format.md lays them out.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import _core
+from ..address import to_path
+from ..errors import StorageError
+from .presence import at_the_door, lock_path, who_has_open
+
+__all__ = ["Damaged", "Removed", "Segment", "find", "read", "remove"]
+
+_PAGE = 4096
+_MAGIC = b"SHRPWAVE"
+_LIVE = 1
+_RUNTIME, _COUNTERS, _WRITERS, _DESCRIPTION = 0, 1, 2, 5  # regions
+_WRITER = struct.Struct("<I20xQqQ80x")  # taken, epoch, live, added
+_SHM_FILE = re.compile(r"sharpwave-([A-Za-z0-9_.-]{1,200})\.sw")
+_TEMPORARY = r"\.(?:[A-Za-z0-9]{6}|next)"  # what stands behind a name that is being made, or made anew
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a live buffer says of itself, at one moment."""
+
+    address: str
+    uuid: str
+    face: str
+    size: int
+    capacity: int
+    rows_added: int
+    rows_sampled: int
+    writers: int
+    max_writers: int
+    waiting: int  # calls that wait for their turn
+    recoveries: int
+    rows_lost: int
+    bytes: int
+    allocated_bytes: int  # less than `bytes` where heaps are not full yet
+    age_s: float
+    pids: list[int]  # that have it open; 0 is one of another PID namespace, which has no number here
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A file in a live buffer's place that is none, or what a killed creator left there."""
+
+    address: str
+    problem: str
+
+
+def find() -> Iterator[Segment | Damaged]:
+    """Everything in the shared-memory folder that has the name of one of our files, by name."""
+    folder = Path(_core.shared_memory_folder)
+    left = re.compile(rf"({_SHM_FILE.pattern}){_TEMPORARY}")
+    for name in sorted(os.listdir(folder)):
+        if matched := _SHM_FILE.fullmatch(name):
+            address = f"shm://{matched[1]}"
+            try:
+                yield read(address)
+            except FileNotFoundError:  # removed since the folder was listed
+                continue
+            except OSError as error:
+                yield Damaged(address, error.strerror or str(error))
+        elif matched := left.fullmatch(name):
+            table = folder / matched[1]
+            if folder / name in _leftovers(table):
+                address = f"shm://{matched[2]}"
+                yield Damaged(address, f"its creator was killed; 'sharpwave rm {address}' removes what it left")
+
+
+def read(address: str) -> Segment:
+    """Reads a live buffer's numbers without attaching.
+
+    Raises:
+        StorageError: It is foreign, truncated or damaged; the message says which.
+        FileNotFoundError: There is none.
+    """
+    path = _live_path(address, "info")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return _read(address, path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(address: str, path: Path, descriptor: int) -> Segment:
+    info = os.fstat(descriptor)
+
+    def damaged(why: str) -> StorageError:
+        return StorageError(f"'{path}' {why}")
+
+    def take(offset: int, length: int) -> bytes:
+        data = os.pread(descriptor, length, offset) if offset + length <= info.st_size else b""
+        if len(data) != length:
+            raise damaged("is damaged: a region does not fit its header")
+        return data
+
+    if not stat.S_ISREG(info.st_mode):
+        raise damaged("is not a file")
+    page = os.pread(descriptor, _PAGE, 0)
+    if len(page) < _PAGE or page[:8] != _MAGIC:
+        raise damaged("is not a Sharpwave table")
+    version, _, kind, checksum, total = struct.unpack_from("<IIIIQ", page, 8)
+    if version != 1:
+        raise damaged(f"has format version {version}, this Sharpwave reads version 1")
+    if checksum != _crc32c(page[:20] + bytes(4) + page[24:816]):
+        raise damaged("is damaged: its header has a wrong checksum")
+    if kind != _LIVE:
+        raise damaged("is a snapshot, not a live buffer")
+    if total != info.st_size:
+        raise damaged(f"is truncated or has grown: its header says {total} bytes, the file has {info.st_size}")
+    capacity, max_writers, created_ns = (struct.unpack_from("<Q", page, at)[0] for at in (32, 80, 120))
+    regions = [struct.unpack_from("<QQ", page, 432 + 16 * region) for region in range(24)]
+
+    counters = take(regions[_COUNTERS][0], 1920)
+    sampled, used, epoch, recoveries, lost = (
+        struct.unpack_from("<Q", counters, at)[0] for at in (128, 256, 384, 640, 704)
+    )
+    if used > max_writers or max_writers > 4096 or max_writers * _WRITER.size != regions[_WRITERS][1]:
+        raise damaged("is damaged: its counters contradict its header")
+    writers = list(_WRITER.iter_unpack(take(regions[_WRITERS][0], used * _WRITER.size)))
+    # Writers go on while they are read, so the sum may be some rows off either way.
+    size = sum(live for _, its_epoch, live, _ in writers if its_epoch == epoch)
+    try:
+        face = json.loads(take(regions[_DESCRIPTION][0], min(regions[_DESCRIPTION][1], 1 << 20)))["face"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise damaged("is damaged: its description cannot be read") from None
+    return Segment(
+        address=address,
+        uuid=page[160:176].hex(),
+        face=str(face),
+        size=min(max(size, 0), capacity),
+        capacity=capacity,
+        rows_added=sum(added for _, _, _, added in writers),
+        rows_sampled=sampled,
+        writers=sum(taken != 0 for taken, *_ in writers),
+        max_writers=max_writers,
+        waiting=struct.unpack("<I", take(regions[_RUNTIME][0] + 516, 4))[0],
+        recoveries=recoveries,
+        rows_lost=lost,
+        bytes=total,
+        allocated_bytes=info.st_blocks * 512,
+        age_s=max(0.0, time.time() - created_ns / 1e9),
+        pids=who_has_open(lock_path(path)),
+    )
+
+
+# ---- removing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Removed:
+    """What `remove` took away."""
+
+    paths: list[Path] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)  # that had it open, and keep their mapping
+
+
+def remove(address: str) -> Removed:
+    """Removes a live buffer's file, its lock file, and what killed creators left of the same address.
+
+    Processes that have it open keep what they have mapped; the name is free at once.
+
+    Raises:
+        StorageError: There is nothing of that address, or it is not ours. Nothing was removed.
+    """
+    path = _live_path(address, "rm")
+    lock = lock_path(path)
+    removed = Removed()
+    with at_the_door(lock):
+        left = _leftovers(path)  # before the table: a name that its creator could not take back is the same file
+        _refuse_foreign(path)
+        removed.pids = who_has_open(lock)
+        names = [path, *left]
+        # Ours is always empty. A creator's that died at the door is there without a table.
+        if lock.is_file() and not lock.is_symlink() and lock.stat().st_size == 0:
+            names.append(lock)
+        for name in names:
+            try:
+                name.unlink()
+            except FileNotFoundError:
+                continue
+            removed.paths.append(name)
+    if not removed.paths:
+        raise StorageError(f"rm: there is no {address!r}")
+    return removed
+
+
+def _refuse_foreign(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise StorageError(f"rm: '{path}' is not a file; it was not made by Sharpwave and is left alone")
+    with path.open("rb") as file:
+        page = file.read(_PAGE)
+    if page[:8] != _MAGIC:
+        raise StorageError(f"rm: '{path}' is not a Sharpwave table and is left alone")
+    if len(page) == _PAGE and struct.unpack_from("<I", page, 16)[0] != _LIVE:
+        raise StorageError(f"rm: '{path}' is a snapshot, not a live buffer, and is left alone")
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """Files that a killed creator of `path` left: under a name of its kind, without a row, and open nowhere.
+
+    A copy that somebody made under such a name (`live.sw.backup`) has rows, or is not ours.
+    """
+    pattern = re.compile(re.escape(path.name) + _TEMPORARY)
+    try:
+        names = [name for name in os.listdir(path.parent) if pattern.fullmatch(name)]
+    except OSError:
+        return []
+    found = []
+    for name in sorted(names):
+        try:
+            descriptor = os.open(path.parent / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if _is_second_name(path, descriptor) or _is_unfinished(descriptor):
+                found.append(path.parent / name)
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def _is_second_name(path: Path, descriptor: int) -> bool:
+    """Whether a creator was killed between link() and the end of its first name: the table, under both names."""
+    if path.parent != Path(_core.shared_memory_folder):
+        return False  # where people keep files, a second name may be one of theirs
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _is_unfinished(descriptor: int) -> bool:
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode) or _is_open_elsewhere(info):
+        return False
+    if info.st_size == 0:
+        return True
+    page = os.pread(descriptor, _PAGE, 0)
+    if page[:8] == _MAGIC and len(page) == _PAGE:
+        (counters,) = struct.unpack_from("<Q", page, 432 + 16 * _COUNTERS)
+        return counters < info.st_size and os.pread(descriptor, 8, counters) == bytes(8)  # no block was ever claimed
+    try:
+        # The header is written last. Before, its page was allocated and never written: no data there.
+        return os.lseek(descriptor, 0, os.SEEK_DATA) >= _PAGE
+    except OSError as error:
+        return error.errno == errno.ENXIO
+
+
+def _is_open_elsewhere(info: os.stat_result) -> bool:
+    """Whether another process has the file open. A creator at work does."""
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        try:
+            descriptors = os.listdir(process / "fd")
+        except OSError:
+            continue  # it ended, or is another user's, whose files these are not
+        for descriptor in descriptors:
+            try:
+                if os.path.samestat(os.stat(process / "fd" / descriptor), info):
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+# ---- small things ----------------------------------------------------------------------------------------------------
+
+
+def _live_path(address: str, where: str) -> Path:
+    path = to_path(address, where)
+    if path is None:
+        raise StorageError(f"{where}: expected 'shm://name' or 'file://path', got {address!r}")
+    return path
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF

@@ -1,0 +1,524 @@
+// Processes die, others go on: children are killed at every labelled place of the engine (base/fault.h) and at random
+// instants, while they write, draw, update, save, open and clean up after each other. After each death a survivor, or
+// whoever opens the table next, is held to what is promised: docs/how-to/share-a-buffer.md.
+//
+//     sharpwave_crash ROUNDS SEED FOLDER
+//
+// A round that fails prints itself and what was wrong; the same seed gives the same rounds (random instants apart).
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fault.h"
+#include "sampling/pace.h"
+#include "sampling/sampler.h"
+#include "table/codec.h"
+#include "table/table.h"
+#include "table/writer.h"
+
+using namespace sharpwave;
+using namespace sharpwave::format;
+
+namespace {
+
+// ---- what kind of table ---------------------------------------------------------------------------------------------
+
+struct Setup {
+    const char* name;
+    std::uint64_t capacity, width, block_rows;
+    bool by_priority = false, derived = false, packed = false, windows = false, checksums = false;
+    std::uint32_t stack = 1;
+};
+
+constexpr std::uint64_t kItems = 23;
+
+const Setup kSetups[] = {
+    {"one env", 600, 1, 40},
+    {"four envs", 800, 4, 40},
+    {"one block", 50, 1, 50},
+    {"by priority", 640, 1, 32, true},
+    {"by priority, four envs, checksums", 800, 4, 40, true, false, false, false, true},
+    {"derived", 600, 1, 40, false, true},
+    {"derived, two envs, by priority", 600, 2, 40, true, true},
+    {"packed", 600, 1, 40, false, false, true},
+    {"packed, derived, stacked", 600, 2, 40, true, true, true, false, true, 3},
+    {"stacked", 600, 2, 40, false, false, false, false, false, 3},
+    {"windows", 640, 2, 32, false, false, false, true},
+};
+
+TableConfig config_of(const Setup& kind) {
+    TableConfig config;
+    config.capacity = kind.capacity;
+    config.width = kind.width;
+    config.block_rows = kind.block_rows;
+    config.max_writers = 4;
+    config.seed = 7;
+    config.checksums = kind.checksums;
+    config.fields = {{"id", "<u8", 8, {}}, {"obs", "<u4", 4, {static_cast<std::int64_t>(kItems)}}};
+    config.fields[1].gives_next = kind.derived;
+    config.fields[1].stack = kind.stack;
+    if (kind.packed && has_codecs()) config.fields[1].codec = Codec::lz4;
+    config.sampler.is_by_priority = kind.by_priority;
+    config.sampler.has_index = kind.by_priority || kind.windows;
+    config.sampler.numbers_steps = kind.windows;
+    config.description = "{}";
+    return config;
+}
+
+SamplerConfig sampler_of(const Setup& kind) {
+    SamplerConfig config;
+    config.view.leaves = {{0, Role::own}, {1, Role::own}};
+    if (kind.derived) config.view.leaves.push_back({1, Role::next});
+    if (kind.by_priority || kind.windows) config.index.emplace();
+    if (kind.windows) {
+        config.index->starts.needs = StartRule::Needs::rows;
+        config.index->starts.length = 5;
+    }
+    return config;
+}
+
+// ---- what a row holds -----------------------------------------------------------------------------------------------
+
+// Everything about a row follows from who wrote it and the how manieth of its rows it is.
+std::uint64_t id_of(std::uint64_t tag, std::uint64_t number) { return tag << 32 | number; }
+std::uint32_t item_of(std::uint64_t id, std::uint64_t i) {
+    return static_cast<std::uint32_t>((id * 2654435761u >> 7) + i / 4);
+}
+bool is_end(std::uint64_t id) { return id * 40503 % 29 == 0; }
+bool is_masked(std::uint64_t id, std::uint64_t width) { return width > 1 && id * 30011 % 17 == 0; }
+
+struct Batch {
+    Batch(const Setup& kind, std::uint64_t tag, std::uint64_t first_step, std::uint64_t steps)
+        : ids(steps * kind.width), obs(ids.size() * kItems), next(ids.size() * kItems), flags(ids.size()) {
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const std::uint64_t number = first_step * kind.width + i;
+            ids[i] = id_of(tag, number);
+            flags[i] = is_masked(ids[i], kind.width) ? kRowVoid : is_end(ids[i]) ? kRowTerminated : 0;
+            std::uint64_t after = number + kind.width;
+            while (is_masked(id_of(tag, after), kind.width)) after += kind.width;
+            for (std::uint64_t k = 0; k < kItems; ++k) {
+                obs[i * kItems + k] = item_of(ids[i], k);
+                next[i * kItems + k] = item_of(id_of(tag, after), k);
+            }
+        }
+    }
+    void append(Writer& writer) const {
+        const FieldInput fields[] = {{reinterpret_cast<const std::byte*>(ids.data()), 8},
+                                     {reinterpret_cast<const std::byte*>(obs.data()), kItems * 4}};
+        const FieldInput after[] = {{reinterpret_cast<const std::byte*>(next.data()), kItems * 4}};
+        writer.append({fields, ids.size(), flags.data(), after});
+    }
+    std::vector<std::uint64_t> ids;
+    std::vector<std::uint32_t> obs, next;
+    std::vector<std::uint8_t> flags;
+};
+
+// ---- what children do -----------------------------------------------------------------------------------------------
+
+struct Told {
+    std::atomic<std::uint64_t> begun{0}, acked{0};  // steps
+    std::atomic<bool> started{false};
+};
+
+enum class Job { write, learn, pace, save, open, create, close };
+
+struct Place {
+    Fault fault;
+    Job role;
+    bool first_in = false;    // nobody else may have the table open
+    bool needs_dead = false;  // a writer must have died before
+};
+
+const Place kPlaces[] = {
+    {Fault::create_before_name, Job::create},
+    {Fault::attach_at_door, Job::open},
+    {Fault::attach_half_recovered, Job::open, true, true},
+    {Fault::attach_before_settled, Job::open, true, true},
+    {Fault::writer_taken, Job::write},
+    {Fault::claim_ticket, Job::write},
+    {Fault::claim_owner, Job::write},
+    {Fault::claim_linked, Job::write},
+    {Fault::claim_block_ticket, Job::write},
+    {Fault::claim_record_ticket, Job::write},
+    {Fault::row_writing, Job::write},
+    {Fault::row_copied, Job::write},
+    {Fault::row_half_committed, Job::write},
+    {Fault::row_committed, Job::write},
+    {Fault::row_half_counted, Job::write},
+    {Fault::row_counted, Job::write},
+    {Fault::head_moved, Job::write},
+    {Fault::heap_placed, Job::write},
+    {Fault::next_waiting, Job::write},
+    {Fault::final_kept, Job::write},
+    {Fault::close_ended, Job::close},
+    {Fault::reclaim_begun, Job::write, false, true},
+    {Fault::reclaim_settled, Job::write, false, true},
+    {Fault::reclaim_half_counted, Job::write, false, true},
+    {Fault::reclaim_counted, Job::write, false, true},
+    {Fault::reclaim_freed, Job::write, false, true},
+    {Fault::index_locked, Job::learn},
+    {Fault::index_half_taken_in, Job::learn},
+    {Fault::index_taken_in, Job::learn},
+    {Fault::index_half_rebuilt, Job::learn, true},
+    {Fault::index_half_updated, Job::learn},
+    {Fault::index_updated, Job::learn},
+    {Fault::index_drawn, Job::learn},
+    {Fault::pace_reserved, Job::pace},
+    {Fault::save_rows_copied, Job::save},
+    {Fault::save_index_locked, Job::save},
+    {Fault::save_before_name, Job::save},
+    {Fault::leave_at_door, Job::open, true},
+};
+static_assert(std::size(kPlaces) == static_cast<std::size_t>(Fault::count));
+
+bool suits(const Setup& kind, Fault fault) {
+    switch (fault) {
+        case Fault::heap_placed:
+            return kind.packed && has_codecs();
+        case Fault::next_waiting:
+        case Fault::final_kept:
+            return kind.derived;
+        case Fault::index_half_updated:
+        case Fault::index_updated:
+            return kind.by_priority;
+        case Fault::index_locked:
+        case Fault::index_half_taken_in:
+        case Fault::index_taken_in:
+        case Fault::index_half_rebuilt:
+        case Fault::index_drawn:
+        case Fault::save_index_locked:
+            return kind.by_priority || kind.windows;
+        default:
+            return true;
+    }
+}
+
+struct Sample {
+    explicit Sample(std::size_t count)
+        : ids(count), obs(count * kItems * 8), next(count * kItems * 8), serials(count) {}
+    std::vector<std::uint64_t> ids;
+    std::vector<std::uint32_t> obs, next;
+    std::vector<std::uint64_t> serials;
+    std::vector<float> weights = std::vector<float>(ids.size());
+    std::vector<double> probabilities = std::vector<double>(ids.size());
+    std::vector<std::byte*> flats = {reinterpret_cast<std::byte*>(ids.data()), reinterpret_cast<std::byte*>(obs.data()),
+                                     reinterpret_cast<std::byte*>(next.data())};
+    void draw(Sampler& sampler) {
+        try {
+            sampler.sample(ids.size(), {flats.data()}, {serials.data(), weights.data(), probabilities.data()});
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::not_ready) throw;  // no window fits, or nothing is there
+            ids.clear();
+        }
+    }
+};
+
+[[noreturn]] void live(const Setup& kind, const std::string& path, Job role, std::uint64_t tag, std::uint64_t steps,
+                       std::uint64_t seed, Told& told) {
+    std::mt19937_64 random(seed);
+    const auto forever = [&](auto&& work) {
+        for (;;) work();
+    };
+    try {
+        if (role == Job::open) {
+            told.started = true;
+            forever([&] { Table::attach(path); });
+        }
+        if (role == Job::create) {
+            told.started = true;
+            forever([&] {
+                const std::string other = path + "-other";
+                Table::create(config_of(kind), other, true);
+                std::filesystem::remove(other);
+                std::filesystem::remove(other + ".lock");
+            });
+        }
+        auto table = Table::attach(path);
+        const auto write = [&](Writer& writer) {
+            const std::uint64_t step = told.begun.load(), count = std::min(random() % 5 + 1, steps - step);
+            const Batch batch(kind, tag, step, count);
+            told.begun = step + count;
+            batch.append(writer);
+            told.acked = step + count;
+            told.started = true;
+        };
+        if (role == Job::write || role == Job::close) {
+            auto writer = table->writer();
+            while (told.begun < steps) write(*writer);
+            if (role == Job::close) writer.reset();
+            told.started = true;
+            for (;;) pause();
+        }
+        auto sampler = std::make_shared<Sampler>(table, sampler_of(kind));
+        if (role == Job::learn) {
+            Sample sample(16);
+            std::vector<float> priorities(16);
+            auto writer = table->writer();
+            forever([&] {
+                if (told.begun < steps) write(*writer);
+                sample.ids.resize(16);
+                sample.draw(*sampler);
+                told.started = true;
+                if (sample.ids.empty() || !kind.by_priority) return;
+                for (float& priority : priorities) priority = static_cast<float>(random() % 1000);
+                sampler->index()->update(sample.serials.data(), priorities.data(), 16);
+            });
+        }
+        if (role == Job::pace) {
+            Pace pace(table, sampler, {1, 1, -1e9, 1e9});
+            auto writer = table->writer();
+            while (told.begun < steps) {
+                pace.try_reserve(Pace::Side::add, 5 * kind.width);
+                write(*writer);
+                pace.settle(Pace::Side::add, 5 * kind.width, true);
+            }
+            for (;;) ::pause();
+        }
+        // save
+        told.started = true;
+        forever([&] { table->save(path + ".snapshot"); });
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "child: %s\n", error.what());
+    }
+    _exit(3);
+}
+
+// ---- what must hold -------------------------------------------------------------------------------------------------
+
+struct Round {
+    std::string text;
+    [[noreturn]] void fail(const std::string& what) const {
+        std::fprintf(stderr, "FAILED: %s\n  %s\n", text.c_str(), what.c_str());
+        std::exit(1);
+    }
+    void check(bool holds, const std::string& what) const {
+        if (!holds) fail(what);
+    }
+};
+
+struct Dead {
+    std::uint64_t tag, begun, acked;
+};
+
+void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Table>& table, Sampler& sampler,
+                 const std::vector<Dead>& dead) {
+    std::vector<std::uint64_t> serials = table->live_serials(), words(serials.size());
+    Sample rows(serials.size());
+    try {
+        sampler.read(serials.data(), serials.size(), {rows.flats.data()}, words.data());
+    } catch (const Error& error) {
+        // Who it is, for whoever looks into it.
+        std::string what = error.what();
+        for (std::uint64_t serial : serials) {
+            Sample one(1);
+            std::size_t skipped = 0;
+            std::uint64_t name = serial, word = table->word(table->slot_of(serial)), row = 0;
+            sampler.read(&name, 1, {one.flats.data()}, &row, &skipped);
+            if (!skipped) continue;
+            std::memcpy(&one.ids[0], table->view().rows + table->slot_of(serial) * table->header().row_bytes + 8, 8);
+            what += "; row " + std::to_string(one.ids[0] & 0xffffffff) + " of writer " +
+                    std::to_string(one.ids[0] >> 32) + ", flags and state " + std::to_string(word & 1023);
+        }
+        round.fail(what);
+    }
+    // Every row is whole.
+    std::map<std::uint64_t, std::uint64_t> words_of;
+    for (std::size_t i = 0; i < serials.size(); ++i) {
+        const std::uint64_t id = rows.ids[i], tag = id >> 32;
+        const std::string name = "row " + std::to_string(id & 0xffffffff) + " of writer " + std::to_string(tag);
+        const std::uint32_t* newest = &rows.obs[(i * kind.stack + kind.stack - 1) * kItems];
+        for (std::uint64_t k = 0; k < kItems; ++k) round.check(newest[k] == item_of(id, k), name + " is torn");
+        if (kind.derived && tag != 0) {
+            std::uint64_t after = id + kind.width;
+            while (is_masked(after, kind.width)) after += kind.width;
+            const std::uint32_t* next = &rows.next[(i * kind.stack + kind.stack - 1) * kItems];
+            for (std::uint64_t k = 0; k < kItems; ++k) {
+                round.check(next[k] == item_of(after, k), name + " has another row's next observation");
+            }
+        }
+        round.check(words_of.emplace(id, words[i]).second, name + " is there twice");
+    }
+    for (const Dead& one : dead) {
+        // Every acknowledged row is there; of the running add there may be some.
+        for (std::uint64_t number = 0; number < one.acked * kind.width; ++number) {
+            const std::uint64_t id = id_of(one.tag, number);
+            if (is_masked(id, kind.width)) continue;
+            round.check(words_of.count(id), "acknowledged row " + std::to_string(number) + " of " +
+                                                std::to_string(one.acked * kind.width) + " is gone");
+        }
+        // Its open episodes are over.
+        for (std::uint64_t env = 0; env < kind.width; ++env) {
+            for (std::uint64_t step = one.begun; step-- > 0;) {
+                const auto found = words_of.find(id_of(one.tag, step * kind.width + env));
+                if (found == words_of.end()) continue;
+                round.check(found->second & kEndMask, "the last episode of env " + std::to_string(env) + " is open");
+                break;
+            }
+        }
+    }
+    round.check(words_of.lower_bound(id_of(dead.back().tag, dead.back().begun * kind.width)) == words_of.end(),
+                "there are rows that nobody wrote");
+    round.check(table->size() == serials.size(), "size() says " + std::to_string(table->size()) + ", there are " +
+                                                     std::to_string(serials.size()) + " rows");
+    if (Index* index = sampler.index()) {
+        const double total = index->total(), sum = index->recomputed_total();
+        round.check(std::fabs(total - sum) <= 1e-9 * std::max(1.0, sum), "the tree's sum is not that of the leaves");
+        // Rows that another writer retired leave the index when a draw meets them.
+        const std::uint64_t rows = index->rows(), more = kind.derived || kind.packed || kind.stack > 1 ? 64 : 0;
+        if (!kind.windows) {
+            round.check(rows >= serials.size() && rows <= serials.size() + more,
+                        "the index has " + std::to_string(rows) + " rows, the table " + std::to_string(serials.size()));
+        }
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count != 4) return std::fprintf(stderr, "sharpwave_crash ROUNDS SEED FOLDER\n"), 2;
+    const long rounds = std::atol(arguments[1]);
+    const std::uint64_t seed = std::strtoull(arguments[2], nullptr, 10);
+    const std::string folder = arguments[3], path = folder + "/table";
+    std::filesystem::create_directories(folder);
+    auto* told = static_cast<Told*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    std::mt19937_64 random(seed);
+    std::map<Fault, int> reached;
+    int at_random = 0, reopened = 0;
+    double slowest = 0;
+    using Clock = std::chrono::steady_clock;
+
+    std::shared_ptr<Table> table;
+    std::shared_ptr<Sampler> sampler;
+    std::unique_ptr<Writer> writer;
+    const Setup* kind = nullptr;
+    std::uint64_t tag = 0, own_step = 0;
+    const auto let_go = [&] {
+        writer.reset();
+        sampler.reset();
+        table.reset();
+    };
+    const auto remove_all = [&] {
+        for (const char* table : {"", ".snapshot", "-other"}) {
+            for (const char* end : {"", ".lock", ".next"}) std::filesystem::remove(path + table + end);
+        }
+        if (!std::filesystem::is_empty(folder)) {
+            std::fprintf(stderr, "FAILED: '%s' was left behind\n",
+                         std::filesystem::directory_iterator(folder)->path().c_str());
+            std::exit(1);
+        }
+    };
+
+    for (long number = 0; number < rounds; ++number) {
+        if (number % 25 == 0) {
+            let_go();
+            if (kind) remove_all();
+            kind = &kSetups[(static_cast<std::size_t>(number / 25) + seed) % std::size(kSetups)];
+            table = Table::create(config_of(*kind), path);
+            own_step = 0;
+            writer = table->writer();
+            Batch(*kind, 0, 0, 20).append(*writer);
+            own_step = 20;
+        }
+        const bool is_random = random() % 4 == 0;
+        Place place = kPlaces[random() % std::size(kPlaces)];
+        while (!suits(*kind, place.fault)) place = kPlaces[random() % std::size(kPlaces)];
+        const bool survives = !place.first_in && random() % 3 != 0;
+        const std::uint64_t steps = std::max<std::uint64_t>(1, kind->capacity / kind->width / 5);
+        std::vector<Dead> dead;
+        Round round;
+        const auto run_child = [&](Job role, int fault, int turn) {
+            told->begun = told->acked = 0;
+            told->started = false;
+            ++tag;
+            const std::uint64_t child_seed = random(), wait_us = random() % 3000;
+            const pid_t pid = fork();
+            if (pid == 0) {
+                if (fault >= 0) arm(static_cast<Fault>(fault), turn);
+                live(*kind, path, role, tag, steps, child_seed, *told);
+            }
+            int status = 0;
+            const auto begin = Clock::now();
+            if (fault < 0) {
+                while (!told->started && waitpid(pid, &status, WNOHANG) == 0) usleep(50);
+                usleep(static_cast<useconds_t>(wait_us));
+                kill(pid, SIGKILL);
+            } else {
+                // A place that this round does not come to: killed after a while.
+                while (waitpid(pid, &status, WNOHANG) == 0) {
+                    if (Clock::now() - begin > std::chrono::milliseconds(300)) kill(pid, SIGKILL), status = -1;
+                    usleep(50);
+                }
+            }
+            if (fault < 0) waitpid(pid, &status, 0);
+            if (status != -1 && WIFEXITED(status)) round.fail("the child ended by itself");
+            const bool by_itself = status != -1 && Clock::now() - begin < std::chrono::milliseconds(300);
+            if (fault >= 0 && by_itself) ++reached[static_cast<Fault>(fault)];
+            dead.push_back({tag, told->begun.load(), told->acked.load()});
+            if (std::getenv("SWEEP_LOG")) {
+                std::fprintf(stderr, "  writer %lu began %lu steps, %lu acknowledged\n", tag, dead.back().begun,
+                             dead.back().acked);
+            }
+        };
+        round.text = "round " + std::to_string(number) + " of seed " + std::to_string(seed) + ", " + kind->name + ", " +
+                     (is_random ? std::string("at a random instant") : std::string("at ") + fault_name(place.fault)) +
+                     (survives ? ", with a survivor" : ", nobody survives");
+        if (std::getenv("SWEEP_LOG")) std::fprintf(stderr, "%s\n", round.text.c_str());
+        if (!survives) let_go(), ++reopened;
+        if (kind->block_rows == kind->capacity) writer.reset();  // a ring of one block has room for one writer
+        const Job roles[] = {Job::write, Job::write, Job::learn, Job::save, Job::pace, Job::close};
+        if (place.needs_dead) run_child(Job::write, static_cast<int>(Fault::row_copied), 1 + random() % 30);
+        if (is_random) {
+            run_child(roles[random() % std::size(roles)], -1, 0);
+            ++at_random;
+        } else {
+            const bool is_rare = place.fault == Fault::writer_taken || place.needs_dead || place.role == Job::save ||
+                                 place.fault == Fault::index_half_rebuilt;
+            run_child(place.role, static_cast<int>(place.fault), is_rare ? 1 : 1 + static_cast<int>(random() % 8));
+        }
+
+        const auto begin = Clock::now();
+        try {
+            if (!survives) table = Table::attach(path);
+            if (!sampler) sampler = std::make_shared<Sampler>(table, sampler_of(*kind));
+            if (survives && random() % 2) writer.reset();
+            if (!writer) writer = table->writer();
+            Batch(*kind, 0, own_step, 1).append(*writer);
+            own_step += 1;
+            Sample sample(8);
+            sample.draw(*sampler);
+            const double ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+            slowest = std::max(slowest, ms);
+            auto another = table->writer();  // looks after the dead even where the survivor had its writer
+            another.reset();
+            round.check(table->stats().writers_taken == 1, "a writer was leaked");
+            check_table(round, *kind, table, *sampler, dead);
+        } catch (const Error& error) {
+            round.fail(error.what());
+        }
+    }
+    let_go();
+    remove_all();
+    std::printf("%ld rounds: %d kills at random instants, %d times nobody survived; slowest first calls %.1f ms\n",
+                rounds, at_random, reopened, slowest);
+    int missing = 0;
+    for (int i = 0; i < static_cast<int>(Fault::count); ++i) {
+        std::printf("  %-24s %d\n", fault_name(static_cast<Fault>(i)), reached[static_cast<Fault>(i)]);
+        missing += reached[static_cast<Fault>(i)] == 0;
+    }
+    if (missing && rounds >= 1000) return std::fprintf(stderr, "FAILED: %d places were never reached\n", missing), 1;
+    return 0;
+}
