@@ -177,20 +177,22 @@ std::uint64_t Table::visible_slots() const {
     return std::min(reach, header_->slots);
 }
 
+bool Table::is_worth_filling(const Position& position) const {
+    if (position.ticket == kNone || position.head >= block_length(position.ticket % header_->blocks)) return false;
+    const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
+    const std::uint64_t origin = counters_->origin_ticket.value.load(std::memory_order_acquire);
+    const std::uint64_t writers = counters_->writers_used.value.load(std::memory_order_acquire);
+    return position.ticket >= origin && next - position.ticket <= writers;
+}
+
 std::unique_ptr<Writer> Table::writer() {
     check_open();
     reclaim_dead_writers();
     const std::uint64_t me = process_id() << 32 | (seat() + 1);
-    const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
-    const auto left_half_full = [&](std::uint64_t i) {
-        const auto [ticket, head] = position(i);
-        return ticket != kNone && next - ticket <= 2 * header_->max_writers &&
-               head < block_length(ticket % header_->blocks);
-    };
     // Records with a half-full block first, then any.
     for (const bool choosy : {true, false}) {
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-            if (choosy && !left_half_full(i)) continue;
+            if (choosy && !is_worth_filling(position(i))) continue;
             std::uint64_t nobody = 0;
             if (!writers_[i].owner.compare_exchange_strong(nobody, me, std::memory_order_acq_rel)) continue;
             SHARPWAVE_FAULT(writer_taken);

@@ -225,6 +225,9 @@ public:
     void set_position(format::WriterRecord& record, std::uint64_t ticket, std::uint64_t head) const {
         record.position.store(format::pack(ticket, head, head_bits_), std::memory_order_release);
     }
+    // Whether a writer goes on in the block that its record's last one left half full: one among the newest, as many as
+    // there have been writers. Rows written into an older one would leave with its turn, before their time.
+    bool is_worth_filling(const format::Position& position) const;
     format::WriterRecord& writer_record(std::uint64_t index) const { return writers_[index]; }
     format::BlockRecord& block_record(std::uint64_t index) const { return blocks_[index]; }
     std::uint64_t max_writers() const { return header_->max_writers; }

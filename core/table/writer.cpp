@@ -55,14 +55,11 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
         record_.gone.store(0, std::memory_order_relaxed);
         record_.epoch.store(epoch_, std::memory_order_release);
     }
-    // Go on in the block that the record's last writer left half full, while it is still among the newest: writers
-    // that live for one episode must not leave the ring full of old tails. An older block is left to its turn.
-    const auto [ticket, head] = table_->position(record_index);
-    if (ticket == kNone) return;
+    // Writers that live for one episode must not leave the ring full of old tails.
+    const Position position = table_->position(record_index);
+    if (!table_->is_worth_filling(position)) return;
+    const auto [ticket, head] = position;
     const std::uint64_t block = ticket % table_->blocks();
-    const std::uint64_t next = table_->counters().next_ticket.value.load(std::memory_order_acquire);
-    const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
-    if (ticket < origin || next - ticket > 2 * table_->max_writers() || head >= table_->block_length(block)) return;
     std::uint32_t nobody = 0;
     BlockRecord& record = table_->block_record(block);
     if (!record.owner.compare_exchange_strong(nobody, owner_, std::memory_order_acq_rel)) return;

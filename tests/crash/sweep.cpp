@@ -357,6 +357,15 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
         for (std::uint64_t number = 0; number < one.acked * kind.width; ++number) {
             const std::uint64_t id = id_of(one.tag, number);
             if (is_masked(id, kind.width)) continue;
+            if (!words_of.count(id) && std::getenv("SWEEP_LOG")) {
+                for (std::uint64_t slot = 0; slot < table->header().slots; ++slot) {
+                    std::uint64_t found;
+                    std::memcpy(&found, table->view().rows + slot * table->header().row_bytes + 8, 8);
+                    if (found == id)
+                        std::fprintf(stderr, "  its slot is %lu, flags and state %lu, serial %lu\n", slot,
+                                     table->word(slot) & 1023, serial_of(table->word(slot)));
+                }
+            }
             round.check(words_of.count(id), "acknowledged row " + std::to_string(number) + " of " +
                                                 std::to_string(one.acked * kind.width) + " is gone");
         }
