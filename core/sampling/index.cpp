@@ -203,7 +203,16 @@ bool Index::take_late_ends() {
 void Index::collect(std::uint64_t ticket, std::uint64_t head) {
     const std::uint64_t block = ticket % table_.blocks(), length = table_.block_length(block);
     const std::uint64_t first = ticket * table_.block_rows(), base = block * table_.block_rows();
-    const std::uint64_t begin = cursors_[block] > first ? cursors_[block] - first : 0;
+    const std::uint64_t seen = cursors_[block], begin = seen > first ? seen - first : 0;
+    // Of the lap before all rows are known, or all those behind the new ones are looked at.
+    const std::uint64_t last = seen ? (seen - 1) / table_.block_rows() : 0;
+    const bool knows_rest = seen > first || seen == last * table_.block_rows() + length;
+    const bool is_even = knows_rest && !table_.is_uneven(block, ticket) &&
+                         ticket >= table_.counters().origin_ticket.value.load(std::memory_order_acquire);
+    if (is_even) {
+        if (head > begin) new_rows_.push_back({base + begin, head - begin, first + head, true});
+        return;
+    }
     std::uint64_t end = begin;
     for (; end < length; ++end) {
         const std::uint64_t word =
@@ -214,8 +223,8 @@ void Index::collect(std::uint64_t ticket, std::uint64_t head) {
     }
     // Past the head whole steps only: part of one is taken back if its writer dies.
     if (end > head) end = std::max(begin, std::max(head, end / table_.width() * table_.width()));
-    const std::uint64_t reach = cursors_[block] < first ? length : end;
-    if (reach > begin) new_rows_.push_back({base + begin, reach - begin, first + end});
+    const std::uint64_t reach = knows_rest ? end : length;
+    if (reach > begin) new_rows_.push_back({base + begin, reach - begin, first + end, false});
 }
 
 float Index::fallback_priority(float given_max) {
@@ -322,10 +331,11 @@ void Index::take_in() {
     };
     for (const Range& range : new_rows_) {
         for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
-            if (is_known(slot)) continue;
+            if (!range.is_even && is_known(slot)) continue;
             leave(slot);
             const float given = given_at(slot);
-            if (is_row(given) && is_live(word_at(slot), least)) given_max = std::max(given_max, -given);
+            if (is_row(given) && (range.is_even || is_live(word_at(slot), least)))
+                given_max = std::max(given_max, -given);
         }
         // A writer retires rows ahead of it: the next few that are rows. Where several writers share the ring they may
         // stand elsewhere too; a draw that meets one takes it out.
@@ -361,7 +371,7 @@ void Index::take_in() {
     const bool may_all_start = config_.starts.is_any();
     for (const Range& range : new_rows_) {
         for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
-            if (!is_live(word_at(slot), least) || is_known(slot)) continue;
+            if (!range.is_even && (!is_live(word_at(slot), least) || is_known(slot))) continue;
             ++head_->changes;
             if (reads_) reads_[slot] = 0;
             const float given = given_at(slot);

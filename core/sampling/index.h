@@ -136,6 +136,7 @@ private:
     };
     struct Range {
         std::uint64_t slot, count, end;  // `end`: the serial after the last row
+        bool is_even;                    // every one of them counts: see BlockRecord::uneven
     };
 
     void catch_up();

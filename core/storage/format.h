@@ -160,7 +160,9 @@ constexpr Position unpack(std::uint64_t position, unsigned head_bits) {
 
 struct alignas(64) BlockRecord {
     std::atomic<std::uint32_t> owner;  // index of the writer that fills it, plus 1; 0: nobody
-    std::uint32_t reserved0;
+    // Low bits, plus 1, of the ticket under which one of its rows was masked out, retired or lost. Where it is not the
+    // block's, all rows below the head count: nobody need look at their words.
+    std::atomic<std::uint32_t> uneven;
     std::atomic<std::uint64_t> ticket;           // its sequence number; kNone: never claimed
     std::atomic<std::uint64_t> previous_ticket;  // the same writer record's block before
     std::atomic<std::uint64_t> next_ticket;      // where the rows at its end go on: the block after that of ...

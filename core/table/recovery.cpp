@@ -100,6 +100,7 @@ void Table::settle_writer(WriterRecord& record) const {
             for (std::uint64_t env = 0; finished != width && env < width; ++env) {
                 word(base + head + env) = make_word(first + head + env, 0, kVoid);
             }
+            if (finished != width) mark_uneven(block);
             head += width;
         }
         set_position(record, ticket, head);
@@ -281,6 +282,7 @@ std::uint64_t Table::recover(bool verify) {
             live_here += is_live(word(b * header_->block_rows + i), least);
         if (blocks_[b].ticket.load() == kNone) live_here = 0;
         blocks_[b].live.store(live_here);
+        mark_uneven(b);
         blocks_[b].owner.store(0);
         live += static_cast<std::int64_t>(live_here);
     }

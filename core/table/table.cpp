@@ -275,22 +275,19 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bo
     }
 }
 
-namespace {
-
 // A live row less, which `by` took out.
-void take_off(BlockRecord& block, WriterRecord& by) {
-    block.live.fetch_sub(1, std::memory_order_relaxed);
+void Table::take_off(std::uint64_t block, WriterRecord& by) const {
+    mark_uneven(block);
+    blocks_[block].live.fetch_sub(1, std::memory_order_relaxed);
     by.gone.store(by.gone.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
-
-}  // namespace
 
 bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least, WriterRecord& by) const {
     std::atomic_ref<std::uint64_t> seen(word(slot));
     std::uint64_t now = seen.load(std::memory_order_relaxed);
     while (is_live(now, least) && serial_of(now) == serial_of(named)) {
         if (!seen.compare_exchange_weak(now, now | kRetired, std::memory_order_relaxed)) continue;
-        take_off(blocks_[block_of(slot)], by);
+        take_off(block_of(slot), by);
         return true;
     }
     return false;
@@ -311,7 +308,7 @@ std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) const {
     while (serial_of(now) == serial && state_of(now) == kCommitted) {
         if (!seen.compare_exchange_weak(now, make_word(serial, 0, kEmpty), std::memory_order_relaxed)) continue;
         if (is_live(now, least)) {
-            take_off(blocks_[block_of(slot)], by);
+            take_off(block_of(slot), by);
             ++gone;
         }
         break;

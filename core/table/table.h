@@ -215,6 +215,15 @@ public:
     // neighbours' stacks. Its slot may belong to another writer by now: then nothing happens.
     bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least, format::WriterRecord& by) const;
 
+    // Not all rows of this block count: see BlockRecord::uneven.
+    void mark_uneven(std::uint64_t block) const {
+        const std::uint64_t ticket = blocks_[block].ticket.load(std::memory_order_relaxed);
+        blocks_[block].uneven.store(static_cast<std::uint32_t>(ticket) + 1, std::memory_order_release);
+    }
+    bool is_uneven(std::uint64_t block, std::uint64_t ticket) const {
+        return blocks_[block].uneven.load(std::memory_order_acquire) == static_cast<std::uint32_t>(ticket) + 1;
+    }
+
     // Its bytes are about to go: nobody may use it any more. Returns how many live rows went, with those whose stacks
     // need it.
     std::int64_t lose(std::uint64_t serial, format::WriterRecord& by) const;
@@ -238,6 +247,7 @@ private:
     Table(Storage storage, RowLayout layout);
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
+    void take_off(std::uint64_t block, format::WriterRecord& by) const;
     SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
 
     // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us. Or makes them

@@ -208,7 +208,9 @@ void Writer::append_row(const RowBatch& batch) {
     const std::uint8_t given = batch.flags ? batch.flags[0] : 0;
     const bool is_void = (given & kRowVoid) != 0;
     std::uint64_t flags = 0;
-    if (!is_void) {
+    if (is_void) {
+        table_->mark_uneven(block_);  // before the head says that the row is done
+    } else {
         if (open_rows_[0] == 0) flags |= kEpisodeStart;
         if (given & kRowTerminated) flags |= kTerminated;
         if (given & kRowTruncated) flags |= kTruncated;
@@ -656,8 +658,10 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         // The ring went round since this env's last rows: kept for the rows to come, not drawn.
         commit[i] |= kRetired;
         --gained;
+        table_->mark_uneven(block_);
         table_->counters().rows_retired.value.fetch_add(1, std::memory_order_relaxed);
     }
+    if (voided) table_->mark_uneven(block_);
     fence(std::memory_order_release);  // no payload byte before its word says WRITING
     SHARPWAVE_FAULT(row_writing);
     kernels().scatter(view, slot, count, moves, field_count);

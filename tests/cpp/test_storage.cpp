@@ -177,8 +177,8 @@ TEST_F(Storages, GiveNoSerialTwiceAfterAStepWasLeftHalfWritten) {
         auto table = Table::create(config(4000, 4, 2), path("live"));
         auto writer = table->writer();
         append(*writer, 0, 12);
-        head = table->writer_record(0).head.load();
-        const std::uint64_t slot = table->writer_record(0).ticket.load() * table->block_rows() + head;
+        head = table->position(0).head;
+        const std::uint64_t slot = table->position(0).ticket * table->block_rows() + head;
         // As a kill in the middle of a step leaves it: two rows finished, one begun, one not reached.
         table->word(slot) = make_word(slot, kEpisodeStart, kCommitted);
         table->word(slot + 1) = make_word(slot + 1, kEpisodeStart, kCommitted);
