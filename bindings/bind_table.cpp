@@ -475,12 +475,12 @@ void bind_table(nb::module_& m) {
              })
         .def(
             "save",
-            [](BoundTable& self, const std::string& path) {
+            [](BoundTable& self, const std::string& path, bool incremental) {
                 const std::shared_ptr<Table> table = self.open();
                 const nb::gil_scoped_release release;
-                table->save(path);
+                table->save(path, incremental);
             },
-            nb::arg("path"))
+            nb::arg("path"), nb::arg("incremental") = false)
         .def("flush",
              [](BoundTable& self) {
                  const std::shared_ptr<Table> table = self.open();

@@ -41,6 +41,30 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t crc, 
     for (; size; --size, ++data) crc = __builtin_ia32_crc32qi(crc, *data);
     return crc;
 }
+
+__attribute__((target("sse4.2"))) void update_four(std::uint32_t* crcs, const unsigned char* data, std::size_t stride,
+                                                   std::size_t size) {
+    std::uint64_t a = crcs[0], b = crcs[1], c = crcs[2], d = crcs[3];
+    const auto load = [](const unsigned char* from) {
+        std::uint64_t word;
+        std::memcpy(&word, from, 8);
+        return word;
+    };
+    for (; size >= 8; size -= 8, data += 8) {
+        a = __builtin_ia32_crc32di(a, load(data));
+        b = __builtin_ia32_crc32di(b, load(data + stride));
+        c = __builtin_ia32_crc32di(c, load(data + 2 * stride));
+        d = __builtin_ia32_crc32di(d, load(data + 3 * stride));
+    }
+    crcs[0] = static_cast<std::uint32_t>(a);
+    crcs[1] = static_cast<std::uint32_t>(b);
+    crcs[2] = static_cast<std::uint32_t>(c);
+    crcs[3] = static_cast<std::uint32_t>(d);
+    for (; size; --size, ++data) {
+        for (int i = 0; i < 4; ++i)
+            crcs[i] = __builtin_ia32_crc32qi(crcs[i], data[static_cast<std::size_t>(i) * stride]);
+    }
+}
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
 std::uint32_t update_arm(std::uint32_t crc, const unsigned char* data, std::size_t size) {
     for (; size >= 8; size -= 8, data += 8) {
@@ -67,6 +91,21 @@ Update choose() {
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t size) {
     static const Update update = choose();
     return ~update(~crc, static_cast<const unsigned char*>(data), size);
+}
+
+void crc32c_each(std::uint32_t* crcs, const void* data, std::size_t stride, std::size_t size, std::size_t count) {
+    const auto* first = static_cast<const unsigned char*>(data);
+    std::size_t i = 0;
+#if defined(__x86_64__)
+    static const bool is_fast = __builtin_cpu_supports("sse4.2");
+    for (; is_fast && i + 4 <= count; i += 4) {
+        std::uint32_t four[4];
+        for (std::size_t k = 0; k < 4; ++k) four[k] = ~crcs[i + k];
+        update_four(four, first + i * stride, stride, size);
+        for (std::size_t k = 0; k < 4; ++k) crcs[i + k] = ~four[k];
+    }
+#endif
+    for (; i < count; ++i) crcs[i] = crc32c(crcs[i], first + i * stride, size);
 }
 
 }  // namespace sharpwave

@@ -40,10 +40,12 @@ enum RegionId : std::uint32_t {
     kFinals,       // 8 bytes a row: where the final observation of an episode's last row stands in the heap
     kWaiting,      // the next observations of each writer's newest rows; allocated as it fills
     kReads,        // 4 bytes a row: how often it was given out; where rows leave after so many reads
+    kDirty,        // incremental snapshots: 8 bytes a block that is in it, its number
     kRegionCount = 24,
 };
 
-enum Kind : std::uint32_t { kLive = 1, kSnapshot = 2 };
+// An incremental snapshot holds what has changed since a whole one, which it stands beside.
+enum Kind : std::uint32_t { kLive = 1, kSnapshot = 2, kIncrement = 3 };
 
 struct Header {
     char magic[8];
@@ -67,10 +69,10 @@ struct Header {
     std::uint64_t saved_slots;  // snapshot: rows in kRows; live: equal to slots
     std::uint32_t word_is_embedded;
     std::uint32_t has_checksums;
-    std::uint32_t sampler;    // 0 no index, 1 by priority, 2 an index without priorities of the user's
-    std::uint32_t meta_crc;   // snapshot: CRC32C over counters, writers, blocks, fields, description, checksums
-    std::uint32_t words_crc;  // snapshot: CRC32C over the words in slot order
-    std::uint32_t columns;    // bits: 1 episodes, 2 reads
+    std::uint32_t sampler;   // 0 no index, 1 by priority, 2 an index without priorities of the user's
+    std::uint32_t meta_crc;  // snapshot: CRC32C over counters, writers, blocks, fields, description, checksums
+    std::uint32_t base_crc;  // incremental: header_crc of the snapshot that it goes with
+    std::uint32_t columns;   // bits: 1 episodes, 2 reads
     std::uint8_t uuid[16];
     std::uint64_t block_heap_bytes;    // of each block's heap
     std::uint64_t block_finals_bytes;  // of those, the first ones: places for final observations
@@ -168,7 +170,7 @@ struct alignas(64) BlockRecord {
     std::atomic<std::uint64_t> next_ticket;      // where the rows at its end go on: the block after that of ...
     std::atomic<std::uint64_t> live;             // committed rows in it, of this lap and the last
     std::atomic<std::uint64_t> heap_used;        // bytes of its heap that this lap has used
-    std::atomic<std::uint64_t> changed;          // reserved: stamp for incremental snapshots
+    std::atomic<std::uint64_t> changed;          // raised when rows that are done change: an end is told, a row goes
     std::atomic<std::uint64_t> linked_ticket;    // ... this lap, the last one that filled it to its end; kNone: none
 };
 static_assert(sizeof(BlockRecord) == 64);

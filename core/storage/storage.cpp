@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "storage/format.h"
+#include "storage/new_file.h"
 
 namespace sharpwave {
 namespace {
@@ -77,40 +78,6 @@ std::byte* map_file(int fd, std::uint64_t bytes, const std::string& path, bool r
         fail("cannot map '" + path + "'", code);
     }
     return place;
-}
-
-std::string folder_of(const std::string& path) {
-    const std::string folder = path.substr(0, path.find_last_of('/') + 1);
-    return folder.empty() ? "." : folder;
-}
-
-// A new file, 0600. Where the system can, it has no name at all, and a killed process leaves nothing behind; else
-// `name` is one beside `path` that nobody else has.
-int open_unnamed(const std::string& path, std::string& name) {
-#if defined(O_TMPFILE)
-    if (access("/proc/self/fd", X_OK) == 0) {
-        const int fd = open(folder_of(path).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-        if (fd >= 0) return fd;
-    }
-#endif
-    name = path + ".XXXXXX";
-    return mkstemp(name.data());
-}
-
-// Gives a file that open_unnamed() made its first name. An existing one is an error.
-int give_name(int fd, const std::string& temporary, const std::string& path) {
-    if (!temporary.empty()) return link(temporary.c_str(), path.c_str());
-    const std::string self = "/proc/self/fd/" + std::to_string(fd);
-    return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
-}
-
-int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
-#if defined(__APPLE__)
-    (void)fd, (void)offset, (void)bytes;
-    return 0;
-#else
-    return posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-#endif
 }
 
 // Space is given in chunks of this size.
@@ -182,15 +149,15 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint6
     Storage storage;
     storage.path_ = path;
     storage.bytes_ = round_up(bytes, kPageBytes);
-    const Descriptor fd(open_unnamed(path, storage.temporary_));
-    if (fd < 0) fail("cannot create '" + path + "'", errno);
-    int code = ftruncate(fd, static_cast<off_t>(storage.bytes_)) == 0 ? 0 : errno;
-    if (code == 0) code = allocate_blocks(fd, 0, std::min(sparse_from, storage.bytes_));
-    if (code != 0) {
-        fail("cannot allocate " + in_gib(std::min(sparse_from, storage.bytes_)) + " for '" + path +
-                 "'; give a smaller capacity or another storage=",
-             code);
-    }
+    storage.unpublished_ = std::make_unique<NewFile>(path);
+    const std::uint64_t filled = std::min(sparse_from, storage.bytes_);
+    storage.unpublished_->resize(storage.bytes_);
+    storage.unpublished_->allocate(filled, "cannot allocate " + in_gib(filled) + " for '" + path + "'" +
+                                               (path.rfind(shared_memory_folder(), 0) == 0
+                                                    ? "; give a smaller capacity, or make shared memory larger "
+                                                      "(Docker: --shm-size), or storage=\"file://path\""
+                                                    : "; give a smaller capacity or another storage="));
+    const int fd = storage.unpublished_->fd();
     storage.data_ = map_file(fd, storage.bytes_, path);
     if (sparse_from < storage.bytes_) storage.advise_small_pages(sparse_from);
     storage.sparse_ = std::make_unique<Sparse>(fcntl(fd, F_DUPFD_CLOEXEC, 0), storage.bytes_);
@@ -211,14 +178,6 @@ void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
         }
         sparse_->known[chunk].store(true, std::memory_order_relaxed);
     }
-}
-
-void Storage::shorten(std::uint64_t bytes) {
-    bytes = round_up(bytes, kPageBytes);
-    if (bytes >= bytes_) return;
-    munmap(data_ + bytes, bytes_ - bytes);
-    bytes_ = bytes;
-    if (ftruncate(sparse_->fd, static_cast<off_t>(bytes)) != 0) fail("cannot shorten '" + path_ + "'", errno);
 }
 
 Storage Storage::attach(const std::string& path, bool read_only) {
@@ -253,7 +212,7 @@ Storage& Storage::operator=(Storage&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
     path_ = std::exchange(other.path_, {});
-    temporary_ = std::exchange(other.temporary_, {});
+    unpublished_ = std::move(other.unpublished_);
     sparse_ = std::move(other.sparse_);
     return *this;
 }
@@ -262,40 +221,13 @@ Storage::~Storage() { release(); }
 
 void Storage::release() noexcept {
     if (data_) munmap(data_, bytes_);
-    if (!temporary_.empty()) unlink(temporary_.c_str());  // never published
     data_ = nullptr;
-    temporary_.clear();
-}
-
-void Storage::refuse_existing(const std::string& path) {
-    throw Error(ErrorKind::storage, "'" + path +
-                                        "' exists; open it with sharpwave.open(), remove it with `sharpwave rm`, " +
-                                        "or give exist=\"replace\" or exist=\"attach\"");
+    unpublished_.reset();
 }
 
 void Storage::publish(bool replace) {
-    // link() refuses an existing name in one step, rename() replaces it in one step.
-    int result = give_name(sparse_->fd, temporary_, path_);
-    if (result != 0 && errno == EEXIST && replace) {
-        // Through a second name, always the same: whoever is killed between the two steps leaves one file at most, and
-        // the next one takes it away. Two at once may take it from each other; then again.
-        const std::string next = path_ + ".next";
-        for (int tries = 0; result != 0 && tries < 1000; ++tries) {
-            unlink(next.c_str());
-            if (give_name(sparse_->fd, temporary_, next) != 0 && errno != EEXIST) break;
-            result = rename(next.c_str(), path_.c_str());
-            if (result != 0 && errno != ENOENT) break;
-        }
-    }
-    if (result != 0) {
-        if (errno == EEXIST) refuse_existing(path_);
-        fail("cannot name '" + path_ + "'", errno);
-    }
-    if (!temporary_.empty()) unlink(temporary_.c_str());
-    temporary_.clear();
-    // The name itself is durable only when its folder is.
-    const Descriptor directory(open(folder_of(path_).c_str(), O_RDONLY | O_CLOEXEC));
-    if (directory >= 0) fsync(directory);
+    unpublished_->publish(replace);
+    unpublished_.reset();
 }
 
 void Storage::advise_huge_pages(std::uint64_t offset, std::uint64_t bytes) {

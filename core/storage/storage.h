@@ -8,14 +8,16 @@
 
 namespace sharpwave {
 
+class NewFile;
+
 class Storage {
 public:
     // Reserves addresses and commits on touch: asking for more than the machine has is allowed, filling it is not.
     static Storage anonymous(std::uint64_t bytes);
 
-    // Makes a file of `bytes`, readable by its owner only, under a temporary name beside `path`; publish() gives it
-    // its own name. The space up to `sparse_from` is allocated now: lack of it is an error here, never a bus error
-    // later. What follows gets its space from ensure().
+    // Makes a file of `bytes`, readable by its owner only; publish() gives it its name. The space up to `sparse_from`
+    // is allocated now: lack of it is an error here, never a bus error later. What follows gets its space from
+    // ensure().
     static Storage create(const std::string& path, std::uint64_t bytes, std::uint64_t sparse_from);
 
     // Maps an existing file as it is. The caller checks what is in it.
@@ -32,8 +34,6 @@ public:
     // Makes a created file visible, whole or not at all. An existing one is an error unless `replace`.
     void publish(bool replace);
 
-    [[noreturn]] static void refuse_existing(const std::string& path);
-
     // Asks for huge pages on whole 2 MB pages of this range. Best effort; huge_page_bytes() tells what was got.
     void advise_huge_pages(std::uint64_t offset, std::uint64_t bytes);
     std::uint64_t huge_page_bytes() const;
@@ -43,9 +43,6 @@ public:
 
     // Keeps what is touched from here on from bringing its neighbours along.
     void advise_small_pages(std::uint64_t offset) const;
-
-    // Cuts a file that is not published yet to what is used of it.
-    void shorten(std::uint64_t bytes);
 
     // Returns when what was written is on the disk (nothing to do for anonymous memory).
     void flush() const;
@@ -60,7 +57,8 @@ private:
 
     std::byte* data_ = nullptr;
     std::uint64_t bytes_ = 0;
-    std::string path_, temporary_;
+    std::string path_;
+    std::unique_ptr<NewFile> unpublished_;  // created, not yet named
     struct Sparse;
     std::unique_ptr<Sparse> sparse_;  // files only
 };

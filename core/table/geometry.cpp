@@ -217,8 +217,8 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
         if (size != region.bytes || (size != 0 && !inside)) refuse("is damaged: a region does not fit its header");
     };
     const auto wide = [](std::uint64_t a, std::uint64_t b) { return static_cast<Wide>(a) * b; };
-    if ((header.kind != kLive && header.kind != kSnapshot) || header.width == 0 || header.block_rows == 0 ||
-        header.block_rows % header.width || header.blocks == 0 || header.max_writers == 0 ||
+    if ((header.kind != kLive && header.kind != kSnapshot && header.kind != kIncrement) || header.width == 0 ||
+        header.block_rows == 0 || header.block_rows % header.width || header.blocks == 0 || header.max_writers == 0 ||
         header.max_writers > 4096 || header.field_count == 0 || header.capacity + header.spare_rows != header.slots ||
         header.spare_rows > header.slots || header.saved_slots > header.slots || header.row_bytes % 8 != 0 ||
         header.blocks != (header.slots + header.block_rows - 1) / header.block_rows) {
@@ -228,13 +228,14 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
         (header.slots | header.width) >> 48 || (header.kind == kLive && header.saved_slots != header.slots)) {
         refuse("is damaged: its header contradicts itself");
     }
-    need(kRuntime, header.kind == kSnapshot ? 0 : kRuntimeBytes);
+    need(kRuntime, header.kind != kLive ? 0 : kRuntimeBytes);
     need(kCounters, sizeof(Counters));
     need(kWriters, wide(header.max_writers, sizeof(WriterRecord)));
     need(kBlocks, wide(header.blocks, sizeof(BlockRecord)));
     need(kFields, wide(header.field_count, sizeof(FieldRecord)));
     need(kDescription, header.regions[kDescription].bytes);
-    need(kRows, wide(header.saved_slots, header.row_bytes));
+    need(kRows, header.kind == kIncrement ? header.regions[kRows].bytes : wide(header.saved_slots, header.row_bytes));
+    need(kDirty, header.kind == kIncrement ? header.regions[kDirty].bytes : 0);
     need(kWords, header.word_is_embedded ? 0 : wide(header.saved_slots, 8));
     need(kChecksums, header.has_checksums ? wide(header.saved_slots, 4) : 0);
     const bool derived = header.waiting_bytes != 0;
@@ -244,7 +245,7 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kGiven, header.sampler == 1 ? wide(header.saved_slots, 4) : 0);
     need(kEpisodes, header.columns & kEpisodesColumn ? wide(header.saved_slots, sizeof(EpisodePlace)) : 0);
     need(kReads, header.columns & kReadsColumn ? wide(header.saved_slots, 4) : 0);
-    if (header.kind == kSnapshot) {
+    if (header.kind != kLive) {
         need(kPriorities, header.sampler ? saved_priorities_bytes(header.blocks, header.saved_slots) : 0);
         need(kFinals, derived ? wide(header.saved_slots, 8) : 0);
         need(kHeap, header.regions[kHeap].bytes);

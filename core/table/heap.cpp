@@ -157,6 +157,7 @@ void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
             std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
             word.fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),
                           std::memory_order_release);
+            table.mark_changed(table.block_of(slot));
         }
     }
 }

@@ -77,6 +77,7 @@ void Table::end_episode(std::uint64_t serial) const {
     const std::uint64_t now = seen.load(std::memory_order_relaxed);
     if (serial_of(now) != serial || state_of(now) != kCommitted || (now & kEndMask)) return;
     seen.fetch_or(kTruncated | kClosedByEngine, std::memory_order_release);
+    mark_changed(block_of(slot));
 }
 
 void Table::settle_writer(WriterRecord& record) const {
@@ -283,6 +284,7 @@ std::uint64_t Table::recover(bool verify) {
         if (blocks_[b].ticket.load() == kNone) live_here = 0;
         blocks_[b].live.store(live_here);
         mark_uneven(b);
+        mark_changed(b);
         blocks_[b].owner.store(0);
         live += static_cast<std::int64_t>(live_here);
     }

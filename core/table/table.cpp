@@ -1,5 +1,7 @@
 #include "table/table.h"
 
+#include <time.h>
+
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -9,6 +11,7 @@
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/process.h"
+#include "storage/new_file.h"
 #include "table/geometry.h"
 #include "table/writer.h"
 
@@ -52,7 +55,7 @@ std::shared_ptr<Table> Table::create(const TableConfig& config, const std::strin
     RowLayout layout(config.fields);
     Header header = plan(config, layout);
     std::error_code ignored;
-    if (!path.empty() && !replace && std::filesystem::exists(path, ignored)) Storage::refuse_existing(path);
+    if (!path.empty() && !replace && std::filesystem::exists(path, ignored)) refuse_existing(path);
     Storage storage = path.empty() ? Storage::anonymous(header.total_bytes)
                                    : Storage::create(path, header.total_bytes, sparse_offset(header));
     write_plan(storage.data(), header, config, layout);
@@ -145,6 +148,16 @@ Table::IndexLock::IndexLock(const Table& table) : table_(table) {
 }
 
 Table::IndexLock::~IndexLock() { table_.shared_lock().unlock(table_.presence_.get()); }
+
+void Table::hold_adds(double seconds) const {
+    held_until().store(seconds > 0 ? now_ns() + static_cast<std::uint64_t>(seconds * 1e9) : 0,
+                       std::memory_order_release);
+}
+
+void Table::wait_while_held() const {
+    const timespec pause{0, 200'000};
+    while (held_until().load(std::memory_order_acquire) > now_ns()) nanosleep(&pause, nullptr);
+}
 
 std::string Table::description() const {
     const Region& region = header_->regions[kDescription];
@@ -278,6 +291,7 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bo
 // A live row less, which `by` took out.
 void Table::take_off(std::uint64_t block, WriterRecord& by) const {
     mark_uneven(block);
+    mark_changed(block);
     blocks_[block].live.fetch_sub(1, std::memory_order_relaxed);
     by.gone.store(by.gone.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }

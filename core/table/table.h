@@ -140,8 +140,9 @@ public:
     // Forgets every row in O(1); serials go on. Rows of an add that runs meanwhile may be forgotten too.
     void clear();
 
-    // Writes a snapshot to `path`, whole or not at all, while writers go on.
-    void save(const std::string& path) const;
+    // Writes a snapshot to `path`, whole or not at all, while writers go on. `incremental`: where there is one already,
+    // of this table, only what has changed since, into a file beside it.
+    void save(const std::string& path, bool incremental = false) const;
     void flush() const { storage_.flush(); }
 
     // From now on every call but the closing of writers fails; the bytes are let go with the last user.
@@ -206,6 +207,10 @@ public:
         return region(format::kWaiting) + (pair * 2 + half) * header_->waiting_bytes;
     }
 
+    // Writers wait before they claim a block, at most so many seconds from now; 0 lets them go on.
+    void hold_adds(double seconds) const;
+    void wait_while_held() const;
+
     // Gives the bytes of a file's sparse part their space; lack of it is ErrorKind::storage.
     void ensure(const std::byte* place, std::uint64_t bytes) const {
         if (storage_.is_file()) storage_.ensure(static_cast<std::uint64_t>(place - storage_.data()), bytes);
@@ -220,6 +225,8 @@ public:
         const std::uint64_t ticket = blocks_[block].ticket.load(std::memory_order_relaxed);
         blocks_[block].uneven.store(static_cast<std::uint32_t>(ticket) + 1, std::memory_order_release);
     }
+    // A row that was done has changed: an incremental snapshot takes the block again.
+    void mark_changed(std::uint64_t block) const { blocks_[block].changed.fetch_add(1, std::memory_order_release); }
     bool is_uneven(std::uint64_t block, std::uint64_t ticket) const {
         return blocks_[block].uneven.load(std::memory_order_acquire) == static_cast<std::uint32_t>(ticket) + 1;
     }
@@ -247,6 +254,9 @@ private:
     Table(Storage storage, RowLayout layout);
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
+    std::atomic<std::uint64_t>& held_until() const {  // nanoseconds; in the runtime page, behind the lock
+        return *reinterpret_cast<std::atomic<std::uint64_t>*>(region(format::kRuntime) + 448);
+    }
     void take_off(std::uint64_t block, format::WriterRecord& by) const;
     SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
 

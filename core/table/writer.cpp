@@ -93,6 +93,7 @@ void Writer::let_go_of_block() {
 }
 
 void Writer::claim_block() {
+    table_->wait_while_held();
     Counters& counters = table_->counters();
     const bool was_filled = length_ != 0 && head_ == length_;
     // A block that another writer still fills is passed over: its ticket stays without rows.
@@ -490,6 +491,7 @@ void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
         if (kept != kNone) {
             Word(table_->final_place(before_slot)).store(kept, std::memory_order_relaxed);
             Word(table_->word(before_slot)).fetch_or(kHasFinalObservation, std::memory_order_release);
+            table_->mark_changed(table_->block_of(before_slot));
         }
     }
     if (borrowed) record.owner.store(0, std::memory_order_release);
@@ -533,6 +535,7 @@ void Writer::end_untold(std::uint64_t env) {
         flags |= kHasFinalObservation;
     }
     word.fetch_or(flags, std::memory_order_release);
+    table_->mark_changed(table_->block_of(slot));
 }
 
 // Puts a row's next observation where it will be found: with an ended row into the heap, else into the waiting place

@@ -128,7 +128,9 @@ def test_buffer_goes_on_where_it_was_closed(address: str) -> None:
 
 def test_existing_name_is_an_error_unless_told(address: str) -> None:
     first = filled(3, storage=address)
-    with pytest.raises(StorageError, match=r'exists; open it with sharpwave.open\(\), or give exist="replace"'):
+    with pytest.raises(
+        StorageError, match=f"{address}' exists; open it .*'sharpwave rm {address}', or give exist='replace'"
+    ):
         make(storage=address)
     assert numbers_in(first) == [0, 1, 2]
     attached = make(storage=address, exist="attach")
@@ -341,6 +343,8 @@ def test_repr_tells_place_state_and_fields(shm_address: str) -> None:
 STATS = [
     "storage",
     "resets_unflagged",
+    "writers_reclaimed",
+    "index_takeovers",
     "rows_retired",
     "heap_bytes",
     "size",

@@ -288,19 +288,37 @@ def test_forked_child_of_a_buffer_in_memory_is_told_to_use_shared_memory() -> No
 
 
 @pytest.mark.parametrize("place", ["shm", "file"])
-def test_forked_child_of_a_shared_buffer_is_told_to_open_it(place: str, shm_address: str, tmp_path: Any) -> None:
+def test_forked_child_of_a_shared_buffer_opens_it_by_itself(place: str, shm_address: str, tmp_path: Any) -> None:
     address = shm_address if place == "shm" else f"file://{tmp_path}/live.sw"
-    again = (
-        f"\nin_child(lambda: print('child sees', len(sw.open({address!r}))))\n"
-        f"in_child(lambda: sw.open({address!r}).add(zeros, 0., 0., zeros, False))\n"
-        "print('parent sees', len(b), b.stats()['recoveries'])\nb.close(unlink=True)\n"
-    )
-    code = PREAMBLE + f"b = sw.ReplayBuffer(10, obs_shape=(2,), storage={address!r})" + FORK + again
-    done = run_python(code)
+    work = """
+b.add(zeros, 0., 0., zeros, False)
+w = b.writer()
+batches = b.batches(2)
+next(batches)
+def live():
+    b.add(zeros, 1., 1., zeros, False)
+    print("child sees", len(b), len(b.sample(3)["reward"]), b.stats()["writers"])
+    b.close()
+    in_child(lambda: len(b))  # closed before that fork
+in_child(live)
+in_child(lambda: w.add(zeros, 0., 0., zeros, False))
+in_child(lambda: next(batches))
+in_child(lambda: b.writer().add(zeros, 2., 2., zeros, False))
+batches.close()
+b.add(zeros, 3., 3., zeros, False)
+(rows,) = b.rows()
+print("parent has", rows["reward"].tolist(), b.stats()["writers"], b.stats()["recoveries"])
+b.close(unlink=True)
+"""
+    verbs = FORK[: FORK.index("verbs = [")]
+    done = run_python(PREAMBLE + f"b = sw.ReplayBuffer(10, obs_shape=(2,), storage={address!r})" + verbs + work)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert all(line.startswith("ClosedError") and "sharpwave.open()" in line for line in lines[:9])
-    assert lines[9:] == ["closed in the child", "parent has 4 2", "child sees 4", "parent sees 5 0"]
+    assert lines[0] == "child sees 2 3 3"
+    assert lines[1].startswith("ClosedError the buffer is closed")
+    assert lines[2].startswith("ClosedError the buffer was opened by the parent process")
+    assert lines[3].startswith("ClosedError batches(): begun by the parent process")
+    assert lines[4:] == ["parent has [0.0, 1.0, 2.0, 3.0] 2 0"]
 
 
 def test_a_large_batch_can_be_drawn_in_a_forked_child() -> None:

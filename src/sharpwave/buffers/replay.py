@@ -134,6 +134,11 @@ class ReplayBuffer:
                 what = "schema, capacity or num_envs" if not same else "sampler or pace"
                 raise SchemaError(f"{where}: exist='attach': {storage!r} has another {what}")
             return
+        if path is not None and exist == "error" and path.exists():
+            raise StorageError(
+                f"{where}: {storage!r} exists; open it with sharpwave.open(), remove it with 'sharpwave rm {storage}', "
+                "or give exist='replace' or exist='attach'"
+            )
         description = {
             "face": "ReplayBuffer",
             "schema": built.to_plain(),
@@ -546,10 +551,20 @@ class ReplayBuffer:
         """Forgets every row. Serials go on; the seed's stream goes on."""
         self._table.clear()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a snapshot (rows, counters, random stream) to a file, whole or not at all.
+    def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
+        """Writes a snapshot (rows, priorities, counters, random stream) to a file, whole or not at all.
 
-        ``sharpwave.open(path)`` loads it. An older snapshot at ``path`` is replaced; anything else is not.
+        ``sharpwave.open(path)`` loads it. Others may add and sample meanwhile: what is saved is one instant of theirs.
+        An older snapshot at ``path`` is replaced; anything else is not.
+
+        Args:
+            path: Where to; folders are made.
+            incremental: Where there is a snapshot of this buffer already, writes only what has changed since, to
+                ``<path>.delta``, which ``open`` takes as well. Once half of the rows have changed, a whole one again.
+
+        Raises:
+            StorageError: It cannot be written there. The older snapshot is as it was.
+            NotReady: Rows are written over faster than they can be copied.
         """
         target = Path(os.fspath(path))
         if to_path(str(path), "save()") is not None:
@@ -558,7 +573,7 @@ class ReplayBuffer:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {error.strerror}") from None
-        self._table.save(str(target))
+        self._table.save(str(target), truth("save()", "incremental", incremental))
 
     def flush(self) -> None:
         """Returns when every row added so far is on the disk. Nothing to do for memory."""

@@ -1,0 +1,133 @@
+#include "storage/new_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace sharpwave {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, int code) {
+    throw Error(ErrorKind::storage, what + ": " + std::strerror(code));
+}
+
+// Gives a file its first name. An existing one is an error.
+int give_name(int fd, const std::string& temporary, const std::string& path) {
+    if (!temporary.empty()) return link(temporary.c_str(), path.c_str());
+    const std::string self = "/proc/self/fd/" + std::to_string(fd);
+    return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
+}
+
+}  // namespace
+
+std::string folder_of(const std::string& path) {
+    const std::string folder = path.substr(0, path.find_last_of('/') + 1);
+    return folder.empty() ? "." : folder;
+}
+
+int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
+#if defined(__APPLE__)
+    (void)fd, (void)offset, (void)bytes;
+    return 0;
+#else
+    return bytes ? posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes)) : 0;
+#endif
+}
+
+void refuse_existing(const std::string& path) {
+    throw Error(ErrorKind::storage, "'" + path +
+                                        "' exists; open it with sharpwave.open(), remove it with `sharpwave rm`, " +
+                                        "or give exist=\"replace\" or exist=\"attach\"");
+}
+
+NewFile::NewFile(std::string path) : path_(std::move(path)) {
+#if defined(O_TMPFILE)
+    if (access("/proc/self/fd", X_OK) == 0) {
+        fd_ = open(folder_of(path_).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    }
+#endif
+    if (fd_ < 0) {
+        std::string name = path_ + ".XXXXXX";
+        fd_ = mkstemp(name.data());
+        if (fd_ < 0) fail("cannot create '" + path_ + "'", errno);
+        temporary_ = name;
+        fcntl(fd_, F_SETFD, FD_CLOEXEC);
+    }
+}
+
+NewFile::~NewFile() {
+    if (!temporary_.empty()) unlink(temporary_.c_str());  // never published
+    close(fd_);
+}
+
+void NewFile::resize(std::uint64_t bytes) {
+    if (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) fail("cannot write '" + path_ + "'", errno);
+}
+
+void NewFile::allocate(std::uint64_t bytes, const std::string& what) {
+    if (const int code = allocate_blocks(fd_, 0, bytes)) fail(what, code);
+}
+
+void NewFile::write(std::uint64_t offset, const void* data, std::uint64_t bytes) {
+    const auto* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t done = pwrite(fd_, from, bytes, static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) fail("cannot write '" + path_ + "'", done < 0 ? errno : ENOSPC);
+        from += done;
+        offset += static_cast<std::uint64_t>(done);
+        bytes -= static_cast<std::uint64_t>(done);
+    }
+}
+
+void NewFile::read(std::uint64_t offset, void* data, std::uint64_t bytes) const {
+    auto* to = static_cast<char*>(data);
+    while (bytes > 0) {
+        const ssize_t done = pread(fd_, to, bytes, static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) fail("cannot read '" + path_ + "'", done < 0 ? errno : EIO);
+        to += done;
+        offset += static_cast<std::uint64_t>(done);
+        bytes -= static_cast<std::uint64_t>(done);
+    }
+}
+
+void NewFile::sync() {
+    if (fsync(fd_) != 0) fail("cannot write '" + path_ + "' to the disk", errno);
+}
+
+void NewFile::publish(bool replace) {
+    // link() refuses an existing name in one step, rename() replaces it in one step.
+    int result = give_name(fd_, temporary_, path_);
+    if (result != 0 && errno == EEXIST && replace) {
+        // Through a second name, always the same: whoever is killed between the two steps leaves one file at most, and
+        // the next one takes it away. Two at once may take it from each other; then again.
+        const std::string next = path_ + ".next";
+        for (int tries = 0; result != 0 && tries < 1000; ++tries) {
+            unlink(next.c_str());
+            if (give_name(fd_, temporary_, next) != 0 && errno != EEXIST) break;
+            result = rename(next.c_str(), path_.c_str());
+            if (result != 0 && errno != ENOENT) break;
+        }
+    }
+    if (result != 0) {
+        if (errno == EEXIST) refuse_existing(path_);
+        fail("cannot name '" + path_ + "'", errno);
+    }
+    if (!temporary_.empty()) unlink(temporary_.c_str());
+    temporary_.clear();
+    // The name itself is durable only when its folder is.
+    const int folder = open(folder_of(path_).c_str(), O_RDONLY | O_CLOEXEC);
+    if (folder >= 0) {
+        fsync(folder);
+        close(folder);
+    }
+}
+
+}  // namespace sharpwave

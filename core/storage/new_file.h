@@ -1,0 +1,42 @@
+// A file that gets its name when it is whole: nobody ever finds half of one, and a killed process leaves none behind.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sharpwave {
+
+class NewFile {
+public:
+    // Beside `path`, readable by its owner only. Where the system can, it has no name at all until publish().
+    explicit NewFile(std::string path);
+    ~NewFile();
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+
+    // Lack of space is ErrorKind::storage, from whichever call meets it; `what` begins the message.
+    void resize(std::uint64_t bytes);
+    void allocate(std::uint64_t bytes, const std::string& what);
+    void write(std::uint64_t offset, const void* data, std::uint64_t bytes);
+    void read(std::uint64_t offset, void* data, std::uint64_t bytes) const;
+    void sync();  // returns when all of it is on the disk
+
+    // Makes it visible, whole or not at all. An existing name is an error unless `replace`.
+    void publish(bool replace);
+
+    int fd() const { return fd_; }
+
+private:
+    std::string path_, temporary_;  // the second one is empty where the file has no name
+    int fd_ = -1;
+};
+
+[[noreturn]] void refuse_existing(const std::string& path);
+
+// Gives a range of a file its space; an error number, or 0.
+int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes);
+
+// The folder that a path is in.
+std::string folder_of(const std::string& path);
+
+}  // namespace sharpwave

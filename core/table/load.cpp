@@ -1,0 +1,311 @@
+// load(): a snapshot, with its increment where there is one, into memory. Every byte is checked.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/workers.h"
+#include "table/geometry.h"
+#include "table/heap.h"
+#include "table/snapshot.h"
+#include "table/table.h"
+
+namespace sharpwave {
+
+using namespace format;
+
+namespace {
+
+constexpr std::uint64_t kChunkBytes = 1 << 20;
+
+// A file of saved rows: a whole snapshot or an increment.
+struct Saved {
+    Storage file;
+    Header header;
+    const std::byte* base = nullptr;
+    std::vector<std::uint64_t> place_of;  // one a block: where its rows begin, in rows; kNone: not in here
+    bool is_sound = true;                 // everything but the rows has the checksum that it should have
+
+    const std::byte* at(RegionId id) const { return base + header.regions[id].offset; }
+};
+
+std::uint32_t meta_checksum(const std::byte* base, const Header& header) {
+    std::uint32_t crc = 0;
+    for (RegionId id : kMetaRegions) crc = crc32c(crc, base + header.regions[id].offset, header.regions[id].bytes);
+    return crc;
+}
+
+Saved read_file(const std::string& path, Kind kind, bool recover) {
+    Saved saved;
+    saved.file = Storage::attach(path, true);
+    saved.header = check_header(saved.file.data(), saved.file.bytes(), path, recover);
+    if (saved.header.kind != kind) {
+        throw Error(ErrorKind::storage,
+                    saved.header.kind == kLive
+                        ? "'" + path + "' is a live table; open it in place with \"file://" + path + "\""
+                        : "'" + path + "' holds changes to a snapshot; open the snapshot");
+    }
+    if (saved.file.bytes() < saved.header.total_bytes) {
+        Storage whole = Storage::anonymous(saved.header.total_bytes);
+        std::memcpy(whole.data(), saved.file.data(), saved.file.bytes());
+        saved.file = std::move(whole);
+    }
+    saved.base = saved.file.data();
+    saved.is_sound = meta_checksum(saved.base, saved.header) == saved.header.meta_crc;
+    if (!saved.is_sound && !recover) {
+        throw Error(ErrorKind::storage, "'" + path + "' is damaged: its index has a wrong checksum; " +
+                                            "open it with recover=True to save what is whole");
+    }
+    const Header& header = saved.header;
+    saved.place_of.assign(header.blocks, kNone);
+    std::uint64_t rows = 0;
+    const auto place = [&](std::uint64_t block) {
+        saved.place_of[block] = rows;
+        rows += std::min(std::min(header.block_rows, header.slots - block * header.block_rows),
+                         header.saved_slots - block * header.block_rows);
+    };
+    if (header.kind == kSnapshot) {
+        for (std::uint64_t b = 0; b < header.blocks && b * header.block_rows < header.saved_slots; ++b) place(b);
+    } else {
+        const auto* dirty = reinterpret_cast<const std::uint64_t*>(saved.at(kDirty));
+        bool sane = true;
+        for (std::uint64_t i = 0; sane && i < header.regions[kDirty].bytes / 8; ++i) {
+            sane = dirty[i] < header.blocks && dirty[i] * header.block_rows < header.saved_slots &&
+                   saved.place_of[dirty[i]] == kNone;
+            if (sane) place(dirty[i]);
+        }
+        if (!sane || rows * header.row_bytes != header.regions[kRows].bytes) {
+            throw Error(ErrorKind::storage, "'" + path + "' is damaged: its blocks do not fill its rows");
+        }
+    }
+    return saved;
+}
+
+// What stands beside a snapshot, if it goes with it. One that is damaged or of another snapshot is as if it were not
+// there, unless it says that it belongs here: then it is refused.
+std::optional<Saved> read_increment(const std::string& path, const Header& base, bool recover) {
+    if (access(path.c_str(), F_OK) != 0) return {};
+    Header header{};
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd < 0 ? -1 : read(fd, &header, sizeof header);
+    if (fd >= 0) ::close(fd);
+    if (got != static_cast<ssize_t>(sizeof header) || header.base_crc != base.header_crc) return {};
+    try {
+        Saved saved = read_file(path, kIncrement, recover);
+        if (std::memcmp(saved.header.uuid, base.uuid, sizeof base.uuid) != 0 || saved.header.blocks != base.blocks ||
+            saved.header.block_rows != base.block_rows || saved.header.slots != base.slots ||
+            saved.header.row_bytes != base.row_bytes || saved.header.sampler != base.sampler ||
+            saved.header.columns != base.columns || saved.header.max_writers != base.max_writers) {
+            return {};
+        }
+        return saved;
+    } catch (const Error&) {
+        if (!recover) throw;
+        return {};
+    }
+}
+
+void load_index(Table& table, const std::byte* base, const Header& saved) {
+    const std::byte* priorities = base + saved.regions[kPriorities].offset;
+    const std::uint64_t slots = saved.saved_slots;
+    for (const Column& column : kIndexColumns) {
+        if (saved.regions[column.region].bytes == 0) continue;
+        std::memcpy(table.region(column.region), base + saved.regions[column.region].offset, slots * column.row_bytes);
+    }
+    std::byte* region = table.region(kPriorities);
+    const std::uint64_t head = leaves_offset(table.blocks());
+    std::memcpy(region, priorities, head);
+    for (std::uint64_t slot = 0; slot < slots; ++slot) {
+        std::memcpy(region + head + slot / 16 * kLeafGroupBytes + slot % 16 * 4, priorities + head + slot * 4, 4);
+    }
+    if (table.given()) std::memcpy(table.given(), base + saved.regions[kGiven].offset, slots * 4);
+    // No cursor beyond the rows that are here: their serials will be given to others.
+    auto* cursors = reinterpret_cast<std::uint64_t*>(region + kIndexHeadBytes);
+    for (std::uint64_t b = 0; b < table.blocks(); ++b) {
+        const std::uint64_t ticket = table.block_record(b).ticket.load();
+        std::uint64_t end = ticket == kNone ? 0 : ticket * table.block_rows() + table.block_length(b);
+        for (std::uint64_t i = 0; i < table.max_writers(); ++i) {
+            const auto [its_ticket, head] = table.position(i);
+            if (its_ticket == ticket && ticket != kNone) end = ticket * table.block_rows() + head;
+        }
+        cursors[b] = std::min(cursors[b], end);
+    }
+    table.counters().index_epoch.value.store(kNone);
+}
+
+// Gives each row of a block its bytes again: this lap's rows first, as the block's next writer will go on behind them.
+void load_heap(Table& table, std::uint64_t block, const std::byte* heap, const std::uint64_t* finals,
+               std::uint64_t saved_slots) {
+    const std::uint64_t base = block * table.block_rows();
+    const std::uint64_t first = table.block_record(block).ticket.load() * table.block_rows();
+    std::uint64_t used = 0;
+    WriterRecord nobody{};
+    table.block_record(block).heap_used.store(0);
+    BlockHeap place_in(table, block);
+    for (const bool this_lap : {true, false}) {
+        for (std::uint64_t slot = base; slot < std::min(base + table.block_length(block), saved_slots); ++slot) {
+            std::uint64_t& word = table.word(slot);
+            if (state_of(word) != kCommitted || (serial_of(word) >= first) != this_lap) continue;
+            for (const Field& field : table.layout().fields()) {
+                if (!field.is_in_heap()) continue;
+                std::byte* at = table.view().rows + slot * table.header().row_bytes + field.offset;
+                HeapPlace place;
+                std::memcpy(&place, at, sizeof place);
+                const std::byte* from = heap + place.offset;
+                place.offset = place_in.allocate(serial_of(word), place.kept_bytes, nobody);
+                std::memcpy(table.region(kHeap) + place.offset, from, place.kept_bytes);
+                std::memcpy(at, &place, sizeof place);
+            }
+            if (finals && finals[slot]) {
+                const std::uint64_t place = place_in.allocate_final(serial_of(word));
+                std::memcpy(table.region(kHeap) + place, heap + finals[slot] - 1, table.layout().final_bytes());
+                table.final_place(slot) = place;
+            }
+        }
+        if (this_lap) used = table.block_record(block).heap_used.load();
+    }
+    table.block_record(block).heap_used.store(used);
+}
+
+}  // namespace
+
+std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
+    const Saved whole = read_file(path, kSnapshot, recover);
+    const std::optional<Saved> increment = read_increment(increment_path(path), whole.header, recover);
+    // Everything that is not rows is that of the newer one.
+    const Saved& newest = increment ? *increment : whole;
+    const Header& saved = newest.header;
+    const std::byte* base = newest.base;
+
+    TableConfig config;
+    const RowLayout layout = read_layout(base, saved, path);
+    config.fields = layout.fields();
+    config.capacity = saved.capacity;
+    config.width = saved.width;
+    config.max_writers = saved.max_writers;
+    config.seed = saved.seed;
+    config.block_rows = saved.block_rows;
+    config.sampler.is_by_priority = saved.sampler == 1;
+    config.sampler.has_index = saved.sampler != 0;
+    config.sampler.numbers_steps = saved.columns & kEpisodesColumn;
+    config.sampler.counts_reads = saved.columns & kReadsColumn;
+    const Region& text = saved.regions[kDescription];
+    config.description.assign(reinterpret_cast<const char*>(base + text.offset), text.bytes);
+    const Header made = [&] {
+        try {
+            return sharpwave::plan(config, layout);
+        } catch (const Error& error) {
+            throw Error(ErrorKind::storage, "'" + path + "' is damaged: " + error.what());
+        }
+    }();
+    if (made.slots != saved.slots || made.blocks != saved.blocks || made.row_bytes != saved.row_bytes ||
+        made.block_heap_bytes != saved.block_heap_bytes || made.block_finals_bytes != saved.block_finals_bytes) {
+        throw Error(ErrorKind::storage, "'" + path + "' is damaged: its header contradicts itself");
+    }
+    auto table = Table::create(config);
+    for (RegionId id : {kCounters, kWriters, kBlocks}) {
+        std::memcpy(table->storage_.data() + table->header_->regions[id].offset, base + saved.regions[id].offset,
+                    saved.regions[id].bytes);
+    }
+
+    // Rows, by several threads: each chunk is copied and checked while it is in the cache.
+    const auto* finals = layout.gives_next() ? reinterpret_cast<const std::uint64_t*>(newest.at(kFinals)) : nullptr;
+    const auto* checksums = reinterpret_cast<const std::uint32_t*>(newest.at(kChecksums));
+    const auto* words = reinterpret_cast<const std::uint64_t*>(newest.at(kWords));
+    const auto source_of = [&](std::uint64_t block) -> const Saved* {
+        if (increment && increment->place_of[block] != kNone) return &*increment;
+        return whole.place_of[block] != kNone && block * saved.block_rows < whole.header.saved_slots ? &whole : nullptr;
+    };
+    std::atomic<std::uint64_t> lost{0}, first_wrong{kNone};
+    const std::uint64_t stride = saved.row_bytes;
+    const auto load_rows = [&](const Saved& source, std::uint64_t block, std::uint64_t slot, std::uint64_t count) {
+        const std::uint64_t begin = block * saved.block_rows;
+        const std::byte* from = source.at(kRows) + (source.place_of[block] + slot - begin) * stride;
+        std::byte* to = table->rows_ + slot * stride;
+        std::memcpy(to, from, count * stride);
+        std::vector<std::uint32_t> crcs(count, 0);
+        if (saved.word_is_embedded) {
+            crc32c_each(crcs.data(), to, stride, saved.payload_offset + layout.payload_bytes(), count);
+        } else {
+            crc32c_each(crcs.data(), words + slot, 8, 8, count);
+            crc32c_each(crcs.data(), to, stride, layout.payload_bytes(), count);
+            for (std::uint64_t i = 0; i < count; ++i) table->word(slot + i) = words[slot + i];
+        }
+        const Region& heap = source.header.regions[kHeap];
+        const auto bytes_at = [&](std::uint64_t place, std::uint64_t bytes) -> const std::byte* {
+            return place <= heap.bytes && bytes <= heap.bytes - place ? source.base + heap.offset + place : nullptr;
+        };
+        for (std::uint64_t i = 0; i < count; ++i) {
+            std::uint64_t& word = table->word(slot + i);
+            const bool is_row = state_of(word) == kCommitted;
+            if (is_row && (layout.uses_heap() || finals)) {
+                crcs[i] = heap_checksum(crcs[i], layout, to + i * stride, finals ? finals[slot + i] : 0, bytes_at);
+            }
+            const bool is_elsewhere = state_of(word) != kEmpty && table->slot_of(serial_of(word)) != slot + i;
+            if (crcs[i] == checksums[slot + i] && !is_elsewhere) continue;
+            std::uint64_t none = kNone;
+            first_wrong.compare_exchange_strong(none, slot + i);
+            ++lost;
+            word = 0;
+        }
+    };
+    const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / stride);
+    struct Part {
+        const Saved* source;
+        std::uint64_t block, slot, count;
+    };
+    std::vector<Part> parts;
+    for (std::uint64_t b = 0; b < saved.blocks && b * saved.block_rows < saved.saved_slots; ++b) {
+        const Saved* source = source_of(b);
+        const std::uint64_t begin = b * saved.block_rows;
+        const std::uint64_t end = std::min({begin + table->block_length(b), saved.saved_slots,
+                                            source ? source->header.saved_slots : saved.saved_slots});
+        for (std::uint64_t slot = begin; source && slot < end; slot += most) {
+            parts.push_back({source, b, slot, std::min(most, end - slot)});
+        }
+    }
+    in_parallel(parts.size(), [&](std::size_t first, std::size_t last) {
+        for (std::size_t i = first; i < last; ++i) {
+            load_rows(*parts[i].source, parts[i].block, parts[i].slot, parts[i].count);
+        }
+    });
+    if (lost.load() && !recover) {
+        throw Error(ErrorKind::storage, "'" + path + "' is damaged: the row in slot " +
+                                            std::to_string(first_wrong.load()) +
+                                            " has a wrong checksum; open it with recover=True to save what is whole");
+    }
+
+    // No ticket that anything here names is given again.
+    if (!newest.is_sound || (recover && !table->are_records_sane())) table->remake_records();
+    table->check_records();
+    std::atomic<std::uint64_t>& next = table->counters_->next_ticket.value;
+    const auto after = [&](std::uint64_t ticket) {
+        if (ticket != kNone) next.store(std::max(next.load(), ticket + 1));
+    };
+    for (std::uint64_t i = 0; i < saved.max_writers; ++i) after(table->position(i).ticket);
+    for (std::uint64_t b = 0; b < saved.blocks; ++b) {
+        after(table->blocks_[b].ticket);
+        after(table->blocks_[b].next_ticket);
+    }
+    table->check_records();
+    for (std::uint64_t b = 0; saved.block_heap_bytes && b < table->blocks(); ++b) {
+        if (const Saved* source = source_of(b)) {
+            load_heap(*table, b, source->at(kHeap), finals, saved.saved_slots);
+        }
+    }
+    if (saved.sampler && newest.is_sound) load_index(*table, base, saved);
+    table->counters_->rows_lost.value.fetch_add(lost.load());
+    table->counters_->incarnation.value.fetch_add(1);
+    table->recover(recover);
+    return table;
+}
+
+}  // namespace sharpwave
