@@ -66,6 +66,7 @@ void Index::set_alpha(double alpha) {
     const Table::IndexLock lock(table_);
     catch_up();
     store_real(table_.counters().alpha, alpha);
+    head_->ranked = 0;
     remake_masses();
 }
 
@@ -268,11 +269,14 @@ float Index::mass_of(float priority) const {
 }
 
 // Rows that waited and may be drawn now. Those that were let in before, and those consumed since, stay as they are.
-void Index::let_in(const std::vector<std::uint64_t>& legal) {
+void Index::let_in(const std::vector<std::uint64_t>& legal, bool again) {
     for (std::uint64_t slot : legal) {
         const float stored = tree_.stored(slot);
         if (!is_waiting(stored)) continue;
-        set_leaf(slot, priority_of_waiting(stored), mass_of(priority_of_waiting(stored)));
+        // Where everything is made anew, a row that was in before has its rank still.
+        const bool has_rank = again && config_.rank_based && head_->ranked && tree_.mass(slot) > 0;
+        const float mass = has_rank ? tree_.mass(slot) : mass_of(priority_of_waiting(stored));
+        set_leaf(slot, priority_of_waiting(stored), mass);
         changed_.push_back(slot);
     }
 }
@@ -432,7 +436,7 @@ void Index::rebuild() {
     for (std::uint64_t slot = tree_.leaf_count; slot % Tree::kFan != 0; ++slot)
         tree_.stored(slot) = tree_.mass(slot) = 0;
     SHARPWAVE_FAULT(index_half_rebuilt);
-    head_->rows = head_->changes = 0;
+    head_->rows = 0;
     const bool may_all_start = config_.starts.is_any();
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
         float& stored = tree_.stored(slot);
@@ -440,6 +444,7 @@ void Index::rebuild() {
         const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
         if (!is_live(word, least) || serial_of(word) >= cursors_[table_.block_of(slot)]) {
             stored = 0;
+            tree_.mass(slot) = 0;
         } else if (may_all_start) {
             stored = stored_priority(stored);
             ++head_->rows;
@@ -447,7 +452,7 @@ void Index::rebuild() {
             stored = waiting_priority(stored);
         }
     }
-    remake_masses();
+    if (may_all_start) remake_masses();
     if (!may_all_start) rebuild_starts();
     table_.counters().index_epoch.value.store(epoch, std::memory_order_release);
 }
@@ -465,14 +470,34 @@ void Index::rebuild_starts() {
         if (config_.starts.per_episode && !table_.successor(next, word)) last_rows.push_back(slot);
     }
     changed_.clear();
-    let_in(legal_);
+    head_->massless = 0;
+    let_in(legal_, true);
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
+        if (!is_row(tree_.stored(slot))) tree_.mass(slot) = 0;
+    }
     for (std::uint64_t slot : last_rows) recount_episode(slot);
-    if (config_.rank_based) return rank();
+    if (config_.rank_based && !keep_ranks()) return rank();
     kernels_.refresh_range(tree_, 0, tree_.leaf_count);
 }
 
+// Whether the masses are ranks already; those of rows that came since the last ranking are rank 1. A file may be
+// damaged.
+bool Index::keep_ranks() {
+    if (!head_->ranked) return false;
+    head_->massless = 0;
+    for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
+        const float mass = tree_.mass(slot);
+        if (is_row(tree_.stored(slot)) ? !(mass > 0 && mass <= 1) : mass != 0) return false;
+    }
+    return true;
+}
+
 void Index::remake_masses() {
-    if (config_.rank_based) return rank();
+    if (config_.rank_based) {
+        if (!keep_ranks()) return rank();
+        return kernels_.refresh_range(tree_, 0, tree_.leaf_count);
+    }
+    head_->changes = 0;
     const double exponent = alpha();
     head_->massless = 0;
     for (std::uint64_t group = 0; group < Tree::groups_of(tree_.leaf_count); ++group) {
@@ -502,6 +527,7 @@ void Index::rank() {
         order.swap(sorted);
     }
     const double exponent = -alpha();
+    head_->ranked = 0;
     double ranks[64], masses[64];
     for (std::size_t first = 0; first < order.size(); first += 64) {
         const std::size_t count = std::min<std::size_t>(64, order.size() - first);
@@ -512,6 +538,7 @@ void Index::rank() {
         }
     }
     head_->massless = head_->changes = 0;
+    head_->ranked = 1;
     kernels_.refresh_range(tree_, 0, tree_.leaf_count);
 }
 
@@ -612,8 +639,16 @@ void Index::count_reads(const std::uint64_t* slots, std::size_t count) {
         changed_.push_back(slot);
     }
     if (changed_.empty()) return;
-    kernels_.refresh(tree_, changed_.data(), changed_.size());
     table_.counters().rows_consumed.value.fetch_add(changed_.size(), std::memory_order_relaxed);
+    share_anew();
+    kernels_.refresh(tree_, changed_.data(), changed_.size());
+}
+
+// Episodes whose rows came or went, those in changed_, share their unit among those that are left.
+void Index::share_anew() {
+    if (!config_.starts.per_episode) return;
+    const std::vector<std::uint64_t> slots = changed_;
+    for (std::uint64_t slot : slots) recount_episode(slot);
 }
 
 void Index::give_back(const std::uint64_t* serials, std::size_t count) {
@@ -636,6 +671,7 @@ void Index::give_back(const std::uint64_t* serials, std::size_t count) {
         changed_.push_back(slot);
         if (was_consumed) table_.counters().rows_consumed.value.fetch_sub(1, std::memory_order_relaxed);
     }
+    share_anew();
     kernels_.refresh(tree_, changed_.data(), changed_.size());
 }
 

@@ -132,7 +132,8 @@ private:
         std::uint64_t rows;      // live rows in the index
         std::uint64_t massless;  // of those, rows of mass 0
         std::uint64_t changes;   // adds and updates since the last ranking
-        std::uint64_t reserved[5];
+        std::uint64_t ranked;    // 1: masses are those of a ranking that came to its end
+        std::uint64_t reserved[4];
     };
     struct Range {
         std::uint64_t slot, count, end;  // `end`: the serial after the last row
@@ -146,12 +147,14 @@ private:
     void remove(std::uint64_t slot);
     void set_leaf(std::uint64_t slot, float priority, float mass);
     void set_waiting(std::uint64_t slot, float priority);
-    void let_in(const std::vector<std::uint64_t>& legal);
+    void let_in(const std::vector<std::uint64_t>& legal, bool again = false);
     void recount_episode(std::uint64_t slot);
+    void share_anew();
     void rebuild();
     void rebuild_starts();
     void remake_masses();
     void rank();
+    bool keep_ranks();
     void begin_epoch();
     void count_reads(const std::uint64_t* slots, std::size_t count);
     void newest_rows(std::uint64_t* slots, std::size_t count) const;

@@ -207,9 +207,9 @@ constexpr std::uint64_t leaves_offset(std::uint64_t blocks) { return kIndexHeadB
 constexpr std::uint64_t priorities_bytes(std::uint64_t blocks, std::uint64_t slots) {
     return leaves_offset(blocks) + groups_of_16(slots) * kLeafGroupBytes;
 }
-// In a snapshot: head, cursors, then the priorities alone, float32 a row.
+// In a snapshot: head, cursors, then priority and mass, float32 each, of every row.
 constexpr std::uint64_t saved_priorities_bytes(std::uint64_t blocks, std::uint64_t slots) {
-    return leaves_offset(blocks) + slots * 4;
+    return leaves_offset(blocks) + slots * 8;
 }
 constexpr std::uint64_t tree_bytes(std::uint64_t slots) {
     std::uint64_t nodes = groups_of_16(slots), total = 0;

@@ -124,7 +124,9 @@ void load_index(Table& table, const std::byte* base, const Header& saved) {
     const std::uint64_t head = leaves_offset(table.blocks());
     std::memcpy(region, priorities, head);
     for (std::uint64_t slot = 0; slot < slots; ++slot) {
-        std::memcpy(region + head + slot / 16 * kLeafGroupBytes + slot % 16 * 4, priorities + head + slot * 4, 4);
+        std::byte* leaf = region + head + slot / 16 * kLeafGroupBytes + slot % 16 * 4;
+        std::memcpy(leaf, priorities + head + slot * 8, 4);
+        std::memcpy(leaf + kLeafGroupBytes / 2, priorities + head + slot * 8 + 4, 4);
     }
     if (table.given()) std::memcpy(table.given(), base + saved.regions[kGiven].offset, slots * 4);
     // No cursor beyond the rows that are here: their serials will be given to others.

@@ -574,12 +574,13 @@ private:
         std::vector<std::byte> part;
         for (std::uint64_t slot = 0; slot < slots_;) {
             const std::uint64_t count = std::min<std::uint64_t>(slots_ - slot, 1 << 16);
-            part.resize(count * 4);
+            part.resize(count * 8);
             for (std::uint64_t i = 0; i < count; ++i) {
-                const std::uint64_t leaf = slot + i;
-                std::memcpy(part.data() + i * 4, region + head + leaf / 16 * kLeafGroupBytes + leaf % 16 * 4, 4);
+                const std::byte* leaf = region + head + (slot + i) / 16 * kLeafGroupBytes + (slot + i) % 16 * 4;
+                std::memcpy(part.data() + i * 8, leaf, 4);
+                std::memcpy(part.data() + i * 8 + 4, leaf + kLeafGroupBytes / 2, 4);
             }
-            file_.write(at + head + slot * 4, part.data(), part.size());
+            file_.write(at + head + slot * 8, part.data(), part.size());
             slot += count;
         }
         for (const Column& column : kIndexColumns) {

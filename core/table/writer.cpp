@@ -95,7 +95,6 @@ void Writer::let_go_of_block() {
 void Writer::claim_block() {
     table_->wait_while_held();
     Counters& counters = table_->counters();
-    const bool was_filled = length_ != 0 && head_ == length_;
     // A block that another writer still fills is passed over: its ticket stays without rows.
     for (std::uint64_t tries = 0; tries < 2 * table_->blocks(); ++tries) {
         const std::uint64_t ticket = counters.next_ticket.value.fetch_add(1, std::memory_order_acq_rel);
@@ -122,17 +121,21 @@ void Writer::claim_block() {
             for (std::uint64_t i = 0; i < open_rows_.size(); ++i) leave_to_previous(base + i, heap);
         }
         // A record's blocks form a chain, whoever wrote them: the index follows it. Episodes never do.
-        block.previous_ticket.store(table_->position(owner_ - 1).ticket, std::memory_order_relaxed);
-        if (was_filled) {
+        const Position before = table_->position(owner_ - 1);
+        block.previous_ticket.store(before.ticket, std::memory_order_relaxed);
+        if (before.ticket != kNone && before.ticket >= origin) {
             // First, for the next block may be this very one.
-            BlockRecord& previous = table_->block_record(block_);
-            if (previous.ticket.load(std::memory_order_relaxed) == ticket_) {
+            BlockRecord& previous = table_->block_record(before.ticket % table_->blocks());
+            if (before.head < table_->block_length(before.ticket % table_->blocks())) {
+                // Left half full: what stands behind its head is of the lap before.
+                table_->mark_uneven(before.ticket % table_->blocks());
+            } else if (previous.ticket.load(std::memory_order_relaxed) == before.ticket) {
                 previous.linked_ticket.store(kNone, std::memory_order_relaxed);
                 previous.next_ticket.store(ticket, std::memory_order_release);
-                previous.linked_ticket.store(ticket_, std::memory_order_release);
+                previous.linked_ticket.store(before.ticket, std::memory_order_release);
             }
-            if (block_ != ticket % table_->blocks()) let_go_of_block();
         }
+        if (length_ != 0 && block_ != ticket % table_->blocks()) let_go_of_block();
         SHARPWAVE_FAULT(claim_linked);
         block.heap_used.store(0, std::memory_order_relaxed);
         block.ticket.store(ticket, std::memory_order_release);
