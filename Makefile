@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt pyproject.toml examples/per_dqn.py $(shell find core bindings src -type f -not -name '*.pyc')
 CPP_BUILD := build/cpp
-CPP_FILES := $(shell find core bindings tests/cpp benchmarks examples -name '*.h' -o -name '*.cpp' -o -name '*.inc')
+CPP_FILES := $(shell find core bindings tests/cpp tests/crash tests/fuzz benchmarks examples -name '*.h' -o -name '*.cpp' -o -name '*.inc')
 PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
@@ -50,12 +50,18 @@ test-cpp: $(BIN)/.test
 		build=$(CPP_BUILD)/$${sanitize%%,*}; \
 		$(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_TESTS=ON \
 			-DPython_EXECUTABLE=$(abspath $(BIN))/python \
-			-DCMAKE_BUILD_TYPE=RelWithDebInfo \
+			-DCMAKE_BUILD_TYPE=RelWithDebInfo -DSHARPWAVE_FAULTS=$$([ $$sanitize = address,undefined ] && echo ON || echo OFF) \
 			-DSHARPWAVE_SANITIZE=$$(echo $$sanitize | sed s/none//) >/dev/null; \
 		$(BIN)/cmake --build $$build | grep -E 'error|warning|FAILED' && exit 1 || true; \
 		if [ $$sanitize = thread ]; then only='Threads.*:Workers.*:Face.IsSafeForThreads'; else only='*'; fi; \
 		$$build/sharpwave_tests --gtest_brief=1 --gtest_filter="$$only"; \
 	done; \
+	for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
+		folder=$$place/sharpwave-crash-$$$$; \
+		echo "Processes die, others go on: 50 rounds in $$place, $$locks locks"; \
+		(if [ $$locks = file ]; then export SHARPWAVE_FILE_LOCKS=1; fi; \
+		 $(CPP_BUILD)/address/sharpwave_crash 50 $$$$ $$folder); rmdir $$folder; \
+	done; done; \
 	echo "C++ example against the installed library"; \
 	$(BIN)/cmake --install $(CPP_BUILD)/none --prefix $(CPP_BUILD)/installed >/dev/null; \
 	$(BIN)/cmake -S examples/cpp -B $(CPP_BUILD)/example -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
@@ -100,6 +106,11 @@ soak: $(BIN)/.test  ## long sweeps: many more random cases, the threaded tests o
 	$(MAKE) test-cpp
 	$(CPP_BUILD)/none/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
 	$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_repeat=5 --gtest_filter='Threads.*'
+	$(BIN)/cmake -S . -B $(CPP_BUILD)/faults -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_FAULTS=ON \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
+	$(BIN)/cmake --build $(CPP_BUILD)/faults --target sharpwave_crash >/dev/null
+	$(CPP_BUILD)/faults/sharpwave_crash 8000 1 /dev/shm/sharpwave-soak && rmdir /dev/shm/sharpwave-soak
+	SHARPWAVE_FILE_LOCKS=1 $(CPP_BUILD)/faults/sharpwave_crash 2000 2 /dev/shm/sharpwave-soak && rmdir /dev/shm/sharpwave-soak
 
 clean:  ## remove what was made here
 	rm -rf $(VENV) build

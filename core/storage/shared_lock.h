@@ -2,7 +2,7 @@
 //
 // On Linux a robust mutex: who takes it after a kill is told that it was abandoned, and rebuilds what it guarded. Other
 // systems have none; there it is a lock of the table's lock file, which the kernel takes back, and an owner that died
-// inside is known by the name it left (compiled and tested on Linux with SHARPWAVE_FILE_LOCKS; untested elsewhere).
+// inside is known by the name it left. (The tests of crashes run both ways on Linux; other systems are untested.)
 #pragma once
 
 #include <pthread.h>
