@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt pyproject.toml examples/per_dqn.py $(shell find core bindings src -type f -not -name '*.pyc')
 CPP_BUILD := build/cpp
+CORPUS := $(CURDIR)/tests/fuzz/corpus
 CPP_FILES := $(shell find core bindings tests/cpp tests/crash tests/fuzz benchmarks examples -name '*.h' -o -name '*.cpp' -o -name '*.inc')
 PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-cpp check format bench soak clean
+.PHONY: help demo test test-python test-cpp test-aarch64 check format bench soak clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # torch is pinned, and installed before anything that could ask for another one.
 $(BIN)/.torch:
@@ -55,6 +56,7 @@ test-cpp: $(BIN)/.test
 		$(BIN)/cmake --build $$build | grep -E 'error|warning|FAILED' && exit 1 || true; \
 		if [ $$sanitize = thread ]; then only='Threads.*:Workers.*:Face.IsSafeForThreads'; else only='*'; fi; \
 		$$build/sharpwave_tests --gtest_brief=1 --gtest_filter="$$only"; \
+		if [ $$sanitize = address,undefined ]; then (cd $$build && ./sharpwave_fuzz --changes 100 $(CORPUS)); fi; \
 	done; \
 	for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
 		folder=$$place/sharpwave-crash-$$$$; \
@@ -68,6 +70,27 @@ test-cpp: $(BIN)/.test
 		-DCMAKE_PREFIX_PATH=$(abspath $(CPP_BUILD)/installed) >/dev/null; \
 	$(BIN)/cmake --build $(CPP_BUILD)/example >/dev/null; \
 	$(CPP_BUILD)/example/replay; fi
+
+# The processors whose order of loads and stores is weaker than x86's. Under qemu it is the code that is tested, not the
+# order: that is the host's.
+ARM := $(CPP_BUILD)/aarch64
+ARM_CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
+ARM_RUN := qemu-aarch64 -L /usr/aarch64-linux-gnu
+
+test-aarch64: $(BIN)/.test  ## the C++ tests, cross-compiled for aarch64 and run under qemu-user
+	@missing=; for need in aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64:qemu-user; do \
+		command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; done; \
+	[ -f /usr/src/googletest/CMakeLists.txt ] || missing="$$missing googletest"; \
+	if [ -n "$$missing" ]; then echo "Not installed (Debian's names):$$missing: the aarch64 tests were left out"; else set -e; \
+		$(ARM_CMAKE) -S /usr/src/googletest -B $(ARM)/googletest -DBUILD_GMOCK=OFF \
+			-DCMAKE_INSTALL_PREFIX=$(abspath $(ARM))/installed >/dev/null; \
+		$(BIN)/cmake --build $(ARM)/googletest --target install >/dev/null; \
+		$(ARM_CMAKE) -S . -B $(ARM)/tests -DSHARPWAVE_TESTS=ON -DSHARPWAVE_BLOSC2=none \
+			-DGTest_DIR=$(abspath $(ARM))/installed/lib/cmake/GTest >/dev/null; \
+		$(BIN)/cmake --build $(ARM)/tests | grep -E 'error|warning|FAILED' && exit 1 || true; \
+		$(ARM_RUN) $(ARM)/tests/sharpwave_tests --gtest_brief=1 --gtest_filter=-Tree.KeepsItsRootThroughManyUpdates; \
+		(cd $(ARM) && $(ARM_RUN) tests/sharpwave_fuzz --changes 20 $(CORPUS)); fi
 
 format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/clang-format -i $(CPP_FILES)
@@ -101,9 +124,10 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/python benchmarks/bench_snapshot.py
 	$(BIN)/python benchmarks/report.py
 
-soak: $(BIN)/.test  ## long sweeps: many more random cases, the threaded tests over and over
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model tests/unit/test_threads.py
+soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damaged files, the threaded tests over and over
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model tests/unit/test_threads.py tests/fuzz
 	$(MAKE) test-cpp
+	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)
 	$(CPP_BUILD)/none/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
 	$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_repeat=5 --gtest_filter='Threads.*'
 	$(BIN)/cmake -S . -B $(CPP_BUILD)/faults -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_FAULTS=ON \

@@ -101,7 +101,8 @@ double Index::recomputed_total() {
 void Index::catch_up() {
     Counters& counters = table_.counters();
     const std::uint64_t epoch = counters.epoch.value.load(std::memory_order_acquire);
-    if (counters.index_epoch.value.load(std::memory_order_relaxed) != epoch) rebuild();
+    const bool rebuilds = counters.index_epoch.value.load(std::memory_order_relaxed) != epoch;
+    if (rebuilds) rebuild();
     if (!config_.starts.is_any()) {
         // Episodes that ended after their last row was taken in: a writer was closed, or died.
         const std::uint64_t ends = counters.late_ends.value.load(std::memory_order_acquire);
@@ -113,7 +114,7 @@ void Index::catch_up() {
     new_rows_.clear();
     seen_.clear();
     const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
-    bool chain_broke = false;
+    bool chain_broke = rebuilds;  // records may have been made anew too: look at all blocks
     for (std::uint64_t i = 0; i < used; ++i) {
         const auto [ticket, head] = table_.position(i);
         if (ticket == kNone) continue;

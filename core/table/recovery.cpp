@@ -201,6 +201,8 @@ void Table::reclaim_dead_writers() const {
         // Mostly one block; two where it died while it claimed the next.
         for (std::uint64_t b = 0; b < header_->blocks; ++b) {
             std::uint32_t owner = static_cast<std::uint32_t>(i + 1);
+            if (blocks_[b].owner.load(std::memory_order_acquire) != owner) continue;
+            mark_uneven(b);  // claimed, perhaps, and never written
             blocks_[b].owner.compare_exchange_strong(owner, 0, std::memory_order_acq_rel);
         }
         SHARPWAVE_FAULT(reclaim_freed);

@@ -108,6 +108,7 @@ Cut cut_of(const Table& table) {
 // Copied rows on their way to the file, with their columns.
 struct Chunk {
     std::uint64_t slot = 0, count = 0, rows_at = 0;
+    std::uint64_t end = 0;              // rows from this serial on were not done when the copy was planned
     const std::byte* direct = nullptr;  // written from where they stand in the table, and looked at again afterwards
     std::vector<std::byte> rows;
     std::vector<std::uint32_t> checksums;
@@ -150,6 +151,12 @@ public:
         waiting_.push_back(std::move(chunk));
         changed_.notify_all();
     }
+    struct Early {
+        std::uint64_t slot, serial;
+    };
+    // Rows that were written though their writers had not said that they are done. Behind drain().
+    const std::vector<Early>& early() const { return early_; }
+
     void drain() {
         std::unique_lock<std::mutex> guard(mutex_);
         changed_.wait(guard, [&] { return error_ || busy_ == 0; });
@@ -168,6 +175,9 @@ private:
             if (!chunk.direct) copy_(chunk);
         }
         if (!chunk.direct) file_.write(chunk.rows_at, chunk.rows.data(), chunk.count * header_.row_bytes);
+        for (std::uint64_t i = 0; i < chunk.count; ++i) {
+            if (serial_of(chunk.words[i]) >= chunk.end) early_.push_back({chunk.slot + i, serial_of(chunk.words[i])});
+        }
         file_.write(header_.regions[kChecksums].offset + chunk.slot * 4, chunk.checksums.data(), chunk.count * 4);
         if (header_.regions[kWords].bytes)
             file_.write(header_.regions[kWords].offset + chunk.slot * 8, chunk.words.data(), chunk.count * 8);
@@ -205,6 +215,7 @@ private:
     std::condition_variable changed_;
     std::deque<Chunk> waiting_;
     std::vector<Chunk> spare_;
+    std::vector<Early> early_;
     std::size_t busy_ = 0;
     bool ended_ = false;
     std::exception_ptr error_;
@@ -243,11 +254,15 @@ public:
                 left = count;
             }
             SHARPWAVE_FAULT(save_rows_copied);
+            pipe.drain();  // rows that are written from where they stand have been read before the cut
             take_cut();
             if (reaches_beyond()) return Outcome::grew;
             copy_changed(pipe, cut_.reach, true);
             if (outcome_ != Outcome::done) return outcome_;
             pipe.drain();
+            for (const Pipe::Early& row : pipe.early()) {
+                if (row.serial >= cut_.reach[table_.block_of(row.slot)].end(table_.block_rows())) leave_out(row.slot);
+            }
             flush_heap();
         }
         finish();
@@ -348,19 +363,19 @@ private:
             const std::uint64_t length = std::min(table_.block_length(b), slots_ - base);
             const Reach &now = reach[b], before = copied_[b];
             const bool is_first = !visited_[b] && place_of_[b] != kNone;
-            // Rows that a writer was about to finish are copied again: past a head there may be some.
-            const std::uint64_t again =
-                cut ? std::min<std::uint64_t>(length, now.head + 64 + table_.width()) : now.head;
-            if (!is_first && now == before && !(cut && again > now.head && now.head < length)) continue;
+            if (!is_first && now == before) continue;
             if (place_of_[b] == kNone) {
                 if (now == before) continue;
                 outcome_ = Outcome::grew;  // a block that had not changed when this was planned
                 return count;
             }
-            const bool is_same_lap = now.ticket == before.ticket && now.changed == before.changed && !is_first;
-            const std::uint64_t begin = is_first || now.changed != before.changed ? 0 : is_same_lap ? before.head : 0;
-            const std::uint64_t end = is_first || now.changed != before.changed ? length : std::min(again, length);
-            if (end > begin) copy_rows(pipe, b, base + begin, end - begin, cut ? &now : nullptr);
+            // Also where the block went round more than once: what stands behind its head is not what was copied.
+            const bool is_lapped =
+                before.ticket != kNone && now.ticket != before.ticket && now.ticket > before.ticket + table_.blocks();
+            const bool is_whole = is_first || is_lapped || now.changed != before.changed;
+            const std::uint64_t begin = is_whole || now.ticket != before.ticket ? 0 : before.head;
+            const std::uint64_t end = is_whole ? length : std::min(now.head, length);
+            if (end > begin) copy_rows(pipe, b, base + begin, end - begin, now, cut);
             if (outcome_ != Outcome::done) return count;
             count += end > begin ? end - begin : 0;
             copied_[b] = now;
@@ -369,7 +384,8 @@ private:
         return count;
     }
 
-    void copy_rows(Pipe& pipe, std::uint64_t block, std::uint64_t slot, std::uint64_t count, const Reach* cut) {
+    void copy_rows(Pipe& pipe, std::uint64_t block, std::uint64_t slot, std::uint64_t count, const Reach& now,
+                   bool cut) {
         const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / header_.row_bytes);
         while (count > 0) {
             Chunk chunk = pipe.take();
@@ -378,7 +394,8 @@ private:
             chunk.rows_at = header_.regions[kRows].offset +
                             (place_of_[block] + slot - block * table_.block_rows()) * header_.row_bytes;
             chunk.direct = nullptr;
-            if (cut || !check_in_place(chunk)) fill(chunk, block, cut);
+            if (cut || !check_in_place(chunk)) fill(chunk, block, cut ? &now : nullptr);
+            chunk.end = cut ? ~std::uint64_t{0} : now.end(table_.block_rows());
             slot += chunk.count;
             count -= chunk.count;
             pipe.put(std::move(chunk));
@@ -455,11 +472,29 @@ private:
         if (heap_.size() > kChunkBytes) flush_heap();
     }
 
+    // A row that was copied and came after the cut.
+    void leave_out(std::uint64_t slot) {
+        const std::uint64_t block = table_.block_of(slot), none = 0;
+        const std::vector<std::byte> row(header_.row_bytes);
+        std::uint32_t crc = crc32c(0, &none, sizeof none);
+        crc = crc32c(crc, row.data(), layout_.payload_bytes());
+        file_.write(
+            header_.regions[kRows].offset + (place_of_[block] + slot - block * table_.block_rows()) * header_.row_bytes,
+            row.data(), row.size());
+        file_.write(header_.regions[kChecksums].offset + slot * 4, &crc, sizeof crc);
+        for (RegionId id : {kWords, kFinals}) {
+            if (header_.regions[id].bytes) file_.write(header_.regions[id].offset + slot * 8, &none, sizeof none);
+        }
+    }
+
+    // A row of the cut that has been written over: of the lap that is being written, or of the one before, behind it.
     bool is_missed(std::uint64_t slot, std::uint64_t block, const Reach& cut, std::uint64_t least) const {
         const std::uint64_t offset = slot - block * table_.block_rows();
         const std::uint64_t serial = cut.ticket * table_.block_rows() + offset;
-        if (cut.ticket == kNone || offset >= cut.head || serial << kSerialShift < least) return false;
-        return serial_of(std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire)) > serial;
+        if (cut.ticket == kNone || serial << kSerialShift < least) return false;
+        const std::uint64_t now =
+            serial_of(std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire));
+        return offset < cut.head ? now > serial : now >= cut.end(table_.block_rows());
     }
 
     // One row, with its bytes in the heap, if it is whole. Returns its word, or 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz import layout
 from numbered import filled, make, numbers_in, row, state_of
 
 import sharpwave as sw
@@ -74,6 +76,298 @@ def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
     except subprocess.TimeoutExpired:
         pytest.fail("open() hangs")
     assert done.stdout == "refused\n"
+
+
+PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452")  # how every picture of the kind begins
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_picture_device_and_socket_are_refused_at_once(prefix: str, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(PNG + bytes(5000))
+    with pytest.raises(StorageError, match="is not a Sharpwave table"):
+        sw.open(f"{prefix}{picture}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        with pytest.raises(StorageError, match=r"cannot open .*socket"):
+            sw.open(f"{prefix}{tmp_path}/socket")
+    for device in ("/dev/null", "/dev/zero"):
+        with pytest.raises(StorageError, match=f"'{device}' is not a (file|Sharpwave table)"):
+            sw.open(f"{prefix}{device}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["picture.png", "socket"]
+
+
+# ---- somebody else's, and no room left -------------------------------------------------------------------------------
+
+# Children do this where the machine is in a state that the tests do not want to be in.
+CHILD = """
+import os, sys
+import numpy as np
+import sharpwave as sw
+
+def told(call):
+    try:
+        print("made", call() is None)
+    except sw.errors.StorageError as error:
+        print("refused:", error)
+
+def heap(number, rows=1):
+    stream = np.random.default_rng(number)
+    noise = stream.integers(0, 256, (rows, 4096), dtype=np.uint8)  # nothing to compress
+    return dict(obs=noise, reward=np.full(rows, number, np.float32), done=np.zeros(rows, bool))
+
+def make(**options):
+    schema = {"obs": sw.Field((4096,), "uint8", compression="lz4")}
+    return sw.ReplayBuffer(300, **{"schema": schema, "next_obs": None, "num_envs": 1, "seed": 0, **options})
+
+def numbers(buffer):
+    found = []
+    for batch in buffer.rows():
+        for number, obs in zip(batch["reward"].astype(int).tolist(), batch["obs"]):
+            assert (obs == heap(number)["obs"][0]).all(), "a torn row"
+            found.append(number)
+    return found
+
+def fill(buffer):
+    for number in range(10_000):
+        try:
+            buffer.add(**heap(number))
+        except sw.errors.StorageError as error:
+            print("refused:", error)
+            return number
+"""
+
+
+def child(code: str, *around: str, folder: Path) -> list[str]:
+    """What a process says that runs CHILD and this, in `folder`, started by the command `around`."""
+    command = [*around, sys.executable, "-c", CHILD + code]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=env)
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout.splitlines()
+
+
+def as_nobody(code: str, folder: Path) -> list[str]:
+    """As a user who owns nothing: root may write everywhere. What is needed is imported before."""
+    become = "\nif os.geteuid() == 0:\n    os.setgroups([])\n    os.setgid(65534)\n    os.setuid(65534)\n"
+    return child(become + code, folder=folder)
+
+
+def test_folder_that_may_not_be_written_to_is_named(tmp_path: Path) -> None:
+    snapshot, live = tmp_path / "snapshot", tmp_path / "live.sw"
+    filled(3).save(snapshot)
+    filled(3, storage=f"file://{live}").close()
+    for path in (snapshot, live, tmp_path / "live.sw.lock"):
+        path.chmod(0o444)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o555 if folder == tmp_path else 0o755)
+    try:
+        said = as_nobody(
+            """
+told(lambda: make(storage="file://new.sw"))
+told(lambda: make().save("new"))
+told(lambda: make().save("deeper/new"))
+told(lambda: sw.open("file://live.sw"))
+print(len(sw.open("snapshot")))
+""",
+            tmp_path,
+        )
+    finally:
+        tmp_path.chmod(0o755)
+    assert [line.split(":")[0] for line in said[:-1]] == ["refused"] * 4
+    assert "cannot create 'new.sw'" in said[0]
+    assert "cannot create 'new'" in said[1]
+    assert "cannot make the folder 'deeper'" in said[2]
+    assert "cannot open 'live.sw'" in said[3]
+    assert all("denied" in line for line in said[:-1])
+    assert said[-1] == "3", "reading a snapshot needs no right to write"
+    assert {path.name for path in tmp_path.iterdir()} == {"snapshot", "live.sw", "live.sw.lock"}
+
+
+def test_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    snapshot, live = tmp_path / "snapshot", tmp_path / "live.sw"
+    filled(3).save(snapshot)  # files are made for their owner alone
+    filled(3, storage=f"file://{live}").close()
+    for folder in list(tmp_path.parents)[:2]:
+        folder.chmod(0o755)
+    tmp_path.chmod(0o755)
+    if os.geteuid() != 0:
+        snapshot.chmod(0)
+        live.chmod(0)
+    said = as_nobody('told(lambda: sw.open("snapshot"))\ntold(lambda: sw.open("file://live.sw"))', tmp_path)
+    for line, name in zip(said, ("snapshot", "live.sw"), strict=True):
+        assert f"cannot open '{name}': Permission denied" in line
+
+
+def small_disk(kib: int, over: Path, options: str = "") -> list[str]:
+    """Starts a command that sees a file system of so many KiB at a folder, and nobody else does."""
+    mount = f'mount -t tmpfs -o size={kib}k{options} tmpfs {over} && exec "$@"'
+    around = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "sh", "-c", mount, "sh"]
+    try:
+        done = subprocess.run([*around, "true"], capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if done.returncode:
+        pytest.skip(f"a file system of our own may not be mounted here: {done.stderr.strip()}")
+    return around
+
+
+def test_read_only_disk_is_named(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    said = child(
+        'told(lambda: make(storage="file://disk/new.sw"))\ntold(lambda: make().save("disk/new"))',
+        *small_disk(100, disk, ",ro"),
+        folder=tmp_path,
+    )
+    assert len(said) == 2
+    assert all("Read-only file system" in line for line in said)
+
+
+def test_full_disk_is_told_by_the_call_that_wants_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    said = child(
+        """
+told(lambda: make(storage="file://disk/rows.sw", schema={"obs": sw.Field((4096,), "uint8")}))
+print(os.listdir("disk"))
+buffer = make(storage="file://disk/live.sw")
+held = fill(buffer)
+print(held > 50, numbers(buffer) == list(range(held)), len(buffer) == held)
+print(set(buffer.sample(64)["reward"].astype(int)) <= set(range(held)))
+told(lambda: buffer.save("disk/snapshot"))
+print(sorted(os.listdir("disk")))
+buffer.close()
+buffer = sw.open("file://disk/live.sw")
+print(numbers(buffer) == list(range(held)), buffer.stats()["recoveries"])
+buffer.clear()
+buffer.add(**heap(7))
+print(numbers(buffer))
+""",
+        *small_disk(700, disk),
+        folder=tmp_path,
+    )
+    assert said[0].startswith("refused: cannot allocate")
+    assert "give a smaller capacity or another storage=: No space left on device" in said[0]
+    assert said[1] == "[]"
+    assert "'disk/live.sw' cannot grow: No space left on device" in said[2]
+    assert said[3:5] == ["True True True", "True"]
+    assert said[5].startswith("refused:")
+    assert said[6:] == ["['live.sw', 'live.sw.lock']", "True 0", "[7]"]
+
+
+def test_failed_save_on_a_full_disk_leaves_the_older_snapshot(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    said = child(
+        """
+buffer = make()
+for number in range(20):
+    buffer.add(**heap(number))
+buffer.save("disk/snapshot")
+for number in range(20, 200):
+    buffer.add(**heap(number))
+told(lambda: buffer.save("disk/snapshot"))
+print(os.listdir("disk"), numbers(sw.open("disk/snapshot")) == list(range(20)))
+""",
+        *small_disk(400, disk),
+        folder=tmp_path,
+    )
+    assert said[0].startswith("refused:")
+    assert "No space left on device" in said[0]
+    assert said[1] == "['snapshot'] True"
+
+
+def test_full_shared_memory_is_told_by_the_call_that_wants_room(tmp_path: Path) -> None:
+    said = child(
+        """
+told(lambda: make(storage="shm://rows", schema={"obs": sw.Field((4096,), "uint8")}))
+print(os.listdir("/dev/shm"))
+buffer = make(storage="shm://full")
+held = fill(buffer)
+print(held > 50, numbers(buffer) == list(range(held)))
+told(lambda: make(storage="shm://another"))
+buffer.close(unlink=True)
+print(os.listdir("/dev/shm"))
+told(lambda: make(storage="shm://another").close())
+""",
+        *small_disk(700, Path("/dev/shm")),
+        folder=tmp_path,
+    )
+    assert "No space left on device" in said[0]
+    assert said[1] == "[]"
+    assert "cannot grow: No space left on device" in said[2]
+    assert said[3] == "True True"
+    assert said[4].startswith("refused: cannot allocate")
+    assert said[5:] == ["[]", "made True"]
+
+
+@pytest.mark.xfail(strict=True, reason="a failed add of many rows leaves those of its first groups")
+def test_failed_add_of_many_rows_changes_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    said = child(
+        """
+buffer = make(storage="file://disk/live.sw", writers=1)
+while True:
+    before = len(buffer), buffer.stats()["rows_added"]
+    try:
+        buffer.add(**heap(1, rows=40))
+    except sw.errors.StorageError:
+        break
+print((len(buffer), buffer.stats()["rows_added"]) == before)
+""",
+        *small_disk(700, disk),
+        folder=tmp_path,
+    )
+    assert said == ["True"]
+
+
+def test_full_disk_is_told_in_words_that_fit_the_call(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    said = child(
+        """
+buffer = make()
+for number in range(200):
+    buffer.add(**heap(number))
+told(lambda: buffer.save("disk/snapshot"))
+told(lambda: make(storage="file://disk/rows.sw", schema={"obs": sw.Field((4096,), "uint8")}))
+""",
+        *small_disk(400, disk),
+        folder=tmp_path,
+    )
+    assert "add()" not in said[0]
+    assert "e-" not in said[1].split("for")[0]
+
+
+@pytest.mark.xfail(strict=True, reason="only the header of the snapshot is looked at: what is saved cannot be opened")
+def test_increment_of_a_snapshot_that_lost_its_end_is_a_whole_one(tmp_path: Path) -> None:
+    buffer = filled(900, capacity=1000)
+    buffer.save(tmp_path / "snapshot")
+    os.truncate(tmp_path / "snapshot", (tmp_path / "snapshot").stat().st_size - 4096)
+    buffer.add(**row(900))
+    buffer.save(tmp_path / "snapshot", incremental=True)
+    assert numbers_in(sw.open(tmp_path / "snapshot")) == list(range(901))
+
+
+def test_limit_on_the_size_of_files_is_an_error_of_ours(tmp_path: Path) -> None:
+    said = child(
+        """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+told(lambda: make(storage="file://live.sw"))
+buffer = make()
+for number in range(20):
+    buffer.add(**heap(number))
+told(lambda: buffer.save("snapshot"))
+print(os.listdir("."))
+""",
+        folder=tmp_path,
+    )
+    assert all("File too large" in line for line in said[:2])
+    assert said[2] == "[]"
 
 
 def test_unwritable_places_are_refused(tmp_path: Path) -> None:
@@ -148,20 +442,6 @@ def test_live_file_is_not_a_snapshot_and_the_reverse(snapshot: Path, live: Path)
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prefix", ["", "file://"])
-def test_truncated_file_is_refused_at_every_length(prefix: str, snapshot: Path, live: Path) -> None:
-    whole = (snapshot if prefix == "" else live).read_bytes()
-    path = snapshot.parent / "cut"
-    lengths = {1, 8, 100, 4095, 4096, 4097, 8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1}
-    for length in lengths:
-        path.write_bytes(whole[:length])
-        with pytest.raises(StorageError, match=r"truncated|is not a Sharpwave table"):
-            sw.open(f"{prefix}{path}")
-    path.write_bytes(whole + b"more")
-    with pytest.raises(StorageError, match="truncated or has grown"):
-        sw.open(f"{prefix}{path}")
-
-
 def test_other_version_and_other_byte_order_are_named(snapshot: Path) -> None:
     whole = snapshot.read_bytes()
     snapshot.write_bytes(whole[:8] + (99).to_bytes(4, "little") + whole[12:])
@@ -170,17 +450,6 @@ def test_other_version_and_other_byte_order_are_named(snapshot: Path) -> None:
     snapshot.write_bytes(whole[:12] + whole[12:16][::-1] + whole[16:])
     with pytest.raises(StorageError, match="other byte order"):
         sw.open(snapshot)
-
-
-HEADER_BYTES = 432 + 24 * 16
-REGIONS = ["runtime", "counters", "writers", "blocks", "fields", "description", "rows", "words", "checksums"]
-
-
-def regions_of(whole: bytes) -> dict[str, tuple[int, int]]:
-    """Where each region lies, as core/storage/format.h has it."""
-    table = np.frombuffer(whole, np.uint64, 48, 432).reshape(24, 2)
-    found = {name: (int(table[i, 0]), int(table[i, 1])) for i, name in enumerate(REGIONS) if table[i, 1]}
-    return {"header": (0, HEADER_BYTES), **found}
 
 
 def flip(whole: bytes, at: int, bit: int) -> bytes:
@@ -203,14 +472,14 @@ def test_flipped_bit_of_a_snapshot_is_noticed_wherever_it_matters(
     path = tmp_path / "snapshot"
     buffer.save(path)
     whole = path.read_bytes()
-    regions = regions_of(whole)
+    regions = {"header": layout.Span("header", 0, layout.HEADER_BYTES), **layout.regions_of(whole)}
     if len(buffer):
         assert {"header", "counters", "writers", "blocks", "fields", "description", "rows", "checksums"} <= set(regions)
     loaded = state_of(sw.open(path))
     stream = np.random.default_rng(1)
     # Anywhere in the file, and in every region by name: padding is most of a small file.
     places = [int(at) for at in stream.integers(0, len(whole), 150)]
-    for offset, size in regions.values():
+    for _, offset, size in regions.values():
         places += [offset, offset + size - 1, *(int(at) for at in stream.integers(offset, offset + size, 15))]
     assert len(places) > 250
     noticed = 0
@@ -222,7 +491,7 @@ def test_flipped_bit_of_a_snapshot_is_noticed_wherever_it_matters(
             noticed += 1
             continue
         assert same, f"byte {at} changed the contents unnoticed"
-        inside = [name for name, (offset, size) in regions.items() if offset <= at < offset + size]
+        inside = [name for name, (_, offset, size) in regions.items() if offset <= at < offset + size]
         assert inside in ([], ["rows"]), f"byte {at} of {inside} is not covered by a checksum"
     assert noticed > 100
 
@@ -272,29 +541,9 @@ def open_damaged(folder: Path, whole: bytes, places: list[tuple[int, int]]) -> s
     return "; ".join(wrong) or last
 
 
-def test_flipped_bit_in_the_header_or_rows_of_a_live_file_never_crashes(live: Path, tmp_path: Path) -> None:
-    whole = live.read_bytes()
-    regions = regions_of(whole)
-    stream = np.random.default_rng(2)
-    places = [
-        (int(stream.integers(offset, offset + size)), int(stream.integers(8)))
-        for name in ("header", "runtime", "rows", "checksums", "blocks")
-        for offset, size in [regions[name]]
-        for _ in range(20)
-    ]
-    assert open_damaged(tmp_path, whole, places) == "survived"
-
-
-def test_flipped_bit_in_the_counters_of_a_live_file_never_crashes(live: Path, tmp_path: Path) -> None:
-    whole = live.read_bytes()
-    offset, _ = regions_of(whole)["counters"]
-    writers_used = offset + 4 * 64
-    assert open_damaged(tmp_path, whole, [(writers_used + 5, 7)]) == "survived"
-
-
 def test_damaged_description_of_a_live_file_is_a_storage_error(live: Path, tmp_path: Path) -> None:
     whole = live.read_bytes()
-    offset, size = regions_of(whole)["description"]
+    _, offset, size = layout.regions_of(whole)["description"]
     text = whole[offset : offset + size]
     shape = offset + text.index(b"[[2]") + 2
     assert open_damaged(tmp_path, whole, [(offset, 0), (shape, 0), (offset + size - 1, 3)]) == "survived"
