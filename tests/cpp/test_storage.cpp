@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -233,4 +234,31 @@ TEST_F(Storages, RefuseAForkedChild) {
     int status;
     waitpid(child, &status, 0);
     EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_F(Storages, TellWhoHoldsTheIndexAndIsStopped) {
+    auto table = Table::create(config(100), path("live"));
+    auto& lock = *reinterpret_cast<SharedLock*>(table->region(format::kRuntime));
+    const pid_t child = fork();
+    if (child == 0) {
+        // Not through the table: it is the parent's.
+        lock.lock(1, nullptr);
+        raise(SIGSTOP);
+        for (;;) pause();
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+    ASSERT_TRUE(WIFSTOPPED(status));
+    try {
+        lock.lock(0.2, nullptr);
+        ADD_FAILURE() << "took a lock that another process holds";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::not_ready);
+        EXPECT_NE(std::string(error.what()).find("held by process " + std::to_string(child)), std::string::npos)
+            << error.what();
+    }
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(lock.lock(5, nullptr)) << "who takes over is told that the last owner died";
+    lock.unlock(nullptr);
 }
