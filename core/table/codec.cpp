@@ -26,10 +26,7 @@ struct Library {
     Library() { blosc2_init(); }  // never destroyed: threads may still decode while the process ends
 };
 
-void start_library() {
-    static const Library* library = new Library;
-    (void)library;
-}
+void start_library() { [[gnu::used]] static const Library* library = new Library; }
 
 // A context is not for two threads; one a thread and kind is made once and kept. blosc2 cuts a value into blocks, and a
 // context left to choose keeps the smallest block it ever chose: a large value after a small one would be cut into

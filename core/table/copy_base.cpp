@@ -8,7 +8,7 @@
 #define SHARPWAVE_STREAM_END() _mm_sfence()
 #else
 #define SHARPWAVE_STREAM(to, from) move<kVector>(to, from)
-#define SHARPWAVE_STREAM_END()
+#define SHARPWAVE_STREAM_END() static_cast<void>(0)
 #endif
 #include "table/copy_kernels.inc"
 

@@ -1,5 +1,6 @@
 #include "table/geometry.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <new>
@@ -208,13 +209,28 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
                (bytes < header.total_bytes ? "; open it with recover=True to save what is whole" : ""));
     }
     if (header.total_bytes >> 56) refuse("is damaged: its header contradicts itself");
+    std::uint64_t end = kPageBytes;
+    for (const Region& region : header.regions) {
+        if (region.bytes >> 56 || region.offset >> 56) refuse("is damaged: its header contradicts itself");
+        if (region.bytes) end = std::max(end, region.offset + region.bytes);
+    }
+    if (header.total_bytes != round_up(end, kPageBytes)) refuse("is damaged: its header contradicts itself");
+    if (header.kind != kLive && header.has_checksums != 1) refuse("is damaged: its header contradicts itself");
     bytes = header.total_bytes;
     // The checksum holds, so what follows guards against files made to mislead, not against accidents.
     const auto need = [&](RegionId id, Wide size) {
         const Region& region = header.regions[id];
-        const bool inside = region.offset >= kPageBytes && region.offset % 8 == 0 && region.offset <= bytes &&
-                            region.bytes <= bytes - region.offset;
+        const bool inside = region.offset >= kPageBytes &&
+                            region.offset % (id == kWriters && header.kind == kLive ? 128 : 64) == 0 &&
+                            region.offset <= bytes && region.bytes <= bytes - region.offset;
         if (size != region.bytes || (size != 0 && !inside)) refuse("is damaged: a region does not fit its header");
+        if (size == 0 && region.offset != 0) refuse("is damaged: a region does not fit its header");
+        for (std::uint32_t other = 0; size != 0 && other < kRegionCount; ++other) {
+            const Region& there = header.regions[other];
+            if (other != id && there.bytes != 0 && region.offset < there.offset + there.bytes &&
+                there.offset < region.offset + region.bytes)
+                refuse("is damaged: two regions lie in one place");
+        }
     };
     const auto wide = [](std::uint64_t a, std::uint64_t b) { return static_cast<Wide>(a) * b; };
     if ((header.kind != kLive && header.kind != kSnapshot && header.kind != kIncrement) || header.width == 0 ||
@@ -276,7 +292,7 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         field.codec = static_cast<Codec>(record.compression);
         field.is_ragged = record.ragged != 0;
         field.gives_next = record.gives_next != 0;
-        field.follows = static_cast<int>(record.follows) - 1;
+        field.follows = static_cast<int>(record.follows - 1);
         if (record.follows > header.field_count) {
             throw Error(ErrorKind::storage, "'" + path + "' is damaged: a field record is wrong");
         }

@@ -14,6 +14,17 @@ namespace sharpwave {
 
 using namespace format;
 
+namespace {
+
+// Readers look at the owner while it changes.
+void put_header(std::byte* place, std::uint64_t owner, std::uint64_t span) {
+    auto* header = reinterpret_cast<PieceHeader*>(place);
+    std::atomic_ref<std::uint64_t>(header->owner).store(owner, std::memory_order_relaxed);
+    header->span = span;
+}
+
+}  // namespace
+
 BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), block_(block) {
     used_ = table.block_record(block).heap_used.load(std::memory_order_relaxed);
     const std::uint64_t finals = table.header().block_finals_bytes;
@@ -23,7 +34,8 @@ BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), 
     std::uint64_t at = 0;
     while (at < used_ && at + sizeof(PieceHeader) <= size) {
         const auto* piece = reinterpret_cast<const PieceHeader*>(base + at);
-        if (at + sizeof(PieceHeader) > size || piece->span == 0 || piece->span > size - at) break;
+        if (at + sizeof(PieceHeader) > size || piece->span == 0 || piece->span % 16 != 0 || piece->span > size - at)
+            break;
         at += piece->span;
     }
     used_ = old_ = at;
@@ -54,7 +66,8 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, Writ
     std::int64_t gone = 0;
     while (old_ < used_ + need) {
         const auto* piece = reinterpret_cast<const PieceHeader*>(base + old_);
-        if (old_ + sizeof(PieceHeader) > size || piece->span == 0 || piece->span > size - old_) {
+        if (old_ + sizeof(PieceHeader) > size || piece->span == 0 || piece->span % 16 != 0 ||
+            piece->span > size - old_) {
             old_ = size;
             break;
         }
@@ -65,9 +78,9 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, Writ
     fence(std::memory_order_release);  // lost rows say so before their bytes change
     const std::uint64_t gap = old_ - (used_ + need);
     if (gap > 0 && old_ < size) {
-        new (base + used_ + need) PieceHeader{0, gap};
+        put_header(base + used_ + need, 0, gap);
     }
-    new (base + used_) PieceHeader{owner + 1, need};
+    put_header(base + used_, owner + 1, need);
     const std::uint64_t place = start + used_ + sizeof(PieceHeader);
     used_ += need;
     table_->block_record(block_).heap_used.store(used_, std::memory_order_relaxed);
@@ -104,8 +117,7 @@ std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
             if (serial_of(word) == header->owner - 1 && is_there) continue;
         }
         fence(std::memory_order_release);
-        header->owner = owner + 1;
-        header->span = span;
+        put_header(place, owner + 1, span);
         touched_finals_ = std::max(touched_finals_, i + 1);
         return start + i * span + sizeof(PieceHeader);
     }

@@ -242,17 +242,21 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
             for (std::uint64_t i = 0; i < count; ++i) table->word(slot + i) = words[slot + i];
         }
         const Region& heap = source.header.regions[kHeap];
+        bool is_outside = false;
         const auto bytes_at = [&](std::uint64_t place, std::uint64_t bytes) -> const std::byte* {
-            return place <= heap.bytes && bytes <= heap.bytes - place ? source.base + heap.offset + place : nullptr;
+            if (place <= heap.bytes && bytes <= heap.bytes - place) return source.base + heap.offset + place;
+            is_outside = true;
+            return nullptr;
         };
         for (std::uint64_t i = 0; i < count; ++i) {
             std::uint64_t& word = table->word(slot + i);
             const bool is_row = state_of(word) == kCommitted;
+            is_outside = false;
             if (is_row && (layout.uses_heap() || finals)) {
                 crcs[i] = heap_checksum(crcs[i], layout, to + i * stride, finals ? finals[slot + i] : 0, bytes_at);
             }
             const bool is_elsewhere = state_of(word) != kEmpty && table->slot_of(serial_of(word)) != slot + i;
-            if (crcs[i] == checksums[slot + i] && !is_elsewhere) continue;
+            if (crcs[i] == checksums[slot + i] && !is_elsewhere && !is_outside) continue;
             std::uint64_t none = kNone;
             first_wrong.compare_exchange_strong(none, slot + i);
             ++lost;

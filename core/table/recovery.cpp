@@ -21,6 +21,13 @@ bool Table::are_records_sane() const {
     const std::uint64_t most_tickets = kMaxSerial / header_->block_rows;
     bool sane = load(counters_->writers_used) <= header_->max_writers && next <= most_tickets && origin <= next &&
                 origin % header_->blocks == 0;
+    const auto is_within = [&](const Counter& counter, double most) {
+        const auto number = std::bit_cast<double>(load(counter));
+        return number >= 0 && number <= most;
+    };
+    sane = sane && is_within(counters_->alpha, 1) && is_within(counters_->beta_start, 1) &&
+           is_within(counters_->beta_end, 1) && is_within(counters_->beta_steps, 1e18) &&
+           is_within(counters_->running_max, 1e38);
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
         const auto [ticket, head] = position(i);
         sane = sane && (ticket == kNone || ticket <= most_tickets) && head <= header_->block_rows;
@@ -58,14 +65,18 @@ void Table::remake_records() {
         counter->value.store(0);
     }
     const SamplerNumbers usual;
-    const std::pair<Counter*, double> numbers[] = {{&counters_->alpha, usual.alpha},
-                                                   {&counters_->beta_start, usual.beta_start},
-                                                   {&counters_->beta_end, usual.beta_end},
-                                                   {&counters_->beta_steps, usual.beta_steps},
-                                                   {&counters_->running_max, 1}};
-    for (const auto& [counter, instead] : numbers) {
+    struct Number {
+        Counter* counter;
+        double instead, most;
+    };
+    const Number numbers[] = {{&counters_->alpha, usual.alpha, 1},
+                              {&counters_->beta_start, usual.beta_start, 1},
+                              {&counters_->beta_end, usual.beta_end, 1},
+                              {&counters_->beta_steps, usual.beta_steps, 1e18},
+                              {&counters_->running_max, 1, 1e38}};
+    for (const auto& [counter, instead, most] : numbers) {
         const auto number = std::bit_cast<double>(counter->value.load());
-        if (!(number >= 0 && number <= 1e18)) counter->value.store(std::bit_cast<std::uint64_t>(instead));
+        if (!(number >= 0 && number <= most)) counter->value.store(std::bit_cast<std::uint64_t>(instead));
     }
     counters_->index_epoch.value.store(kNone);
 }

@@ -42,6 +42,21 @@ namespace {
 constexpr std::uint64_t kChunkBytes = 1 << 20;  // rows copied and written at a time
 constexpr std::size_t kChunksWaiting = 4;
 
+// Records are looked at in memory as they stand in a table: aligned alike.
+template <class Value>
+struct Aligned {
+    using value_type = Value;
+    Aligned() = default;
+    template <class Other>
+    Aligned(const Aligned<Other>&) {}
+    Value* allocate(std::size_t count) {
+        return static_cast<Value*>(::operator new(count * sizeof(Value), std::align_val_t{128}));
+    }
+    void deallocate(Value* place, std::size_t) { ::operator delete(place, std::align_val_t{128}); }
+    bool operator==(const Aligned&) const { return true; }
+};
+using Records = std::vector<std::byte, Aligned<std::byte>>;
+
 // A header that stands at `path`, if it is one of ours.
 std::optional<Header> header_at(const std::string& path) {
     Header header{};
@@ -321,7 +336,10 @@ private:
         base_fd_ = open(base_path_.c_str(), O_RDONLY | O_CLOEXEC);
         if (base_fd_ < 0) return;
         std::vector<BlockRecord> blocks(table_.blocks());
-        std::vector<std::byte> writers(table_.max_writers() * sizeof(WriterRecord));
+        Records writers(table_.max_writers() * sizeof(WriterRecord));
+        if (base.regions[kBlocks].bytes != blocks.size() * sizeof(BlockRecord) ||
+            base.regions[kWriters].bytes != writers.size())
+            return;
         const auto read_region = [&](RegionId id, void* to) {
             return pread(base_fd_, to, base.regions[id].bytes, static_cast<off_t>(base.regions[id].offset)) ==
                    static_cast<ssize_t>(base.regions[id].bytes);
@@ -542,7 +560,8 @@ private:
             std::atomic_ref<std::uint64_t>(table_.final_place(slot)).load(std::memory_order_acquire);
         place = 0;
         if (word & kHasFinalObservation) {
-            if (kept > table_.header().regions[kHeap].bytes - image.size() || kept < sizeof(PieceHeader)) return false;
+            if (kept > table_.header().regions[kHeap].bytes - image.size() || kept < sizeof(PieceHeader) || kept % 16)
+                return false;
             racy_copy(image.data(), table_.region(kHeap) + kept, image.size());
             fence(std::memory_order_acquire);
             const auto* header =
@@ -634,7 +653,7 @@ private:
     }
 
     void save_records(RegionId id) {
-        std::vector<std::byte>& to = records_[id == kCounters ? 0 : id == kWriters ? 1 : 2];
+        Records& to = records_[id == kCounters ? 0 : id == kWriters ? 1 : 2];
         to.resize(header_.regions[id].bytes);
         copy_records(to.data(), table_.region(id), to.size());
     }
@@ -756,7 +775,7 @@ private:
     std::vector<Reach> clean_, copied_;
     std::vector<bool> visited_;
     Cut cut_;
-    std::vector<std::byte> records_[3];
+    Records records_[3];
     std::vector<std::byte> heap_;  // what is not written yet
     std::uint64_t heap_begin_ = 0, missed_ = 0;
     Outcome outcome_ = Outcome::done;

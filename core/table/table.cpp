@@ -242,6 +242,7 @@ bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen, bool across)
             if (record.linked_ticket.load(std::memory_order_acquire) != lap) return false;
             const std::uint64_t ticket = record.next_ticket.load(std::memory_order_acquire);
             if (record.linked_ticket.load(std::memory_order_relaxed) != lap || ticket == kNone) return false;
+            if (ticket <= lap || ticket > kMaxSerial / rows) return false;  // a damaged file: no circles
             serial = ticket * rows + offset % width;
             at = slot_of(serial);
             if (at >= header_->slots) return false;
@@ -273,6 +274,7 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bo
             if (record.ticket.load(std::memory_order_acquire) != lap) return false;
             const std::uint64_t ticket = record.previous_ticket.load(std::memory_order_acquire);
             if (record.ticket.load(std::memory_order_relaxed) != lap || ticket == kNone) return false;
+            if (ticket >= lap) return false;  // a damaged file: no circles
             serial = ticket * rows + block_length(ticket % header_->blocks) - width + offset % width;
             at = slot_of(serial);
             if (at >= header_->slots) return false;
@@ -336,7 +338,7 @@ std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) const {
 
 std::vector<std::uint64_t> Table::live_serials() const {
     std::vector<std::uint64_t> serials;
-    serials.reserve(size());
+    serials.reserve(std::min(size(), header_->slots));
     const std::uint64_t least = least_word(), reach = visible_slots();
     for (std::uint64_t slot = 0; slot < reach; ++slot) {
         const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);

@@ -46,9 +46,13 @@ bool Goals::choose(std::uint64_t& slot, std::uint64_t& word, std::size_t positio
     }
     // Nearly all of it is gone: count what is left.
     const std::vector<std::uint64_t> rows = starts_.episode(slot, word);
+    if (rows.empty()) return false;
+    const std::uint64_t own = serial_of(word), end = own + here.left * table_.width();
     slot = rows[stream.below(rows.size(), position, kGoal + kMostTries)];
     word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
-    return is_live(word, table_.least_word());
+    // One that came since has a later serial. Where several writers share the ring some that are right are passed over
+    // too; then another example is drawn.
+    return is_live(word, table_.least_word()) && serial_of(word) <= end;
 }
 
 std::size_t Goals::gather(const std::uint64_t* slots, const std::uint64_t* words, std::size_t begin, std::size_t end,

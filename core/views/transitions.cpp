@@ -33,7 +33,9 @@ std::uint64_t load_word(const Table& table, std::uint64_t slot) {
     return std::atomic_ref<std::uint64_t>(table.word(slot)).load(std::memory_order_acquire);
 }
 
-bool is_summed(const Field& field) { return field.dtype == "<f4" || field.dtype == "<f8"; }
+bool is_summed(const Field& field) {
+    return (field.dtype == "<f4" && field.item_bytes == 4) || (field.dtype == "<f8" && field.item_bytes == 8);
+}
 
 }  // namespace
 
@@ -555,7 +557,7 @@ bool Transitions::copy_value(Work& work, const Field& field, std::uint64_t slot,
 
 // Whether the bytes at a place of the heap are those of a row.
 bool Transitions::is_owner(std::uint64_t place, std::uint64_t serial) const {
-    if (place < sizeof(PieceHeader)) return false;
+    if (place < sizeof(PieceHeader) || place % 16 != 0) return false;
     std::byte* header = table_.region(kHeap) + place - sizeof(PieceHeader);
     return std::atomic_ref<std::uint64_t>(reinterpret_cast<PieceHeader*>(header)->owner)
                .load(std::memory_order_acquire) == serial + 1;
