@@ -525,7 +525,8 @@ int main(int count, char** arguments) {
                 rounds, at_random, reopened, slowest);
     int missing = 0;
     for (int i = 0; i < static_cast<int>(Fault::count); ++i) {
-        if (rounds >= 1000) std::printf("  %-24s %d\n", fault_name(static_cast<Fault>(i)), reached[static_cast<Fault>(i)]);
+        if (rounds >= 1000)
+            std::printf("  %-24s %d\n", fault_name(static_cast<Fault>(i)), reached[static_cast<Fault>(i)]);
         missing += reached[static_cast<Fault>(i)] == 0;
     }
     if (missing && rounds >= 1000) return std::fprintf(stderr, "FAILED: %d places were never reached\n", missing), 1;

@@ -27,7 +27,7 @@ FLIPS_A_REGION = 400 if IS_SOAK else 6
 FORMS = ("saved", "grown", "closed", "killed", "power went")
 LIVE_FORMS = FORMS[2:]
 # What is wrong now, and has a test of its own below.
-KNOWN = ("writers.live", "counters.alpha", "description")
+KNOWN = ("description",)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,6 @@ def used_after(
     return opener.use(table, put(flip(whole.data, *flips), whole, folder / "damaged.sw", form), recover)
 
 
-@pytest.mark.xfail(strict=True, reason="a count of rows that cannot be is believed: MemoryError")
 def test_count_of_rows_that_cannot_be_is_not_believed(files: Any, opener: Opener, folder: Path) -> None:
     whole = files("plain", "closed")
     live = next(span for span in layout.RECORDS["writers"] if span.name == "live")
@@ -180,7 +179,6 @@ def test_count_of_rows_that_cannot_be_is_not_believed(files: Any, opener: Opener
     assert found["rows"] == whole.rows
 
 
-@pytest.mark.xfail(strict=True, reason="an alpha of 1e308 is believed: masses are not finite, draws leave the table")
 def test_exponent_that_cannot_be_is_not_believed(files: Any, opener: Opener, folder: Path) -> None:
     alpha = next(span for span in layout.COUNTERS if span.name == "alpha")
     at = layout.regions_of(files("writers", "closed").data)["counters"].offset + alpha.offset + 7
@@ -248,20 +246,20 @@ def test_cut_or_grown_file_is_refused_at_every_class_of_lengths(
 
 
 DATA = ("rows", "words", "checksums", "heap", "finals", "waiting")
-UNCHECKED = "checksums are looked at only when the machine went down since, or when asked to recover"
 NO_CHECKSUM = "a next observation that waits for its row has no checksum"
 
 
 def tables_and_forms() -> Iterator[Any]:
     for table, form, recover in itertools.product(TABLES, LIVE_FORMS, (False, True)):
-        is_checked = recover or form == "power went"
-        why = UNCHECKED if not is_checked else NO_CHECKSUM if TABLES[table].get("next_obs") == "derived" else None
+        if not recover and form != "power went":
+            continue  # the kernel kept every byte that was written: nobody takes checksums of all rows then
+        why = NO_CHECKSUM if TABLES[table].get("next_obs") == "derived" else None
         marks = [pytest.mark.xfail(strict=True, reason=why)] if why and table != "empty" else []
         name = f"{table}-{form}{'-recover' if recover else ''}"
         yield pytest.param(table, form, recover, marks=marks, id=name)
 
 
-@pytest.mark.parametrize(("table", "form", "recover"), tables_and_forms())
+@pytest.mark.parametrize(("table", "form", "recover"), list(tables_and_forms()))
 def test_no_damaged_row_of_a_live_file_is_given_out(
     table: str, form: str, recover: bool, files: Any, opener: Opener, folder: Path
 ) -> None:
