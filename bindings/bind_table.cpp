@@ -499,6 +499,14 @@ void bind_table(nb::module_& m) {
         .def_prop_ro("capacity", [](BoundTable& self) { return self.open()->capacity(); })
         .def_prop_ro("width", [](BoundTable& self) { return self.open()->width(); })
         .def_prop_ro("path", [](BoundTable& self) { return self.open()->path(); })
+        .def_prop_ro(
+            "field_names",
+            [](BoundTable& self) {
+                nb::list names;
+                for (const sharpwave::Field& field : self.open()->layout().fields()) names.append(nb::cast(field.name));
+                return names;
+            },
+            nb::sig("def field_names(self) -> list[str]"))
         .def_prop_ro("description", [](BoundTable& self) { return self.open()->description(); });
     m.def("wait_for_file", &wait_for_file, nb::arg("path"), nb::arg("seconds"));
     m.attr("shared_memory_folder") = sharpwave::shared_memory_folder();

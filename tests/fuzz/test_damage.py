@@ -187,7 +187,6 @@ def test_exponent_that_cannot_be_is_not_believed(files: Any, opener: Opener, fol
     assert found["strange"] == []
 
 
-@pytest.mark.xfail(strict=True, reason="names in the description are believed, whatever the field records say")
 @pytest.mark.parametrize(("form", "recover"), [("closed", False), ("saved", True)])
 def test_damaged_name_of_a_field_is_noticed(form: str, recover: bool, files: Any, opener: Opener, folder: Path) -> None:
     """The name stands in the field's record too."""

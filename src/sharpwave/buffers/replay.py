@@ -184,6 +184,8 @@ class ReplayBuffer:
                 window=windows.places if windows else 0,
             )
             settings = engine_settings(self._schema, self._sampler, self._view, self._pace)
+            if [name for name, *_ in self._schema.engine_fields()] != table.field_names:
+                raise ValueError  # the names stand in the fields' records too
         except SchemaError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
