@@ -207,6 +207,7 @@ TEST(Threads, GiveSumsOfStepsThatFollowEachOther) { race({.derives = true, .n_st
 
 TEST(Threads, GiveSumsOfStepsThatFollowEachOtherOverManyBlocks) { race({.rows = 7, .n_step = 5}); }
 
+// An example's own row may be written over between its draw and the choice of its goal.
 TEST(Threads, GiveGoalsOfLongEpisodesThatAreWrittenOver) {
     constexpr std::size_t kSteps = 1000, kBatch = 256;
     TableConfig made = config(2 * kSteps, 1, 2);

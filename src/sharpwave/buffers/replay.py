@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -221,12 +221,14 @@ class ReplayBuffer:
             for name in ("_table", "_writer", "_bell", "add"):
                 self.__dict__.pop(name, None)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("_table", "_writer", "_bell") or self.__dict__.get("_address") is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        path = to_path(self._address, "open()")
-        self._adopt(_core.Table.attach(str(path)), self._address, self._view)
-        return self.__dict__[name]
+    if not TYPE_CHECKING:  # to a type checker every name would be one
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in ("_table", "_writer", "_bell") or self.__dict__.get("_address") is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            path = to_path(self._address, "open()")
+            self._adopt(_core.Table.attach(str(path)), self._address, self._view)
+            return self.__dict__[name]
 
     @classmethod
     def _from_table(cls, table: _core.Table, address: str | None, view: View | None = None) -> ReplayBuffer:
