@@ -77,6 +77,8 @@ ARM := $(CPP_BUILD)/aarch64
 ARM_CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
 ARM_RUN := qemu-aarch64 -L /usr/aarch64-linux-gnu
+# What takes minutes there, and what needs robust mutexes: qemu-user has none.
+ARM_LEFT_OUT := Tree.KeepsItsRootThroughManyUpdates:Storages.TellWhoHoldsTheIndexAndIsStopped
 
 test-aarch64: $(BIN)/.test  ## the C++ tests, cross-compiled for aarch64 and run under qemu-user
 	@missing=; for need in aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64:qemu-user; do \
@@ -89,7 +91,7 @@ test-aarch64: $(BIN)/.test  ## the C++ tests, cross-compiled for aarch64 and run
 		$(ARM_CMAKE) -S . -B $(ARM)/tests -DSHARPWAVE_TESTS=ON -DSHARPWAVE_BLOSC2=none \
 			-DGTest_DIR=$(abspath $(ARM))/installed/lib/cmake/GTest >/dev/null; \
 		$(BIN)/cmake --build $(ARM)/tests | grep -E 'error|warning|FAILED' && exit 1 || true; \
-		$(ARM_RUN) $(ARM)/tests/sharpwave_tests --gtest_brief=1 --gtest_filter=-Tree.KeepsItsRootThroughManyUpdates; \
+		$(ARM_RUN) $(ARM)/tests/sharpwave_tests --gtest_brief=1 --gtest_filter=-$(ARM_LEFT_OUT); \
 		(cd $(ARM) && $(ARM_RUN) tests/sharpwave_fuzz --changes 20 $(CORPUS)); fi
 
 format: $(BIN)/.check  ## rewrite the sources in the house style
