@@ -66,8 +66,8 @@ NewFile::~NewFile() {
     close(fd_);
 }
 
-void NewFile::resize(std::uint64_t bytes) {
-    if (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) fail("cannot write '" + path_ + "'", errno);
+void NewFile::resize(std::uint64_t bytes, const std::string& what) {
+    if (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) fail(what, errno);
 }
 
 void NewFile::allocate(std::uint64_t bytes, const std::string& what) {

@@ -15,7 +15,7 @@ public:
     NewFile& operator=(const NewFile&) = delete;
 
     // Lack of space is ErrorKind::storage, from whichever call meets it; `what` begins the message.
-    void resize(std::uint64_t bytes);
+    void resize(std::uint64_t bytes, const std::string& what);
     void allocate(std::uint64_t bytes, const std::string& what);
     void write(std::uint64_t offset, const void* data, std::uint64_t bytes);
     void read(std::uint64_t offset, void* data, std::uint64_t bytes) const;

@@ -151,12 +151,13 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint6
     storage.bytes_ = round_up(bytes, kPageBytes);
     storage.unpublished_ = std::make_unique<NewFile>(path);
     const std::uint64_t filled = std::min(sparse_from, storage.bytes_);
-    storage.unpublished_->resize(storage.bytes_);
-    storage.unpublished_->allocate(filled, "cannot allocate " + in_gib(filled) + " for '" + path + "'" +
-                                               (path.rfind(shared_memory_folder(), 0) == 0
-                                                    ? "; give a smaller capacity, or make shared memory larger "
-                                                      "(Docker: --shm-size), or storage=\"file://path\""
-                                                    : "; give a smaller capacity or another storage="));
+    const bool is_shared = path.rfind(shared_memory_folder(), 0) == 0;
+    const std::string what =
+        "cannot allocate " + in_gib(filled) + " for '" + path + "'; give a smaller capacity" +
+        (is_shared ? ", or make shared memory larger (Docker: --shm-size), or storage=\"file://path\""
+                   : " or another storage=");
+    storage.unpublished_->resize(storage.bytes_, what);
+    storage.unpublished_->allocate(filled, what);
     const int fd = storage.unpublished_->fd();
     storage.data_ = map_file(fd, storage.bytes_, path);
     if (sparse_from < storage.bytes_) storage.advise_small_pages(sparse_from);

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <unordered_set>
 
 #include "base/crc32c.h"
 #include "base/error.h"
@@ -101,16 +102,28 @@ struct Cut {
 };
 
 Cut cut_of(const Table& table) {
-    // Positions first: a block that is claimed afterwards has an owner and nobody's position, and no rows that count.
+    // Positions first: rows that come afterwards are after the cut, also whole blocks of them.
+    const std::uint64_t next = table.counters().next_ticket.value.load(std::memory_order_acquire);
     const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
     Cut cut{std::vector<Reach>(table.blocks()), {}};
     for (std::uint64_t i = 0; i < used; ++i) cut.positions.push_back(table.position(i));
     std::vector<Reach>& reach = cut.reach;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> links;  // ticket and the same writer's ticket before
     for (std::uint64_t b = 0; b < table.blocks(); ++b) {
         const BlockRecord& block = table.block_record(b);
         reach[b].changed = block.changed.load(std::memory_order_acquire);
         reach[b].ticket = block.ticket.load(std::memory_order_acquire);
         reach[b].head = block.owner.load(std::memory_order_acquire) != 0 ? 0 : table.block_length(b);
+        if (reach[b].ticket != kNone) links.emplace_back(reach[b].ticket, block.previous_ticket.load());
+    }
+    // A block that goes on from where a writer stood was claimed since.
+    std::sort(links.begin(), links.end());
+    std::unordered_set<std::uint64_t> newest;
+    for (const Position& position : cut.positions) newest.insert(position.ticket);
+    for (const auto& [ticket, before] : links) {
+        if (newest.count(ticket) || (ticket < next && (before == kNone || !newest.count(before)))) continue;
+        reach[ticket % table.blocks()].head = 0;
+        newest.insert(ticket);
     }
     for (const Position& position : cut.positions) {
         if (position.ticket == kNone) continue;
@@ -512,7 +525,10 @@ private:
         if (cut.ticket == kNone || serial << kSerialShift < least) return false;
         const std::uint64_t now =
             serial_of(std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire));
-        return offset < cut.head ? now > serial : now >= cut.end(table_.block_rows());
+        if (offset < cut.head) return now > serial;
+        // Before the first lap is over there is nothing behind the one that is being written.
+        const std::uint64_t origin = table_.counters().origin_ticket.value.load(std::memory_order_acquire);
+        return cut.ticket >= origin + table_.blocks() && now >= cut.end(table_.block_rows());
     }
 
     // One row, with its bytes in the heap, if it is whole. Returns its word, or 0.
@@ -736,7 +752,7 @@ private:
         const std::uint64_t heap_at = header_.regions[kHeap].offset;
         header_.regions[kHeap] = heap_begin_ ? Region{heap_at, heap_begin_} : Region{};
         header_.total_bytes = (heap_at + heap_begin_ + kPageBytes - 1) / kPageBytes * kPageBytes;
-        file_.resize(header_.total_bytes);
+        file_.resize(header_.total_bytes, "save(): cannot write the snapshot");
         header_.meta_crc = meta_checksum();
         header_.header_crc = header_checksum(header_);
         file_.write(0, &header_, sizeof header_);
