@@ -807,7 +807,8 @@ void Table::save(const std::string& path, bool incremental) const {
                       std::memcmp(base->uuid, header_->uuid, sizeof base->uuid) == 0 &&
                       base->header_crc == header_checksum(*base) && base->blocks == header_->blocks &&
                       base->block_rows == header_->block_rows && base->max_writers == header_->max_writers;
-    if (!fits) base.reset();
+    std::error_code ignored;
+    if (!fits || std::filesystem::file_size(path, ignored) != base->total_bytes) base.reset();  // one that lost its end
     constexpr double kHoldSeconds = 2;
     std::uint64_t slack = 0;
     for (int attempt = 0; attempt < 4; ++attempt) {
