@@ -200,16 +200,6 @@ def test_increment_of_another_snapshot_counts_for_nothing(tmp_path: Path) -> Non
         sw.open(tmp_path / "snapshot.delta")
 
 
-def test_increment_is_whole_where_the_snapshot_lost_its_end(tmp_path: Path) -> None:
-    buffer = make(1_000)
-    buffer.add(**numbers(0, 500))
-    buffer.save(tmp_path / "snapshot")
-    os.truncate(tmp_path / "snapshot", 8192)
-    buffer.add(**numbers(500, 10))
-    buffer.save(tmp_path / "snapshot", incremental=True)
-    assert len(sw.open(tmp_path / "snapshot")) == 510
-
-
 # ---- what is damaged is told -----------------------------------------------------------------------------------------
 
 
