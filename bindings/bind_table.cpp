@@ -497,6 +497,7 @@ void bind_table(nb::module_& m) {
              })
         .def_prop_ro("closed", [](BoundTable& self) { return !self.table; })
         .def_prop_ro("capacity", [](BoundTable& self) { return self.open()->capacity(); })
+        .def_prop_ro("lost_at_open", [](BoundTable& self) { return self.open()->lost_at_open(); })
         .def_prop_ro("width", [](BoundTable& self) { return self.open()->width(); })
         .def_prop_ro("path", [](BoundTable& self) { return self.open()->path(); })
         .def_prop_ro(

@@ -310,7 +310,7 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
     if (saved.sampler && newest.is_sound) load_index(*table, base, saved);
     table->counters_->rows_lost.value.fetch_add(lost.load());
     table->counters_->incarnation.value.fetch_add(1);
-    table->recover(recover);
+    table->lost_at_open_ = lost.load() + table->recover(recover);
     return table;
 }
 

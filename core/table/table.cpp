@@ -81,6 +81,9 @@ std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
     auto presence = std::make_unique<Presence>(path);
     SHARPWAVE_FAULT(attach_at_door);
     const bool is_shorter = storage.bytes() < header.total_bytes;
+    if (is_shorter && !presence->is_first()) {
+        throw Error(ErrorKind::storage, "'" + path + "' has lost its end while others have it open; close them first");
+    }
     if (is_shorter) storage.extend(header.total_bytes);
     RowLayout layout = read_layout(storage.data(), header, path);
     std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
@@ -88,6 +91,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
     const bool mends = recover && table->presence_->is_first();
     const bool remakes = mends && !table->are_records_sane();
     const std::uint64_t counted = mends && !remakes ? table->size() : 0;
+    const std::uint64_t lost_before = table->counters().rows_lost.value.load();
     if (remakes) table->remake_records();
     table->check_records();
     table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
@@ -111,6 +115,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
         }
         remember_system(counters);
         counters.clean.value.store(0, std::memory_order_release);
+        table->lost_at_open_ = counters.rows_lost.value.load() - lost_before;
         SHARPWAVE_FAULT(attach_before_settled);
     }
     table->presence_->settle();

@@ -85,7 +85,8 @@ public:
     std::uint64_t capacity() const { return header_->capacity; }
     std::uint64_t width() const { return header_->width; }
     std::uint64_t seed() const { return header_->seed; }
-    std::uint64_t size() const;  // O(writers)
+    std::uint64_t size() const;                                   // O(writers)
+    std::uint64_t lost_at_open() const { return lost_at_open_; }  // rows that opening it dropped
     TableStats stats() const;
 
     // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full.
@@ -300,6 +301,7 @@ private:
     float* given_ = nullptr;
     Divider by_block_;
     unsigned head_bits_ = 0;
+    std::uint64_t lost_at_open_ = 0;
     std::uint64_t* finals_ = nullptr;
 };
 

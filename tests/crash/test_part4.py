@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,7 +230,12 @@ def test_damaged_rows_are_lost_and_counted(place: str, tmp_path: Path) -> None:
     assert opened.stats()["rows_lost"] == 2
     opened.add(**numbers(400, 100))
     opened.sample(64)
+    if place == "snapshot":
+        opened.save(path)
     opened.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that loss was told
+        assert sw.open(address, recover=True).stats()["rows_lost"] == 2
 
 
 def test_damaged_priorities_cost_no_row(tmp_path: Path) -> None:

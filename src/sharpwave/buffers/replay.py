@@ -657,7 +657,8 @@ def open(
             and cannot hold them.
         timeout: Seconds to wait for somebody to create it.
         recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
-            and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved.
+            and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved. The first one in
+            does it: where others have the buffer open it has been looked over.
 
     Raises:
         StorageError: It is absent, foreign, truncated or damaged; the message says which.
@@ -670,8 +671,8 @@ def open(
         _core.wait_for_file(text if path is None else str(path), seconds)
     table = _core.Table.load(text, recover) if path is None else _core.Table.attach(str(path), recover)
     buffer = ReplayBuffer._from_table(table, None if path is None else text, view)
-    lost = buffer.stats()["rows_lost"] if recover else 0
-    if lost:
+    lost = table.lost_at_open
+    if recover and lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer
 
