@@ -74,6 +74,16 @@ void NewFile::allocate(std::uint64_t bytes, const std::string& what) {
     if (const int code = allocate_blocks(fd_, 0, bytes)) fail(what, code);
 }
 
+void NewFile::reserve(std::uint64_t bytes) {
+#if defined(__linux__)
+    // A file system that cannot says so; only the library's own way would write zeros instead.
+    if (fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 && errno == ENOSPC)
+        fail("cannot write '" + path_ + "'", errno);
+#else
+    (void)bytes;
+#endif
+}
+
 void NewFile::write(std::uint64_t offset, const void* data, std::uint64_t bytes) {
     const auto* from = static_cast<const char*>(data);
     while (bytes > 0) {

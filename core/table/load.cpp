@@ -226,7 +226,7 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
         if (increment && increment->place_of[block] != kNone) return &*increment;
         return whole.place_of[block] != kNone && block * saved.block_rows < whole.header.saved_slots ? &whole : nullptr;
     };
-    std::atomic<std::uint64_t> lost{0}, first_wrong{kNone};
+    std::atomic<std::uint64_t> lost{0}, torn{0}, first_wrong{kNone};
     const std::uint64_t stride = saved.row_bytes;
     const auto load_rows = [&](const Saved& source, std::uint64_t block, std::uint64_t slot, std::uint64_t count) {
         const std::uint64_t begin = block * saved.block_rows;
@@ -264,23 +264,19 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
         }
     };
     const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / stride);
-    struct Part {
-        const Saved* source;
-        std::uint64_t block, slot, count;
-    };
-    std::vector<Part> parts;
-    for (std::uint64_t b = 0; b < saved.blocks && b * saved.block_rows < saved.saved_slots; ++b) {
-        const Saved* source = source_of(b);
-        const std::uint64_t begin = b * saved.block_rows;
-        const std::uint64_t end = std::min({begin + table->block_length(b), saved.saved_slots,
-                                            source ? source->header.saved_slots : saved.saved_slots});
-        for (std::uint64_t slot = begin; source && slot < end; slot += most) {
-            parts.push_back({source, b, slot, std::min(most, end - slot)});
-        }
-    }
-    in_parallel(parts.size(), [&](std::size_t first, std::size_t last) {
-        for (std::size_t i = first; i < last; ++i) {
-            load_rows(*parts[i].source, parts[i].block, parts[i].slot, parts[i].count);
+    // What needs no second look is settled while it is in the cache.
+    const bool is_settled = newest.is_sound && !recover;
+    if (is_settled) table->check_records();
+    in_parallel(saved.blocks, [&](std::size_t first, std::size_t last) {
+        for (std::size_t b = first; b < last; ++b) {
+            const Saved* source = source_of(b);
+            const std::uint64_t begin = b * saved.block_rows;
+            const std::uint64_t end = std::min({begin + table->block_length(b), saved.saved_slots,
+                                                source ? source->header.saved_slots : saved.saved_slots});
+            for (std::uint64_t slot = begin; source && slot < end; slot += most) {
+                load_rows(*source, b, slot, std::min(most, end - slot));
+            }
+            if (is_settled) torn += table->recover_block(b, false);
         }
     });
     if (lost.load() && !recover) {
@@ -310,7 +306,12 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
     if (saved.sampler && newest.is_sound) load_index(*table, base, saved);
     table->counters_->rows_lost.value.fetch_add(lost.load());
     table->counters_->incarnation.value.fetch_add(1);
-    table->lost_at_open_ = lost.load() + table->recover(recover);
+    if (is_settled) {
+        table->finish_recovery(torn.load());
+    } else {
+        torn = table->recover(recover);
+    }
+    table->lost_at_open_ = lost.load() + torn.load();
     return table;
 }
 

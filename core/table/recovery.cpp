@@ -1,5 +1,6 @@
 // What a table does about those who can no longer speak: processes that died, machines that went down, damaged files.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <new>
@@ -8,6 +9,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/fault.h"
+#include "base/workers.h"
 #include "table/heap.h"
 #include "table/table.h"
 
@@ -247,9 +249,8 @@ void Table::retire_without_next() {
     }
 }
 
-std::uint64_t Table::recover(bool verify) {
-    std::uint64_t lost = 0;
-    std::int64_t live = 0;
+std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
+    std::uint64_t lost = 0, live = 0;
     const auto is_final_wrong = [&](std::uint64_t slot, std::uint64_t seen) {
         if (!layout_->gives_next() || !(seen & kHasFinalObservation)) return false;
         const std::uint64_t room = header_->regions[kHeap].bytes, bytes = layout_->final_bytes();
@@ -269,37 +270,52 @@ std::uint64_t Table::recover(bool verify) {
     const auto is_elsewhere = [&](std::uint64_t slot, std::uint64_t seen) {
         return state_of(seen) != kEmpty && slot_of(serial_of(seen)) != slot;
     };
-    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
-        const bool was_used = blocks_[b].ticket.load() != kNone;
-        for (std::uint64_t i = 0; was_used && i < block_length(b); ++i) {
-            const std::uint64_t slot = b * header_->block_rows + i;
-            std::uint64_t& seen = word(slot);
-            const bool torn = state_of(seen) == kWriting || (verify && is_elsewhere(slot, seen));
-            const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
-                               (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_final_wrong(slot, seen));
-            if (torn || wrong) {
-                // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
-                const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
-                const std::uint64_t serial = is_elsewhere(slot, seen) ? 0 : serial_of(seen);
-                seen = make_word(serial, 0, serial == 0 || (has_neighbours && wrong) ? kEmpty : kVoid);
-                ++lost;
-            }
+    const bool was_used = blocks_[block].ticket.load() != kNone;
+    const std::uint64_t least = least_word();
+    for (std::uint64_t i = 0; was_used && i < block_length(block); ++i) {
+        const std::uint64_t slot = block * header_->block_rows + i;
+        std::uint64_t& seen = word(slot);
+        const bool torn = state_of(seen) == kWriting || (verify && is_elsewhere(slot, seen));
+        const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
+                           (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_final_wrong(slot, seen));
+        if (torn || wrong) {
+            // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
+            const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
+            const std::uint64_t serial = is_elsewhere(slot, seen) ? 0 : serial_of(seen);
+            seen = make_word(serial, 0, serial == 0 || (has_neighbours && wrong) ? kEmpty : kVoid);
+            ++lost;
         }
+        live += is_live(seen, least);
     }
+    blocks_[block].live.store(live);
+    return lost;
+}
+
+std::uint64_t Table::recover(bool verify) {
+    std::atomic<std::uint64_t> lost{0};
+    in_parallel(header_->blocks, [&](std::size_t first, std::size_t last) {
+        for (std::size_t b = first; b < last; ++b) lost += recover_block(b, verify);
+    });
     SHARPWAVE_FAULT(attach_half_recovered);
+    finish_recovery(lost.load());
+    return lost.load();
+}
+
+void Table::finish_recovery(std::uint64_t lost) {
     retire_without_history();
     retire_without_next();
+    const bool counts_anew = layout_->stack() > 1 || layout_->gives_next();  // some may have been retired just now
     const std::uint64_t least = least_word();
+    std::uint64_t live = 0;
     for (std::uint64_t b = 0; b < header_->blocks; ++b) {
-        std::uint64_t live_here = 0;
-        for (std::uint64_t i = 0; i < block_length(b); ++i)
+        std::uint64_t live_here = counts_anew ? 0 : blocks_[b].live.load();
+        for (std::uint64_t i = 0; counts_anew && blocks_[b].ticket.load() != kNone && i < block_length(b); ++i)
             live_here += is_live(word(b * header_->block_rows + i), least);
-        if (blocks_[b].ticket.load() == kNone) live_here = 0;
         blocks_[b].live.store(live_here);
         mark_uneven(b);
         mark_changed(b);
         blocks_[b].owner.store(0);
-        live += static_cast<std::int64_t>(live_here);
+        live += live_here;
     }
     // Which writer a live row counts for is not recorded, and does not matter: only their sum is read.
     const std::uint64_t epoch = counters_->epoch.value.load();
@@ -308,11 +324,10 @@ std::uint64_t Table::recover(bool verify) {
         writers_[i].settling.store(0);
         writers_[i].gone.store(0);
         writers_[i].epoch.store(epoch);
-        writers_[i].live.store(i == 0 ? live : 0);
+        writers_[i].live.store(i == 0 ? static_cast<std::int64_t>(live) : 0);
     }
     if (live && counters_->writers_used.value.load() == 0) counters_->writers_used.value.store(1);
     counters_->rows_lost.value.fetch_add(lost);
-    return lost;
 }
 
 }  // namespace sharpwave

@@ -15,22 +15,18 @@
 
 #include <algorithm>
 #include <bit>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <filesystem>
-#include <functional>
-#include <mutex>
 #include <optional>
-#include <thread>
-#include <unordered_set>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/process.h"
 #include "storage/new_file.h"
+#include "table/cut.h"
 #include "table/geometry.h"
+#include "table/save_pipe.h"
 #include "table/snapshot.h"
 #include "table/table.h"
 
@@ -40,8 +36,7 @@ using namespace format;
 
 namespace {
 
-constexpr std::uint64_t kChunkBytes = 1 << 20;  // rows copied and written at a time
-constexpr std::size_t kChunksWaiting = 4;
+constexpr std::uint64_t kChunkBytes = kPieceBytes;  // rows copied at a time
 
 // Records are looked at in memory as they stand in a table: aligned alike.
 template <class Value>
@@ -89,166 +84,6 @@ void copy_records(std::byte* to, const std::byte* from, std::uint64_t bytes) {
     }
 }
 
-// How far a block is: rows of the lap `ticket` below `head` are done, those behind are of the lap before.
-struct Reach {
-    std::uint64_t ticket = kNone, head = 0, changed = 0;
-    bool operator==(const Reach&) const = default;
-    std::uint64_t end(std::uint64_t block_rows) const { return ticket == kNone ? 0 : ticket * block_rows + head; }
-};
-
-struct Cut {
-    std::vector<Reach> reach;         // one a block
-    std::vector<Position> positions;  // one a writer record that has been used
-};
-
-Cut cut_of(const Table& table) {
-    // Positions first: rows that come afterwards are after the cut, also whole blocks of them.
-    const std::uint64_t next = table.counters().next_ticket.value.load(std::memory_order_acquire);
-    const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
-    Cut cut{std::vector<Reach>(table.blocks()), {}};
-    for (std::uint64_t i = 0; i < used; ++i) cut.positions.push_back(table.position(i));
-    std::vector<Reach>& reach = cut.reach;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> links;  // ticket and the same writer's ticket before
-    for (std::uint64_t b = 0; b < table.blocks(); ++b) {
-        const BlockRecord& block = table.block_record(b);
-        reach[b].changed = block.changed.load(std::memory_order_acquire);
-        reach[b].ticket = block.ticket.load(std::memory_order_acquire);
-        reach[b].head = block.owner.load(std::memory_order_acquire) != 0 ? 0 : table.block_length(b);
-        if (reach[b].ticket != kNone) links.emplace_back(reach[b].ticket, block.previous_ticket.load());
-    }
-    // A block that goes on from where a writer stood was claimed since.
-    std::sort(links.begin(), links.end());
-    std::unordered_set<std::uint64_t> newest;
-    for (const Position& position : cut.positions) newest.insert(position.ticket);
-    for (const auto& [ticket, before] : links) {
-        if (newest.count(ticket) || (ticket < next && (before == kNone || !newest.count(before)))) continue;
-        reach[ticket % table.blocks()].head = 0;
-        newest.insert(ticket);
-    }
-    for (const Position& position : cut.positions) {
-        if (position.ticket == kNone) continue;
-        Reach& block = reach[position.ticket % table.blocks()];
-        if (block.ticket == position.ticket) block.head = position.head;
-    }
-    return cut;
-}
-
-// Copied rows on their way to the file, with their columns.
-struct Chunk {
-    std::uint64_t slot = 0, count = 0, rows_at = 0;
-    std::uint64_t end = 0;              // rows from this serial on were not done when the copy was planned
-    const std::byte* direct = nullptr;  // written from where they stand in the table, and looked at again afterwards
-    std::vector<std::byte> rows;
-    std::vector<std::uint32_t> checksums;
-    std::vector<std::uint64_t> words, finals;
-};
-
-// One thread copies and another one writes: the second takes the system's time off the first.
-class Pipe {
-public:
-    // `copy` fills a chunk whose rows changed while they were written.
-    Pipe(NewFile& file, const Header& header, const Table& table, bool threaded, std::function<void(Chunk&)> copy)
-        : file_(file), header_(header), table_(table), copy_(std::move(copy)) {
-        if (threaded) thread_ = std::thread([this] { run(); });
-    }
-    ~Pipe() {
-        {
-            std::lock_guard<std::mutex> guard(mutex_);
-            ended_ = true;
-        }
-        changed_.notify_all();
-        if (thread_.joinable()) thread_.join();
-    }
-    Chunk take() {
-        std::unique_lock<std::mutex> guard(mutex_);
-        changed_.wait(guard, [&] { return error_ || busy_ < kChunksWaiting; });
-        if (error_) std::rethrow_exception(error_);
-        if (spare_.empty()) return {};
-        Chunk chunk = std::move(spare_.back());
-        spare_.pop_back();
-        return chunk;
-    }
-    void put(Chunk chunk) {
-        if (!thread_.joinable()) {
-            write(chunk);
-            spare_.push_back(std::move(chunk));
-            return;
-        }
-        std::lock_guard<std::mutex> guard(mutex_);
-        ++busy_;
-        waiting_.push_back(std::move(chunk));
-        changed_.notify_all();
-    }
-    struct Early {
-        std::uint64_t slot, serial;
-    };
-    // Rows that were written though their writers had not said that they are done. Behind drain().
-    const std::vector<Early>& early() const { return early_; }
-
-    void drain() {
-        std::unique_lock<std::mutex> guard(mutex_);
-        changed_.wait(guard, [&] { return error_ || busy_ == 0; });
-        if (error_) std::rethrow_exception(error_);
-    }
-
-private:
-    void write(Chunk& chunk) {
-        if (chunk.direct) {
-            file_.write(chunk.rows_at, chunk.direct, chunk.count * header_.row_bytes);
-            fence(std::memory_order_acquire);
-            for (std::uint64_t i = 0; chunk.direct && i < chunk.count; ++i) {
-                std::atomic_ref<std::uint64_t> word(table_.word(chunk.slot + i));
-                if (word.load(std::memory_order_acquire) != chunk.words[i]) chunk.direct = nullptr;
-            }
-            if (!chunk.direct) copy_(chunk);
-        }
-        if (!chunk.direct) file_.write(chunk.rows_at, chunk.rows.data(), chunk.count * header_.row_bytes);
-        for (std::uint64_t i = 0; i < chunk.count; ++i) {
-            if (serial_of(chunk.words[i]) >= chunk.end) early_.push_back({chunk.slot + i, serial_of(chunk.words[i])});
-        }
-        file_.write(header_.regions[kChecksums].offset + chunk.slot * 4, chunk.checksums.data(), chunk.count * 4);
-        if (header_.regions[kWords].bytes)
-            file_.write(header_.regions[kWords].offset + chunk.slot * 8, chunk.words.data(), chunk.count * 8);
-        if (header_.regions[kFinals].bytes)
-            file_.write(header_.regions[kFinals].offset + chunk.slot * 8, chunk.finals.data(), chunk.count * 8);
-    }
-    void run() {
-        std::unique_lock<std::mutex> guard(mutex_);
-        for (;;) {
-            changed_.wait(guard, [&] { return ended_ || !waiting_.empty(); });
-            if (waiting_.empty()) return;
-            Chunk chunk = std::move(waiting_.front());
-            waiting_.pop_front();
-            guard.unlock();
-            std::exception_ptr error;
-            try {
-                write(chunk);
-            } catch (...) {
-                error = std::current_exception();
-            }
-            guard.lock();
-            spare_.push_back(std::move(chunk));
-            --busy_;
-            if (error && !error_) error_ = error;
-            changed_.notify_all();
-        }
-    }
-
-    NewFile& file_;
-    const Header& header_;
-    const Table& table_;
-    std::function<void(Chunk&)> copy_;
-    std::thread thread_;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<Chunk> waiting_;
-    std::vector<Chunk> spare_;
-    std::vector<Early> early_;
-    std::size_t busy_ = 0;
-    bool ended_ = false;
-    std::exception_ptr error_;
-};
-
 enum class Outcome { done, grew, outrun };
 
 class Saver {
@@ -267,7 +102,7 @@ public:
     Outcome save(bool replace) {
         {
             const bool large = slots_ * header_.row_bytes > 4 * kChunkBytes;
-            Pipe pipe(file_, header_, table_, large, [this](Chunk& chunk) { fill(chunk, 0, nullptr); });
+            SavePipe pipe(file_, header_, table_, large, [this](Chunk& chunk) { fill(chunk, 0, nullptr); });
             copied_.assign(table_.blocks(), Reach{});
             visited_.assign(table_.blocks(), false);
             for (std::uint64_t b = 0; b < table_.blocks(); ++b) {
@@ -278,17 +113,17 @@ public:
             for (int pass = 0; pass < 4; ++pass) {
                 const std::uint64_t count = copy_changed(pipe, cut_of(table_).reach, false);
                 if (outcome_ != Outcome::done) return outcome_;
+                pipe.drain();  // the next pass may write the same rows again
                 if (count < slots_ / 64 || count >= left) break;
                 left = count;
             }
             SHARPWAVE_FAULT(save_rows_copied);
-            pipe.drain();  // rows that are written from where they stand have been read before the cut
             take_cut();
             if (reaches_beyond()) return Outcome::grew;
             copy_changed(pipe, cut_.reach, true);
             if (outcome_ != Outcome::done) return outcome_;
             pipe.drain();
-            for (const Pipe::Early& row : pipe.early()) {
+            for (const SavePipe::Early& row : pipe.early()) {
                 if (row.serial >= cut_.reach[table_.block_of(row.slot)].end(table_.block_rows())) leave_out(row.slot);
             }
             flush_heap();
@@ -339,9 +174,11 @@ private:
         place(kEpisodes, header_.columns & kEpisodesColumn ? slots_ * sizeof(EpisodePlace) : 0);
         place(kReads, header_.columns & kReadsColumn ? slots_ * 4 : 0);
         place(kFinals, header_.waiting_bytes ? slots_ * 8 : 0);
+        if (rows * header_.row_bytes >= 16 * kPieceBytes) at = (at + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
         place(kRows, rows * header_.row_bytes);
         place(kHeap, 1);  // grows as it fills
         header_.total_bytes = at;
+        file_.reserve(at);
     }
 
     // What the base holds of each block, and its columns for the blocks that stay as they are.
@@ -384,7 +221,7 @@ private:
 
     // Copies what is not copied yet of what `reach` says. At the cut exactly that: rows that are gone are missed, and
     // what came later is left out. Returns how many rows.
-    std::uint64_t copy_changed(Pipe& pipe, const std::vector<Reach>& reach, bool cut) {
+    std::uint64_t copy_changed(SavePipe& pipe, const std::vector<Reach>& reach, bool cut) {
         const std::uint64_t rows = table_.block_rows(), blocks = table_.blocks();
         const std::uint64_t oldest = table_.counters().next_ticket.value.load(std::memory_order_acquire) % blocks;
         std::uint64_t count = 0;
@@ -415,7 +252,7 @@ private:
         return count;
     }
 
-    void copy_rows(Pipe& pipe, std::uint64_t block, std::uint64_t slot, std::uint64_t count, const Reach& now,
+    void copy_rows(SavePipe& pipe, std::uint64_t block, std::uint64_t slot, std::uint64_t count, const Reach& now,
                    bool cut) {
         const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / header_.row_bytes);
         while (count > 0) {

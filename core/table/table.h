@@ -283,6 +283,9 @@ private:
     // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
     // `verify`, rows whose checksum is wrong; returns how many.
     std::uint64_t recover(bool verify);
+    // Its two parts: each block by itself, in any order and by any thread; then what looks across blocks.
+    std::uint64_t recover_block(std::uint64_t block, bool verify);
+    void finish_recovery(std::uint64_t lost);
 
     Storage storage_;
     std::unique_ptr<RowLayout> layout_;
