@@ -77,7 +77,8 @@ struct Header {
     std::uint64_t block_heap_bytes;    // of each block's heap
     std::uint64_t block_finals_bytes;  // of those, the first ones: places for final observations
     std::uint64_t waiting_bytes;       // of one place in the waiting region
-    std::uint8_t reserved[232];
+    std::uint32_t schema_crc;          // CRC32C over fields and description, which never change
+    std::uint8_t reserved[228];
     Region regions[kRegionCount];
 };
 static_assert(sizeof(Header) <= kPageBytes);

@@ -182,7 +182,16 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
     }
     std::memcpy(base + header.regions[kDescription].offset, config.description.data(), config.description.size());
     auto* placed = new (base) Header(header);
-    placed->header_crc = header_checksum(header);
+    placed->schema_crc = schema_checksum(base, header);
+    placed->header_crc = header_checksum(*placed);
+}
+
+std::uint32_t schema_checksum(const std::byte* base, const Header& header) {
+    std::uint32_t crc = 0;
+    for (RegionId id : {kFields, kDescription}) {
+        crc = crc32c(crc, base + header.regions[id].offset, header.regions[id].bytes);
+    }
+    return crc;
 }
 
 std::uint32_t header_checksum(const Header& header) {
@@ -209,6 +218,7 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
                (bytes < header.total_bytes ? "; open it with recover=True to save what is whole" : ""));
     }
     if (header.total_bytes >> 56) refuse("is damaged: its header contradicts itself");
+    const std::uint64_t length = bytes;
     std::uint64_t end = kPageBytes;
     for (const Region& region : header.regions) {
         if (region.bytes >> 56 || region.offset >> 56) refuse("is damaged: its header contradicts itself");
@@ -250,6 +260,12 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kBlocks, wide(header.blocks, sizeof(BlockRecord)));
     need(kFields, wide(header.field_count, sizeof(FieldRecord)));
     need(kDescription, header.regions[kDescription].bytes);
+    // Without these nothing tells what the rows mean: not even recover=True guesses.
+    for (RegionId id : {kFields, kDescription}) {
+        const Region& region = header.regions[id];
+        if (region.offset + region.bytes > length) refuse("is damaged: it ends before its description");
+    }
+    if (header.schema_crc != schema_checksum(base, header)) refuse("is damaged: its description has a wrong checksum");
     need(kRows, header.kind == kIncrement ? header.regions[kRows].bytes : wide(header.saved_slots, header.row_bytes));
     need(kDirty, header.kind == kIncrement ? header.regions[kDirty].bytes : 0);
     need(kWords, header.word_is_embedded ? 0 : wide(header.saved_slots, 8));

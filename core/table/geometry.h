@@ -28,5 +28,6 @@ format::Header check_header(const std::byte* base, std::uint64_t bytes, const st
 RowLayout read_layout(const std::byte* base, const format::Header& header, const std::string& path);
 
 std::uint32_t header_checksum(const format::Header& header);
+std::uint32_t schema_checksum(const std::byte* base, const format::Header& header);
 
 }  // namespace sharpwave

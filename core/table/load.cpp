@@ -307,7 +307,7 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
     table->counters_->rows_lost.value.fetch_add(lost.load());
     table->counters_->incarnation.value.fetch_add(1);
     if (is_settled) {
-        table->finish_recovery(torn.load());
+        torn = table->finish_recovery(torn.load());
     } else {
         torn = table->recover(recover);
     }

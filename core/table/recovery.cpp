@@ -224,7 +224,27 @@ void Table::reclaim_dead_writers() const {
     }
 }
 
-void Table::retire_without_history() {
+void Table::drop_wrong_waiting() const {
+    const std::uint64_t places = checksums_ ? header_->max_writers * header_->width : 0;
+    for (std::uint64_t i = 0; layout_->gives_next() && i < 2 * places; ++i) {
+        std::byte* place = waiting(i / 2, i % 2);
+        std::uint64_t& tag = *reinterpret_cast<std::uint64_t*>(place);
+        const std::byte* at = place + kWaitingHead;
+        for (const Field& field : layout_->fields()) {
+            if (!field.gives_next || tag == 0) continue;
+            FinalValue value;
+            std::memcpy(&value, at, sizeof value);
+            if (value.kept_bytes != value.value_bytes || value.value_bytes > field.full_bytes ||
+                value.crc != crc32c(0, at + sizeof value, value.value_bytes)) {
+                tag = 0;
+            }
+            at += sizeof value + (field.full_bytes + 15) / 16 * 16;
+        }
+    }
+}
+
+std::uint64_t Table::retire_without_history() {
+    std::uint64_t retired = 0;
     for (std::uint64_t slot = 0; layout_->stack() > 1 && slot < header_->slots; ++slot) {
         std::uint64_t seen = word(slot), at = slot;
         if (!is_live(seen, least_word())) continue;
@@ -232,10 +252,13 @@ void Table::retire_without_history() {
         for (std::uint32_t k = 1; k < layout_->stack() && !gone && predecessor(at, seen, gone); ++k) {
         }
         if (gone) word(slot) |= kRetired;
+        retired += gone;
     }
+    return retired;
 }
 
-void Table::retire_without_next() {
+std::uint64_t Table::retire_without_next() {
+    std::uint64_t retired = 0;
     for (std::uint64_t slot = 0; layout_->gives_next() && slot < header_->slots; ++slot) {
         std::uint64_t seen = word(slot), at = slot;
         if (!is_live(seen, least_word()) || (seen & kHasFinalObservation) || successor(at, seen)) continue;
@@ -246,21 +269,37 @@ void Table::retire_without_next() {
             waits = waits || *reinterpret_cast<const std::uint64_t*>(waiting(pair, half)) == serial_of(seen) + 1;
         }
         if (!waits) word(slot) |= kRetired;
+        retired += !waits;
     }
+    return retired;
 }
 
 std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
     std::uint64_t lost = 0, live = 0;
-    const auto is_final_wrong = [&](std::uint64_t slot, std::uint64_t seen) {
+    const std::uint64_t room = header_->regions[kHeap].bytes;
+    // Bytes in the heap say whose they are: who frees them looks there.
+    const auto is_piece_of = [&](std::uint64_t at, std::uint64_t bytes, std::uint64_t serial) {
+        if (at > room || bytes > room - at || at < sizeof(PieceHeader) || at % 16) return false;
+        PieceHeader piece;
+        std::memcpy(&piece, region(kHeap) + at - sizeof piece, sizeof piece);
+        return piece.owner == serial + 1;
+    };
+    const auto is_heap_wrong = [&](std::uint64_t slot, std::uint64_t seen) {
+        for (const Field& field : layout_->fields()) {
+            if (!field.is_in_heap()) continue;
+            HeapPlace place;
+            std::memcpy(&place, rows_ + slot * header_->row_bytes + field.offset, sizeof place);
+            if (!is_piece_of(place.offset, place.kept_bytes, serial_of(seen))) return true;
+        }
         if (!layout_->gives_next() || !(seen & kHasFinalObservation)) return false;
-        const std::uint64_t room = header_->regions[kHeap].bytes, bytes = layout_->final_bytes();
         std::uint64_t at = final_place(slot);
-        if (at > room || bytes > room - at) return true;
+        if (!is_piece_of(at, layout_->final_bytes(), serial_of(seen))) return true;
         for (const Field& field : layout_->fields()) {
             if (!field.gives_next) continue;
             FinalValue value;
             std::memcpy(&value, region(kHeap) + at, sizeof value);
-            if (value.kept_bytes > field.full_bytes) return true;
+            const bool has_size = field.is_ragged || value.value_bytes == field.full_bytes;
+            if (value.kept_bytes > field.full_bytes || value.value_bytes > field.full_bytes || !has_size) return true;
             if (value.crc != crc32c(0, region(kHeap) + at + sizeof value, value.kept_bytes)) return true;
             at += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
         }
@@ -277,7 +316,7 @@ std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
         std::uint64_t& seen = word(slot);
         const bool torn = state_of(seen) == kWriting || (verify && is_elsewhere(slot, seen));
         const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
-                           (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_final_wrong(slot, seen));
+                           (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_heap_wrong(slot, seen));
         if (torn || wrong) {
             // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
             const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
@@ -297,13 +336,12 @@ std::uint64_t Table::recover(bool verify) {
         for (std::size_t b = first; b < last; ++b) lost += recover_block(b, verify);
     });
     SHARPWAVE_FAULT(attach_half_recovered);
-    finish_recovery(lost.load());
-    return lost.load();
+    return finish_recovery(lost.load());
 }
 
-void Table::finish_recovery(std::uint64_t lost) {
-    retire_without_history();
-    retire_without_next();
+std::uint64_t Table::finish_recovery(std::uint64_t lost) {
+    lost += retire_without_history();
+    lost += retire_without_next();
     const bool counts_anew = layout_->stack() > 1 || layout_->gives_next();  // some may have been retired just now
     const std::uint64_t least = least_word();
     std::uint64_t live = 0;
@@ -328,6 +366,7 @@ void Table::finish_recovery(std::uint64_t lost) {
     }
     if (live && counters_->writers_used.value.load() == 0) counters_->writers_used.value.store(1);
     counters_->rows_lost.value.fetch_add(lost);
+    return lost;
 }
 
 }  // namespace sharpwave

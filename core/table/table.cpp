@@ -104,6 +104,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
         if (mends || counters.clean.value.load(std::memory_order_acquire) != 1) {
             // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
             const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
+            if (mends || !same_boot) table->drop_wrong_waiting();
             for (std::uint64_t i = 0; i < header.max_writers; ++i) {
                 if (table->writers_[i].owner.load()) table->settle_writer(table->writers_[i]);
             }

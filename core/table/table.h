@@ -272,8 +272,9 @@ private:
     void reclaim_dead_writers() const;
 
     // Rows whose stacks cannot be rebuilt any more are no longer drawn.
-    void retire_without_history();
-    void retire_without_next();  // nor those whose next observation is gone
+    std::uint64_t retire_without_history();
+    std::uint64_t retire_without_next();  // nor those whose next observation is gone
+    void drop_wrong_waiting() const;      // next observations that wait for their row and have a wrong checksum
 
     // Makes the counts of live rows in a dead writer's blocks agree with their words. May be begun again by another.
     void recount(std::uint64_t writer) const;
@@ -285,7 +286,7 @@ private:
     std::uint64_t recover(bool verify);
     // Its two parts: each block by itself, in any order and by any thread; then what looks across blocks.
     std::uint64_t recover_block(std::uint64_t block, bool verify);
-    void finish_recovery(std::uint64_t lost);
+    std::uint64_t finish_recovery(std::uint64_t lost);
 
     Storage storage_;
     std::unique_ptr<RowLayout> layout_;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/fault.h"
 #include "table/codec.h"
@@ -185,7 +186,19 @@ void Writer::append_locked(const RowBatch& batch) {
     if (is_bare_ && batch.rows == 1 && head_ != length_) [[likely]]
         return append_row(batch);
     if (stacks_) check_stacks(batch);
-    for (std::size_t done = 0; done < batch.rows;) {
+    std::size_t done = 0;
+    try {
+        append_groups(batch, done);
+    } catch (const Error& error) {
+        // What earlier groups wrote over is gone: they cannot be taken back, so they are told.
+        if (done == 0) throw;
+        throw Error(error.kind(), std::string(error.what()) + "; the first " + std::to_string(done) + " of the " +
+                                      std::to_string(batch.rows) + " rows were added, the others were not");
+    }
+}
+
+void Writer::append_groups(const RowBatch& batch, std::size_t& done) {
+    while (done < batch.rows) {
         if (head_ == length_) {
             claim_block();
             notice_clear();
@@ -560,7 +573,8 @@ void Writer::keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env
         if (!field.gives_next) continue;
         const Value shown = value_of(*input, field, row);
         const auto bytes = static_cast<std::uint32_t>(shown.bytes);
-        const FinalValue size{bytes, bytes, 0, 0};
+        const std::uint32_t crc = table_->checksums() && !is_over ? crc32c(0, shown.data, bytes) : 0;
+        const FinalValue size{bytes, bytes, crc, 0};
         racy_copy(value, reinterpret_cast<const std::byte*>(&size), sizeof size);
         racy_copy(value + sizeof size, shown.data, bytes);
         value += sizeof size + (field.full_bytes + 15) / 16 * 16;

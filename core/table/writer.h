@@ -60,6 +60,7 @@ private:
     void take_block(std::uint64_t ticket, std::uint64_t head);
     void let_go_of_block();
     void append_row(const RowBatch& batch);
+    void append_groups(const RowBatch& batch, std::size_t& done);
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void count(std::int64_t gained);
     void retire_ahead(std::size_t count);

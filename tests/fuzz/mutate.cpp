@@ -98,6 +98,9 @@ void mend_header(Bytes& bytes, std::uint32_t base_crc) {
                 header.meta_crc = crc32c(header.meta_crc, at(bytes, region.offset), region.bytes);
         }
     }
+    if (is_inside(bytes, header.regions[kFields]) && is_inside(bytes, header.regions[kDescription])) {
+        header.schema_crc = schema_checksum(reinterpret_cast<const std::byte*>(bytes.data()), header);
+    }
     header.header_crc = header_checksum(header);
     write_at(bytes, 0, header);
 }

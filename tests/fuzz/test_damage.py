@@ -26,8 +26,6 @@ FLIPS_A_REGION = 400 if IS_SOAK else 6
 # same, and the power went too.
 FORMS = ("saved", "grown", "closed", "killed", "power went")
 LIVE_FORMS = FORMS[2:]
-# What is wrong now, and has a test of its own below.
-KNOWN = ("description",)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +149,6 @@ def test_flipped_bit_of_any_class_never_crashes_and_gives_no_torn_row(
     stream = np.random.default_rng(list(TABLES).index(table))
     findings: list[str] = []
     for number, (what, at, bit) in enumerate(flips_of(data, stream, header=table == "plain")):
-        if what in KNOWN:
-            continue
         for recover in (False, True) if number % 3 == 0 else (False,):
             found = opener.use(table, put(flip(data, at, bit), whole, path, form), recover)
             wrong = found["strange"] + ([found["died"]] if "died" in found else [])
@@ -245,17 +241,14 @@ def test_cut_or_grown_file_is_refused_at_every_class_of_lengths(
 
 
 DATA = ("rows", "words", "checksums", "heap", "finals", "waiting")
-NO_CHECKSUM = "a next observation that waits for its row has no checksum"
 
 
 def tables_and_forms() -> Iterator[Any]:
     for table, form, recover in itertools.product(TABLES, LIVE_FORMS, (False, True)):
         if not recover and form != "power went":
             continue  # the kernel kept every byte that was written: nobody takes checksums of all rows then
-        why = NO_CHECKSUM if TABLES[table].get("next_obs") == "derived" else None
-        marks = [pytest.mark.xfail(strict=True, reason=why)] if why and table != "empty" else []
         name = f"{table}-{form}{'-recover' if recover else ''}"
-        yield pytest.param(table, form, recover, marks=marks, id=name)
+        yield pytest.param(table, form, recover, id=name)
 
 
 @pytest.mark.parametrize(("table", "form", "recover"), list(tables_and_forms()))
