@@ -32,4 +32,5 @@ NB_MODULE(_core, m) {
     bind_tree(m);
     bind_table(m);
     bind_writer(m);
+    bind_returns(m);
 }

@@ -12,8 +12,11 @@ a view shapes them into a batch.
 
 from importlib.metadata import version
 
-from . import adapters, compat, errors
-from .buffers.replay import ReplayBuffer, open
+from . import adapters, compat, errors, returns
+from .buffers.distillation import DistillationBuffer
+from .buffers.opening import open
+from .buffers.replay import ReplayBuffer
+from .buffers.rollout import RolloutBuffer
 from .collect import collect
 from .pace import Pace
 from .sampling import Fifo, Lifo, Linear, Prioritized, Recent, Shuffle, Uniform
@@ -22,6 +25,7 @@ from .views import Hindsight, Transitions, Windows
 
 __version__ = version("sharpwave")
 __all__ = [
+    "DistillationBuffer",
     "Field",
     "Fifo",
     "Hindsight",
@@ -31,6 +35,7 @@ __all__ = [
     "Prioritized",
     "Recent",
     "ReplayBuffer",
+    "RolloutBuffer",
     "Shuffle",
     "Transitions",
     "Uniform",
@@ -40,4 +45,5 @@ __all__ = [
     "compat",
     "errors",
     "open",
+    "returns",
 ]

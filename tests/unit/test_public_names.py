@@ -11,6 +11,7 @@ from sharpwave import errors
 
 def test_package_gives_exactly_these_names() -> None:
     assert sw.__all__ == [
+        "DistillationBuffer",
         "Field",
         "Fifo",
         "Hindsight",
@@ -20,6 +21,7 @@ def test_package_gives_exactly_these_names() -> None:
         "Prioritized",
         "Recent",
         "ReplayBuffer",
+        "RolloutBuffer",
         "Shuffle",
         "Transitions",
         "Uniform",
@@ -29,6 +31,7 @@ def test_package_gives_exactly_these_names() -> None:
         "compat",
         "errors",
         "open",
+        "returns",
     ]
     assert all(hasattr(sw, name) for name in sw.__all__)
 
@@ -38,6 +41,17 @@ def test_buffer_gives_exactly_these_names() -> None:
     verbs = {"add", "clear", "close", "flush", "get", "rows", "sample", "save", "stats", "writer", "for_env"}
     verbs |= {"tune", "update_priorities", "add_async", "sample_async", "batches"}
     assert names == verbs | {"capacity", "is_full", "num_envs", "pace", "sampler", "schema", "view"}
+
+
+def test_rollouts_and_distillation_give_exactly_these_names() -> None:
+    roll = {name for name in dir(sw.RolloutBuffer) if not name.startswith("_")}
+    verbs = {"add", "clear", "compute_returns_and_advantages", "get_all_data", "minibatches", "recurrent_minibatches"}
+    assert roll == verbs | {"is_full", "step"}
+    dist = {name for name in dir(sw.DistillationBuffer) if not name.startswith("_")}
+    verbs = {"add", "batches", "clear", "close", "load", "sample", "save", "steps"}
+    assert dist == verbs | {"capacity", "device", "is_full", "num_envs"}
+    functions = {"discounted_returns", "gae", "group_relative_advantages", "lambda_returns", "vtrace"}
+    assert set(sw.returns.__all__) == functions
 
 
 def test_errors_are_ours_and_python_s() -> None:

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import secrets
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from .. import _core
 from ..address import to_path
 from ..arrays import prepare
 from ..arrays import priorities as read_priorities
-from ..checks import number, truth, whole
+from ..checks import truth, whole
 from ..errors import ClosedError, SchemaError, StorageError
 from ..pace import Pace
 from ..sampling import (
@@ -38,7 +37,7 @@ from ..views import Hindsight, Transitions, View, Windows, view_from_plain
 from . import waiting
 from .torch_batch import as_host_arrays, torch_converter
 
-__all__ = ["ReplayBuffer", "Writer", "open"]
+__all__ = ["ReplayBuffer", "Writer"]
 
 
 class ReplayBuffer:
@@ -72,6 +71,8 @@ class ReplayBuffer:
         >>> buf.sample(32)["obs"].shape
         (32, 4)
     """
+
+    _face = "ReplayBuffer"  # whose rows a file holds
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class ReplayBuffer:
             pace.check(where, capacity)
         if exist not in ("error", "replace", "attach"):
             raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {exist!r}")
-        built = transitions(
+        built = self._build_schema(
             schema,
             obs_shape=obs_shape,
             obs_dtype=obs_dtype,
@@ -140,7 +141,7 @@ class ReplayBuffer:
                 "or give exist='replace' or exist='attach'"
             )
         description = {
-            "face": "ReplayBuffer",
+            "face": self._face,
             "schema": built.to_plain(),
             "num_envs": num_envs,
             "sampler": sampler.to_plain(),
@@ -166,6 +167,9 @@ class ReplayBuffer:
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
 
+    def _build_schema(self, fields: Any, **options: Any) -> Schema:
+        return transitions(fields, **options)
+
     def _adopt(self, table: _core.Table, address: str | None, view: View | None) -> None:
         """Takes a table as it is; everything about the buffer but the functions of its view is read from it."""
         try:
@@ -189,13 +193,13 @@ class ReplayBuffer:
         except SchemaError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
+            raise StorageError(f"open(): the description is damaged, or not of a {self._face}") from None
         try:
             table.bind(tree, settings)
         except ValueError as error:
             if isinstance(error, SchemaError):
                 raise
-            raise StorageError("open(): the description is damaged, or not of a ReplayBuffer") from None
+            raise StorageError(f"open(): the description is damaged, or not of a {self._face}") from None
         # What the engine's own sample() does not do alone.
         self._hindsight = steps.hindsight
         if steps.hindsight is not None:
@@ -205,8 +209,8 @@ class ReplayBuffer:
             self._goals = shape, field.dtype, steps.n_step, steps.gamma, placed
         self._is_plain = self._pace is None and self._hindsight is None and not self._schema.ragged
         self._bell = waiting.Bell(table)
-        if description.get("face") != "ReplayBuffer" or (self._num_envs or 1) != table.width:
-            raise StorageError("open(): the table was not written by a ReplayBuffer of the Python package")
+        if description.get("face") != self._face or (self._num_envs or 1) != table.width:
+            raise StorageError(f"open(): the table was not written by a {self._face} of the Python package")
         self._dtypes = tuple((name, field.dtype) for name, field in self._schema.leaves)
         self._capacity: int = table.capacity
         self._address = address
@@ -612,6 +616,8 @@ class ReplayBuffer:
             raise TypeError(
                 "pickle: a buffer in memory belongs to one process; give storage='shm://name' to share it, or save() it"
             )
+        from .opening import open
+
         return functools.partial(open, view=self._view), (self._address,)
 
 
@@ -643,38 +649,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def open(
-    address: str | os.PathLike[str], *, view: View | None = None, timeout: float = 0, recover: bool = False
-) -> ReplayBuffer:
-    """Opens a buffer that exists.
-
-    Args:
-        address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
-            are attached to in place: what one process adds, the others see.
-        view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
-            and cannot hold them.
-        timeout: Seconds to wait for somebody to create it.
-        recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
-            and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved. The first one in
-            does it: where others have the buffer open it has been looked over.
-
-    Raises:
-        StorageError: It is absent, foreign, truncated or damaged; the message says which.
-    """
-    text = os.fspath(address)
-    path = to_path(text, "open()")
-    seconds = number("open()", "timeout", timeout, 0, 1e9)
-    truth("open()", "recover", recover)
-    if seconds > 0:
-        _core.wait_for_file(text if path is None else str(path), seconds)
-    table = _core.Table.load(text, recover) if path is None else _core.Table.attach(str(path), recover)
-    buffer = ReplayBuffer._from_table(table, None if path is None else text, view)
-    lost = table.lost_at_open
-    if recover and lost:
-        warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
-    return buffer
 
 
 def _as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:

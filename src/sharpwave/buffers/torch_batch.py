@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import SchemaError
 
-__all__ = ["as_host_arrays", "torch_converter"]
+__all__ = ["as_host_arrays", "read_device", "torch_converter"]
 
 
 @functools.cache
@@ -18,7 +18,7 @@ def torch_converter(
     device: Any, dtypes: tuple[tuple[str, np.dtype[Any]], ...]
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What turns a batch into tensors on the device. Found, and refused where there is none, once for each device."""
-    torch, target = _read_device(device)
+    torch, target = read_device("sample(): device", device)
     for name, dtype in dtypes:
         try:
             torch.from_numpy(np.empty(0, dtype))
@@ -37,28 +37,28 @@ def torch_converter(
     return convert
 
 
-def _read_device(device: Any) -> tuple[Any, Any]:
+def read_device(where: str, device: Any) -> tuple[Any, Any]:
     try:
         import torch
     except ImportError:
-        raise SchemaError('sample(): device: needs torch; pip install "sharpwave[torch]"') from None
+        raise SchemaError(f'{where}: needs torch; pip install "sharpwave[torch]"') from None
     try:
         read = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise SchemaError(f"sample(): device: expected a torch device, got {device!r} ({error})") from None
+        raise SchemaError(f"{where}: expected a torch device, got {device!r} ({error})") from None
     if read.type == "cuda" and not torch.cuda.is_available():
-        raise SchemaError(f"sample(): device: torch finds no CUDA here, got {device!r}; give device='cpu'")
+        raise SchemaError(f"{where}: torch finds no CUDA here, got {device!r}; give device='cpu'")
     try:
         torch.empty(0, device=read)
     except Exception as error:  # each back end has its own way to say that it is not there
         reason = str(error).splitlines()[0]
-        raise SchemaError(f"sample(): device: torch cannot use {device!r} here ({reason}); give device='cpu'") from None
+        raise SchemaError(f"{where}: torch cannot use {device!r} here ({reason}); give device='cpu'") from None
     return torch, read
 
 
 def as_host_arrays(out: Any, device: Any) -> Any:
     """NumPy views of the tensors in ``out``, for the engine to fill."""
-    if _read_device(device)[1].type != "cpu":
+    if read_device("sample(): device", device)[1].type != "cpu":
         raise SchemaError(f"sample(): out: is filled on the host; give device='cpu' or leave out one, got {device!r}")
 
     def convert(value: Any) -> Any:

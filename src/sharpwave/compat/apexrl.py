@@ -1,10 +1,13 @@
 """The names of ApexRL's buffers: torch tensors in, torch tensors out.
 
-    from sharpwave.compat.apexrl import ReplayBuffer
+    from sharpwave.compat.apexrl import DistillationBuffer, ReplayBuffer, RolloutBuffer
 
-Two things differ from upstream, on purpose. The action dtype is taken from the first action when it is not given:
-upstream's default of int64 turns 0.5 into 0. And one unbatched transition is one row: upstream reads an observation of
-four numbers as four rows.
+What differs from upstream, on purpose. ``ReplayBuffer``: the action dtype is taken from the first action when it is not
+given, where upstream's default of int64 turns 0.5 into 0; and one unbatched transition is one row, where upstream reads
+an observation of four numbers as four rows. ``RolloutBuffer``: the shape of actions is taken from the first ones, where
+upstream fails on any but single numbers; privileged observations must come once they are declared, where upstream keeps
+old ones; and what is not there yet (advantages, missing steps) is an error, where upstream hands out zeros or the last
+rollout's rows. ``DistillationBuffer`` is a name without code upstream: here it is ``sharpwave.DistillationBuffer``.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import numpy as np
 import torch
 
 import sharpwave as sw
-from sharpwave.errors import SchemaError
+from sharpwave.errors import BufferFull, SchemaError
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["DistillationBuffer", "ReplayBuffer", "RolloutBuffer"]
 
 _PLURAL = {
     "obs": "observations",
@@ -139,6 +142,82 @@ class ReplayBuffer:
         except SchemaError:
             self.inner = held  # the rows do not fit: nothing has changed
             raise
+
+
+class _Full(BufferFull, ValueError):
+    """Upstream's class of the same mistake."""
+
+
+class RolloutBuffer(sw.RolloutBuffer):
+    """ApexRL's rollout buffer: ``sharpwave.RolloutBuffer`` with tensors, and upstream's further calls."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Any,
+        device: Any = "cpu",
+        num_privileged_obs: int = 0,
+        *,
+        action_shape: Any = None,
+        action_dtype: Any = None,
+        privileged_obs_shape: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        options = {"action_shape": action_shape, "action_dtype": action_dtype, "seed": seed}
+        super().__init__(
+            num_envs,
+            num_steps,
+            obs_shape,
+            device,
+            0 if privileged_obs_shape is not None else num_privileged_obs,
+            privileged_obs_shape=privileged_obs_shape,
+            **options,
+        )
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Adds one step of every environment.
+
+        Raises:
+            ValueError: The rollout is full.
+        """
+        if self.is_full:
+            raise _Full(f"Rollout buffer is full (capacity: {self.num_steps})")
+        super().add(*args, **kwargs)
+
+    @property
+    def dones(self) -> torch.Tensor:
+        """As numbers, upstream's form: a copy."""
+        return self._columns.arrays["dones"].float()  # type: ignore[no-any-return]
+
+    def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
+        """Rows drawn with replacement: observations, privileged ones, actions, old log-probabilities, advantages,
+        returns, values. ``minibatches`` gives each row once an epoch."""
+        data = self.get_all_data()
+        index = self._place.integers(len(self), batch_size)
+
+        def take(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: take(part) for key, part in value.items()}
+            return None if value is None else value[index]
+
+        names = (
+            "observations",
+            "privileged_observations",
+            "actions",
+            "old_log_probs",
+            "advantages",
+            "returns",
+            "values",
+        )
+        return tuple(take(data[name]) for name in names)
+
+
+class DistillationBuffer(sw.DistillationBuffer):
+    """``sharpwave.DistillationBuffer`` with tensors wherever it is."""
+
+    def __init__(self, capacity: int, obs_shape: Any, device: Any = "cpu", **options: Any) -> None:
+        super().__init__(capacity, obs_shape, device, **options)
 
 
 def _to_host(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,252 @@
+"""Columns: one array for each field, all with the same leading axes, on the host or on a device.
+
+What lives on a device is kept this way: there a column is what kernels read best, and nobody shares it with another
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import SchemaError
+from ..schema import Field, Node
+
+__all__ = ["Columns", "Host", "Place", "Torch", "place_of", "read_node"]
+
+
+def place_of(where: str, device: Any, seed: int | None) -> Place:
+    """NumPy arrays where ``device`` is None, tensors on it otherwise."""
+    return Host(seed) if device is None else Torch(where, device, seed)
+
+
+class Host:
+    """NumPy arrays."""
+
+    kind = "a NumPy array"
+
+    def __init__(self, seed: int | None) -> None:
+        self.stream = np.random.default_rng(seed)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return np.zeros(shape, dtype)
+
+    def read(self, what: str, value: Any) -> Any:
+        if hasattr(value, "detach") and hasattr(value, "device"):
+            raise SchemaError(f"{what}: expected {self.kind}, got a torch tensor; give the buffer device='cpu'")
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise SchemaError(f"{what}: expected numbers, got {array.dtype}")
+        return array
+
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        """Of an array of this place, as NumPy names it."""
+        return array.dtype  # type: ignore[no-any-return]
+
+    def fits(self, array: Any, dtype: np.dtype[Any]) -> bool:
+        return np.can_cast(array.dtype, dtype, "same_kind")
+
+    def truths(self, array: Any) -> Any:
+        return array if array.dtype == bool else array != 0
+
+    def permutation(self, count: int) -> Any:
+        return self.stream.permutation(count)
+
+    def integers(self, most: int, count: int) -> Any:
+        return self.stream.integers(most, size=count)
+
+    def take(self, array: Any, index: Any) -> Any:
+        return array.take(index, axis=0)
+
+    def index(self, numbers: np.ndarray[Any, Any]) -> Any:
+        return numbers
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        return array  # type: ignore[no-any-return]
+
+    def normalize(self, values: Any, mask: Any) -> Any:
+        """Less their mean, by their standard deviation (with n - 1); 0 where there are fewer than two."""
+        counted = values if mask is None else values[mask]
+        spread = counted.std(ddof=1, dtype=np.float64) if counted.size > 1 else 0.0
+        center = counted.mean(dtype=np.float64) if counted.size else 0.0
+        return ((values - center) / (spread + 1e-8)).astype(values.dtype)
+
+    def where(self, mask: Any, values: Any) -> Any:
+        return np.where(mask, values, values.dtype.type(0))
+
+
+class Torch(Host):
+    """Tensors on one device. Nothing here waits for it."""
+
+    def __init__(self, where: str, device: Any, seed: int | None) -> None:
+        from .torch_batch import read_device
+
+        self.torch, self.device = read_device(f"{where}: device", device)
+        # torch names a device with its number when a tensor is made.
+        self.device = self.torch.empty(0, device=self.device).device
+        self.kind = f"a tensor on {self.device}"
+        self.generator = self.torch.Generator(self.device)
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return self.torch.zeros(shape, dtype=self._dtype(dtype), device=self.device)
+
+    def _dtype(self, dtype: np.dtype[Any]) -> Any:
+        try:
+            return self.torch.from_numpy(np.empty(0, dtype)).dtype
+        except TypeError:
+            raise SchemaError(f"torch has no dtype for {dtype}") from None
+
+    def read(self, what: str, value: Any) -> Any:
+        if not isinstance(value, self.torch.Tensor):
+            if self.device.type != "cpu":
+                raise SchemaError(f"{what}: expected {self.kind}, got {type(value).__name__}")
+            return self.torch.from_numpy(np.ascontiguousarray(super().read(what, value)))
+        if value.device != self.device:
+            raise SchemaError(
+                f"{what}: expected {self.kind}, got one on {value.device}; pass .to({str(self.device)!r})"
+            )
+        return value.detach()
+
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        return np.dtype(str(array.dtype).removeprefix("torch.").replace("bfloat16", "float32"))
+
+    def fits(self, array: Any, dtype: np.dtype[Any]) -> bool:
+        return bool(self.torch.can_cast(array.dtype, self._dtype(dtype)))
+
+    def truths(self, array: Any) -> Any:
+        return array.bool()
+
+    def permutation(self, count: int) -> Any:
+        return self.torch.randperm(count, generator=self.generator, device=self.device)
+
+    def integers(self, most: int, count: int) -> Any:
+        return self.torch.randint(most, (count,), generator=self.generator, device=self.device)
+
+    def take(self, array: Any, index: Any) -> Any:
+        return array.index_select(0, index)
+
+    def index(self, numbers: np.ndarray[Any, Any]) -> Any:
+        made = self.torch.from_numpy(np.ascontiguousarray(numbers))
+        if self.device.type == "cpu":
+            return made
+        return made.pin_memory().to(self.device, non_blocking=True)
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        return array.cpu().numpy()  # type: ignore[no-any-return]
+
+    def normalize(self, values: Any, mask: Any) -> Any:
+        if mask is None:
+            if values.numel() < 2:
+                return self.torch.zeros_like(values)
+            return (values - values.mean()) / (values.std() + 1e-8)
+        # How many count is known to the device alone.
+        count = mask.sum()
+        center = self.torch.where(mask, values, 0).sum() / count.clamp(min=1)
+        off = self.torch.where(mask, values - center, 0)
+        return off / ((off * off).sum() / (count - 1).clamp(min=1)).sqrt().add(1e-8)
+
+    def where(self, mask: Any, values: Any) -> Any:
+        return self.torch.where(mask, values, 0)
+
+
+Place = Host
+
+
+def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
+    """A field or fields: a shape is one of that dtype."""
+    if isinstance(node, Mapping):
+        if not node:
+            raise SchemaError(f"{where}: {name}: expected at least one field, got none")
+        return {key: read_node(where, f"{name}/{key}", part, dtype) for key, part in node.items()}
+    if isinstance(node, Field):
+        if node._options():
+            raise SchemaError(f"{where}: {name}: expected a plain Field, got {node!r}")
+        return node
+    try:
+        return Field(node, dtype)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {name}: {error}") from None
+
+
+class Columns:
+    """Arrays by the path of their field: ``obs``, ``obs/image``."""
+
+    def __init__(self, place: Place, lead: tuple[int, ...]) -> None:
+        self.place, self.lead = place, lead
+        self.nodes: dict[str, Node] = {}
+        self.arrays: dict[str, Any] = {}
+
+    def declare(self, name: str, node: Node) -> None:
+        self.nodes[name] = node
+        for path, field in _leaves(name, node):
+            self.arrays[path] = self.place.zeros((*self.lead, *field.shape), field.dtype)
+
+    def forget(self, name: str) -> None:
+        if name in self.nodes:
+            for path, _ in _leaves(name, self.nodes.pop(name)):
+                del self.arrays[path]
+
+    def tree(self, name: str, of: Any) -> Any:
+        """``of(array)`` for each array of a field, nested as it is."""
+
+        def build(path: str, node: Node) -> Any:
+            if isinstance(node, Field):
+                return of(self.arrays[path])
+            assert isinstance(node, Mapping)
+            return {key: build(f"{path}/{key}", part) for key, part in node.items()}
+
+        return build(name, self.nodes[name])
+
+    def check(self, where: str, name: str, value: Any, lead: tuple[int, ...]) -> list[tuple[str, Any]]:
+        """The arrays of a value that fits, with their paths; an error otherwise."""
+        checked = []
+        for path, field, part in _match(where, name, self.nodes[name], value):
+            what = f"{where}: {path}"
+            array = self.place.read(what, part)
+            shape = (*lead, *field.shape)
+            if tuple(array.shape) != shape:
+                # A number an env may come as a column of one.
+                if not field.shape and tuple(array.shape) == (*shape, 1):
+                    array = array.reshape(shape)
+                else:
+                    raise SchemaError(f"{what}: expected shape {shape}, got {tuple(array.shape)}")
+            if field.dtype == bool:
+                array = self.place.truths(array)
+            elif not self.place.fits(array, field.dtype):
+                raise SchemaError(
+                    f"{what}: expected {field.dtype}, got {array.dtype}, which would lose what it says; "
+                    "convert it, or give the field that dtype"
+                )
+            checked.append((path, array))
+        return checked
+
+    def put(self, at: Any, checked: list[tuple[str, Any]]) -> None:
+        for path, array in checked:
+            self.arrays[path][at] = array
+
+
+def _leaves(path: str, node: Node) -> list[tuple[str, Field]]:
+    if isinstance(node, Field):
+        return [(path, node)]
+    assert isinstance(node, Mapping)
+    return [leaf for key, part in node.items() for leaf in _leaves(f"{path}/{key}", part)]
+
+
+def _match(where: str, path: str, node: Node, value: Any) -> list[tuple[str, Field, Any]]:
+    if isinstance(node, Field):
+        return [(path, node, value)]
+    assert isinstance(node, Mapping)
+    if not isinstance(value, Mapping):
+        keys = ", ".join(node)
+        raise SchemaError(f"{where}: {path}: expected a dict with {keys}, got {type(value).__name__}")
+    unknown, missing = [key for key in value if key not in node], [key for key in node if key not in value]
+    if unknown or missing:
+        problem = f"unknown {unknown}" if unknown else f"missing {missing}"
+        raise SchemaError(f"{where}: {path}: expected the keys {', '.join(node)}, got {problem}")
+    return [leaf for key, part in node.items() for leaf in _match(where, f"{path}/{key}", part, value[key])]

@@ -1,0 +1,439 @@
+"""DistillationBuffer: what a teacher did in, pairs to learn from out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..checks import truth, whole
+from ..errors import NotReady, SchemaError
+from ..schema import Field, Node, Schema
+from ..views import View
+from .columns import Columns, Host, Torch, place_of, read_node
+from .replay import ReplayBuffer
+
+__all__ = ["DistillationBuffer"]
+
+_CHUNK = 65_536  # rows read at a time where all are
+
+
+class DistillationBuffer:
+    """A ring of observations and of what an expert did there.
+
+    On the CPU the rows are the engine's: they can be saved, and live in shared memory or in a file. On a GPU they are
+    tensors there.
+
+    Args:
+        capacity: Rows kept; the oldest goes first.
+        obs_shape: Of one observation: a shape (float32), a ``Field``, or a dict of them, such as what the student and
+            what the teacher sees.
+        device: None gives NumPy arrays; anything that torch knows, tensors there.
+        action_shape, action_dtype: Of one action; taken from the first one where not given.
+        teacher: What the teacher says besides, by name (mean, std, logits): shapes or ``Field``s. ``add`` takes it by
+            that name, ``sample(extras=True)`` returns it.
+        num_envs: Environments that step together: each ``add`` brings one step of all, or (steps, num_envs). Needed for
+            ``steps``.
+        storage: None is memory of this process; ``"shm://name"`` or ``"file://path"`` as of ``ReplayBuffer``.
+        seed: Of the draws.
+
+    Example:
+        >>> import numpy as np, sharpwave as sw
+        >>> dist = sw.DistillationBuffer(capacity=1000, obs_shape=(48,), seed=0)
+        >>> dist.add(np.zeros((64, 48)), np.ones((64, 12), np.float32))
+        >>> obs, expert_actions = dist.sample(batch_size=32)
+        >>> obs.shape, expert_actions.shape
+        ((32, 48), (32, 12))
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_shape: Any,
+        device: Any = None,
+        *,
+        action_shape: Any = None,
+        action_dtype: Any = None,
+        teacher: Mapping[str, Any] | None = None,
+        num_envs: int | None = None,
+        storage: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        where = "DistillationBuffer()"
+        self._capacity = whole(where, "capacity", capacity)
+        self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs)
+        self._seed = None if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
+        self._place = place_of(where, device, self._seed)
+        self._storage = storage
+        if storage is not None and self._is_on_gpu:
+            raise SchemaError(f"{where}: storage: rows on {self.device} belong to one process; give device='cpu'")
+        if self._num_envs and self._capacity % self._num_envs:
+            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={num_envs}, got {capacity}")
+        if action_dtype is not None and action_shape is None:
+            raise SchemaError(f"{where}: action_dtype: needs action_shape= as well; without both, the first add tells")
+        self._nodes: dict[str, Node] = {"obs": read_node(where, "obs_shape", obs_shape)}
+        if action_shape is not None:
+            self._nodes["action"] = read_node(where, "action_shape", action_shape, action_dtype or "float32")
+        self._extras = list(teacher or {})
+        for name, node in (teacher or {}).items():
+            if name in ("obs", "action", "done"):
+                raise SchemaError(f"{where}: teacher: the name {name!r} is taken; give another")
+            self._nodes[name] = read_node(where, f"teacher[{name!r}]", node)
+        self._rows: _EngineRows | _DeviceRows | None = None
+        if "action" in self._nodes:
+            self._rows = self._make()
+        elif not self._is_on_gpu:
+            self._make_with(Field()).close()  # what is wrong with the rest is told here, not at the first add
+
+    @property
+    def device(self) -> Any:
+        """Where batches are; None for NumPy arrays."""
+        return self._place.device if isinstance(self._place, Torch) else None
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return isinstance(self._place, Torch) and self._place.device.type != "cpu"
+
+    def _make_with(self, action: Field) -> ReplayBuffer:
+        """In memory: only to see whether it can be made."""
+        nodes = {"obs": self._nodes["obs"], "action": action, **{name: self._nodes[name] for name in self._extras}}
+        return _TeacherRows(self._capacity, schema=nodes, num_envs=self._num_envs, next_obs=None)
+
+    def _make(self) -> _EngineRows | _DeviceRows:
+        nodes = {name: self._nodes[name] for name in ("obs", "action", *self._extras)}
+        if self._is_on_gpu:
+            return _DeviceRows(self._place, nodes, self._capacity, self._num_envs)
+        return _EngineRows(
+            _TeacherRows(
+                self._capacity,
+                schema=nodes,
+                num_envs=self._num_envs,
+                next_obs=None,
+                storage=self._storage,
+                seed=self._seed,
+            ),
+            self.device,
+        )
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+
+    def add(self, obs: Any, action: Any, done: Any = None, **teacher: Any) -> None:
+        """Adds one pair, or n of them with a leading axis.
+
+        Args:
+            obs: What the expert, and perhaps the student, saw.
+            action: What the expert did.
+            done: Whether the step ended an episode; False where not given. Recurrent students need it.
+            **teacher: What else was declared; required then.
+
+        Raises:
+            SchemaError: Something is missing or does not fit. Nothing was written.
+        """
+        missing = [name for name in self._extras if name not in teacher]
+        if missing:
+            raise SchemaError(f"add(): missing {', '.join(missing)}")
+        unknown = [name for name in teacher if name not in self._extras]
+        if unknown:
+            raise SchemaError(f"add(): {unknown[0]}: the buffer has no such field; declare it with teacher=")
+        values = {"obs": obs, "action": action, **teacher}
+        lead = self._lead(obs)
+        values["done"] = np.zeros(lead, bool) if done is None and not self._is_on_gpu else done
+        rows = self._rows
+        if rows is None:
+            self._nodes["action"] = self._infer_action(action, lead)
+        try:
+            rows = self._make() if rows is None else rows
+            rows.add(values, lead)
+        except BaseException:
+            if self._rows is None:  # a first add that fails decides nothing
+                del self._nodes["action"]
+                if isinstance(rows, _EngineRows):
+                    rows.buffer.close(unlink=True)
+            raise
+        self._rows = rows
+
+    def _lead(self, obs: Any) -> tuple[int, ...]:
+        """Leading axes of an add: none for one row."""
+        node, value, path = self._nodes["obs"], obs, "obs"
+        while isinstance(node, Mapping):
+            key = next(iter(node))
+            if not isinstance(value, Mapping) or key not in value:
+                raise SchemaError(f"add(): {path}: expected a dict with {', '.join(node)}, got {type(value).__name__}")
+            node, value, path = node[key], value[key], f"{path}/{key}"
+        assert isinstance(node, Field)
+        shape = tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+        axes = len(shape) - len(node.shape)
+        if axes < 0 or shape[axes:] != node.shape or axes > (1 if self._num_envs is None else 2):
+            raise SchemaError(f"add(): {path}: expected shape {node.shape} with at most a leading axis, got {shape}")
+        return shape[:axes]
+
+    def _infer_action(self, action: Any, lead: tuple[int, ...]) -> Field:
+        array = action if hasattr(action, "shape") and hasattr(action, "dtype") else np.asarray(action)
+        shape = tuple(array.shape)
+        if shape[: len(lead)] != lead:
+            raise SchemaError(f"add(): action: expected leading axes {lead} as of obs, got {shape}")
+        return Field(shape[len(lead) :], array.dtype)
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        if self._rows is not None:
+            self._rows.clear()
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int, *, extras: bool = False) -> tuple[Any, ...]:
+        """Draws rows, with replacement.
+
+        Args:
+            batch_size: How many.
+            extras: Also return a dict of what the teacher said besides.
+
+        Returns:
+            ``(obs, expert_actions)``, or ``(obs, expert_actions, extras)``.
+
+        Raises:
+            NotReady: The buffer is empty.
+        """
+        batch_size = whole("sample()", "batch_size", batch_size)
+        truth("sample()", "extras", extras)
+        return self._tuple(self._there("sample()").sample(batch_size), extras)
+
+    def batches(
+        self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, extras: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """All rows in random order, each once an epoch, as ``sample`` returns them.
+
+        Args:
+            batch_size: Of each; the last one of an epoch may be shorter.
+            epochs: How often to go through the rows that are there now.
+            drop_remainder: Leave that shorter one out.
+            extras: As of ``sample``.
+        """
+        where = "batches()"
+        batch_size, epochs = whole(where, "batch_size", batch_size), whole(where, "epochs", epochs)
+        truth(where, "drop_remainder", drop_remainder)
+        truth(where, "extras", extras)
+        rows = self._there(where)
+        return self._batches(rows, batch_size, epochs, drop_remainder, extras)
+
+    def _batches(self, rows: Any, size: int, epochs: int, drop: bool, extras: bool) -> Iterator[tuple[Any, ...]]:
+        names = rows.names()
+        for _ in range(epochs):
+            order = self._place.permutation(len(names))
+            for start in range(0, len(names) - (size - 1 if drop else 0), size):
+                yield self._tuple(rows.get(names, order[start : start + size]), extras)
+
+    def steps(self, length: int = 1) -> Iterator[tuple[Any, Any, Any]]:
+        """All steps in the order in which they came, for recurrent students.
+
+        Args:
+            length: Steps at a time; the last ones may be fewer.
+
+        Yields:
+            ``(obs, expert_actions, dones)``, each (length, num_envs, ...). A student's state is reset behind ``dones``.
+        """
+        length = whole("steps()", "length", length)
+        if self._num_envs is None:
+            raise SchemaError("steps(): which rows follow each other is not known; give the buffer num_envs=")
+        return self._steps(self._there("steps()"), length, self._num_envs)
+
+    def _steps(self, rows: Any, length: int, envs: int) -> Iterator[tuple[Any, Any, Any]]:
+        def lay(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: lay(part) for key, part in value.items()}
+            return value.reshape(-1, envs, *value.shape[1:])
+
+        names = rows.names()
+        for start in range(0, len(names), length * envs):
+            batch = rows.get(names, self._place.index(np.arange(start, min(start + length * envs, len(names)))))
+            yield lay(batch["obs"]), lay(batch["action"]), lay(batch["done"])
+
+    def _there(self, where: str) -> Any:
+        if self._rows is None or len(self._rows) == 0:
+            raise NotReady(f"{where}: the buffer is empty; add() first")
+        return self._rows
+
+    def _tuple(self, batch: dict[str, Any], extras: bool) -> tuple[Any, ...]:
+        pair = batch["obs"], batch["action"]
+        return (*pair, {name: batch[name] for name in self._extras}) if extras else pair
+
+    # ---- facts and life ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return 0 if self._rows is None else len(self._rows)
+
+    @property
+    def capacity(self) -> int:
+        """Rows kept at most."""
+        return self._capacity
+
+    @property
+    def num_envs(self) -> int | None:
+        """Environments that step together, or None."""
+        return self._num_envs
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) == self._capacity
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a snapshot, whole or not at all, as ``ReplayBuffer.save``. ``sharpwave.open(path)`` loads it into
+        memory, ``DistillationBuffer.load(path, device)`` also onto a GPU."""
+        rows = self._there("save()")
+        rows.save(
+            path,
+            lambda: _TeacherRows(
+                self._capacity, schema=self._nodes, num_envs=self._num_envs, next_obs=None, seed=self._seed
+            ),
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: Any = None) -> DistillationBuffer:
+        """What ``save`` wrote, on any device."""
+        table = _core.Table.load(os.fspath(path), False)
+        return cls._from_table(table, None, device=device)
+
+    @classmethod
+    def _from_table(
+        cls, table: _core.Table, address: str | None, view: View | None = None, device: Any = None
+    ) -> DistillationBuffer:
+        rows = _TeacherRows._from_table(table, address, view)
+        assert isinstance(rows, _TeacherRows)
+        made = cls.__new__(cls)
+        made._capacity, made._num_envs, made._storage, made._seed = rows.capacity, rows.num_envs, address, None
+        made._place = place_of("load()", device, None)
+        made._nodes = {name: node for name, node in rows.schema.items() if name != "done"}
+        made._extras = [name for name in made._nodes if name not in ("obs", "action")]
+        made._rows = _EngineRows(rows, made.device)
+        if made._is_on_gpu:
+            made._rows = _DeviceRows(made._place, made._nodes, made._capacity, made._num_envs)
+            for part in rows.rows(_CHUNK // (made._num_envs or 1) * (made._num_envs or 1)):
+                lead = (len(part["indices"]),)
+                made._rows.add({name: _to_device(part[name], made._place) for name in (*made._nodes, "done")}, lead)
+            rows.close()
+        return made
+
+    def close(self) -> None:
+        """Lets go of the rows. A second call does nothing."""
+        if isinstance(self._rows, _EngineRows):
+            self._rows.buffer.close()
+
+    def __repr__(self) -> str:
+        where = "NumPy" if self.device is None else str(self.device)
+        return f"DistillationBuffer({len(self)} of {self._capacity} rows, {where})"
+
+
+class _TeacherRows(ReplayBuffer):
+    """The engine's rows, without what only transitions have."""
+
+    _face = "DistillationBuffer"
+
+    def _build_schema(self, fields: Any, **options: Any) -> Schema:
+        return Schema({**fields, "done": Field((), "bool")})
+
+
+class _EngineRows:
+    def __init__(self, buffer: ReplayBuffer, device: Any) -> None:
+        self.buffer, self.device = buffer, device
+
+    def add(self, values: dict[str, Any], lead: tuple[int, ...]) -> None:
+        self.buffer.add(**values)
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def clear(self) -> None:
+        self.buffer.clear()
+
+    def sample(self, batch_size: int) -> dict[str, Any]:
+        return self.buffer.sample(batch_size, device=self.device)
+
+    def names(self) -> Any:
+        return self.buffer._table.live_serials()
+
+    def get(self, names: Any, which: Any) -> dict[str, Any]:
+        rows = self.buffer.get(names[np.asarray(which)])
+        return rows if self.device is None else _to_device(rows, None)
+
+    def save(self, path: Any, make: Any) -> None:
+        self.buffer.save(path)
+
+
+class _DeviceRows:
+    """A ring of tensors on a GPU."""
+
+    def __init__(self, place: Host, nodes: Mapping[str, Node], capacity: int, num_envs: int | None) -> None:
+        self.place, self.capacity, self.num_envs = place, capacity, num_envs
+        self.columns = Columns(place, (capacity,))
+        for name, node in nodes.items():
+            self.columns.declare(name, node)
+        self.columns.declare("done", Field((), "bool"))
+        self.head, self.count = 0, 0
+
+    def add(self, values: dict[str, Any], lead: tuple[int, ...]) -> None:
+        rows = int(np.prod(lead, dtype=np.int64))
+        if rows > self.capacity:
+            raise SchemaError(f"add(): got {rows} rows, the capacity is {self.capacity}; add fewer at once")
+        if rows % (self.num_envs or 1):
+            raise SchemaError(f"add(): expected a multiple of num_envs={self.num_envs} rows, got {rows}")
+        done = values.pop("done")
+        checked = [part for name, value in values.items() for part in self.columns.check("add()", name, value, lead)]
+        if done is None:
+            checked.append(("done", self.place.zeros(lead, np.dtype(bool))))
+        else:
+            checked += self.columns.check("add()", "done", done, lead)
+        first = min(rows, self.capacity - self.head)
+        for path, array in checked:
+            flat = array.reshape(rows, *self.columns.arrays[path].shape[1:])
+            self.columns.arrays[path][self.head : self.head + first] = flat[:first]
+            self.columns.arrays[path][: rows - first] = flat[first:]
+        self.head = (self.head + rows) % self.capacity
+        self.count = min(self.count + rows, self.capacity)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def clear(self) -> None:
+        self.head = self.count = 0
+
+    def sample(self, batch_size: int) -> dict[str, Any]:
+        return self._rows(self.place.integers(self.count, batch_size))
+
+    def names(self) -> Any:
+        """Slots, oldest first."""
+        return self.place.index((np.arange(self.count) + self.head - self.count) % self.capacity)
+
+    def get(self, names: Any, which: Any) -> dict[str, Any]:
+        return self._rows(self.place.take(names, which))
+
+    def _rows(self, slots: Any) -> dict[str, Any]:
+        take = self.place.take
+        return {name: self.columns.tree(name, lambda array: take(array, slots)) for name in self.columns.nodes}
+
+    def save(self, path: Any, make: Any) -> None:
+        with make() as rows:
+            names, step = self.names(), _CHUNK // (self.num_envs or 1) * (self.num_envs or 1)
+            for start in range(0, self.count, max(step, self.num_envs or 1)):
+                part = self._rows(names[start : start + max(step, self.num_envs or 1)])
+                rows.add(**_to_host(part, self.place))
+            rows.save(path)
+
+
+def _to_host(value: Any, place: Host) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_host(part, place) for key, part in value.items()}
+    return place.to_host(value)
+
+
+def _to_device(value: Any, place: Host | None) -> Any:
+    """Tensors of arrays: over the same memory, or on that place."""
+    if isinstance(value, dict):
+        return {key: _to_device(part, place) for key, part in value.items()}
+    if place is not None:
+        return place.index(value)
+    import torch
+
+    return torch.from_numpy(value)

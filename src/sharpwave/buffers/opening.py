@@ -1,0 +1,58 @@
+"""Buffers that exist: in a file, in shared memory, in a snapshot."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from typing import Any
+
+from .. import _core
+from ..address import to_path
+from ..checks import number, truth
+from ..views import View
+from .distillation import DistillationBuffer
+from .replay import ReplayBuffer
+
+__all__ = ["open"]
+
+
+def open(
+    address: str | os.PathLike[str], *, view: View | None = None, timeout: float = 0, recover: bool = False
+) -> Any:
+    """Opens a buffer that exists; which sort of buffer, the file says.
+
+    Args:
+        address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
+            are attached to in place: what one process adds, the others see.
+        view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
+            and cannot hold them.
+        timeout: Seconds to wait for somebody to create it.
+        recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
+            and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved. The first one in
+            does it: where others have the buffer open it has been looked over.
+
+    Raises:
+        StorageError: It is absent, foreign, truncated or damaged; the message says which.
+    """
+    text = os.fspath(address)
+    path = to_path(text, "open()")
+    seconds = number("open()", "timeout", timeout, 0, 1e9)
+    truth("open()", "recover", recover)
+    if seconds > 0:
+        _core.wait_for_file(text if path is None else str(path), seconds)
+    table = _core.Table.load(text, recover) if path is None else _core.Table.attach(str(path), recover)
+    buffer = _face_of(table)._from_table(table, None if path is None else text, view)
+    lost = table.lost_at_open
+    if recover and lost:
+        warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
+    return buffer
+
+
+def _face_of(table: _core.Table) -> type[ReplayBuffer] | type[DistillationBuffer]:
+    try:
+        face = json.loads(table.description)["face"]
+    except (ValueError, KeyError, TypeError):
+        face = None
+    # Who refuses what is not its own.
+    return DistillationBuffer if face == DistillationBuffer.__name__ else ReplayBuffer

@@ -1,0 +1,225 @@
+"""DistillationBuffer: pairs go in, the same pairs come out; on the engine and on a GPU alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.buffers.distillation import _DeviceRows
+from sharpwave.errors import NotReady, SchemaError
+
+torch = pytest.importorskip("torch")
+HAS_GPU = torch.cuda.is_available()
+# "ring": the rows of a GPU, kept on the CPU, where every machine can test them.
+PLACES = ["numpy", "cpu", "ring", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cuda" and not HAS_GPU:
+        pytest.skip("no GPU here")
+    if request.param == "ring":
+        monkeypatch.setattr(sw.DistillationBuffer, "_is_on_gpu", property(lambda self: self.device is not None))
+    return str(request.param)
+
+
+def device(place: str) -> Any:
+    return {"numpy": None, "ring": "cpu"}.get(place, place)
+
+
+def there(value: Any, place: str) -> Any:
+    if isinstance(value, dict):
+        return {key: there(part, place) for key, part in value.items()}
+    return value if place == "numpy" else torch.from_numpy(np.asarray(value)).to(device(place))
+
+
+def here(value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) else value.cpu().numpy()
+
+
+def make(place: str, capacity: int = 12, **options: Any) -> sw.DistillationBuffer:
+    return sw.DistillationBuffer(capacity, (3,), device(place), seed=0, **options)
+
+
+def pairs(first: int, count: int) -> tuple[Any, Any]:
+    """Every number of a row names the row."""
+    row = np.arange(first, first + count, dtype=np.float32)
+    return np.stack([row] * 3, 1), np.stack([row, row + 0.5], 1)
+
+
+def add(dist: sw.DistillationBuffer, place: str, first: int, count: int, **more: Any) -> None:
+    obs, action = pairs(first, count)
+    dist.add(there(obs, place), there(action, place), **there(more, place))
+
+
+def test_pairs_stay_together(place: str) -> None:
+    dist = make(place)
+    add(dist, place, 0, 10)
+    obs, actions = dist.sample(batch_size=200)
+    assert here(obs).shape == (200, 3)
+    assert here(actions).shape == (200, 2)
+    np.testing.assert_array_equal(here(obs)[:, 0], here(actions)[:, 0])
+    np.testing.assert_array_equal(here(obs)[:, 0] + 0.5, here(actions)[:, 1])
+    assert set(here(obs)[:, 0].tolist()) == set(range(10))
+
+
+def test_the_oldest_go_first(place: str) -> None:
+    dist = make(place)
+    for first in range(0, 30, 5):
+        add(dist, place, first, 5)
+    assert len(dist) == 12
+    assert dist.is_full
+    seen = np.concatenate([here(obs)[:, 0] for obs, _ in dist.batches(5)])
+    assert sorted(seen.tolist()) == list(range(18, 30))
+
+
+def test_one_pair_is_one_row(place: str) -> None:
+    dist = make(place)
+    dist.add(there(np.ones(3, np.float32), place), there(np.int64(2), place))
+    assert len(dist) == 1
+    _, actions = dist.sample(4)
+    assert here(actions).tolist() == [2] * 4
+    assert here(actions).dtype == np.int64
+
+
+def test_teacher_and_observation_groups(place: str) -> None:
+    groups = {"student": (2,), "teacher": sw.Field((4,), "float32")}
+    dist = sw.DistillationBuffer(8, groups, device(place), teacher={"mean": (2,), "logits": (5,)}, seed=0)
+    row = np.arange(6, dtype=np.float32)
+    obs = {"student": np.stack([row] * 2, 1), "teacher": np.stack([row] * 4, 1)}
+    said = {"mean": np.stack([row] * 2, 1) * 10, "logits": np.stack([row] * 5, 1)}
+    dist.add(there(obs, place), there(row, place), **there(said, place))
+    seen, actions, extras = dist.sample(50, extras=True)
+    assert set(extras) == {"mean", "logits"}
+    np.testing.assert_array_equal(here(seen["student"])[:, 1], here(actions))
+    np.testing.assert_array_equal(here(seen["teacher"])[:, 3], here(actions))
+    np.testing.assert_array_equal(here(extras["mean"])[:, 0], here(actions) * 10)
+    assert len(dist.sample(3)) == 2
+    with pytest.raises(SchemaError, match="missing logits"):
+        dist.add(there(obs, place), there(row, place), mean=there(said["mean"], place))
+    with pytest.raises(SchemaError, match="confidence: the buffer has no such field; declare it with teacher="):
+        dist.add(there(obs, place), there(row, place), confidence=there(row, place), **there(said, place))
+
+
+@pytest.mark.parametrize(("size", "drop", "batches"), [(4, False, [4, 4, 2]), (4, True, [4, 4]), (10, False, [10])])
+def test_each_row_once_an_epoch(place: str, size: int, drop: bool, batches: list[int]) -> None:
+    dist = make(place)
+    add(dist, place, 0, 10)
+    rows = [here(obs)[:, 0] for obs, _ in dist.batches(size, epochs=2, drop_remainder=drop)]
+    assert [len(part) for part in rows] == batches * 2
+    epochs = [np.concatenate(rows[: len(batches)]), np.concatenate(rows[len(batches) :])]
+    for epoch in epochs:
+        assert len(set(epoch.tolist())) == len(epoch)
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_steps_come_in_order_with_their_ends(place: str) -> None:
+    dist = make(place, num_envs=3)
+    for t in range(6):
+        add(dist, place, t * 3, 3, done=np.arange(3) == t % 3)
+    parts = list(dist.steps(length=3))
+    assert [here(obs).shape for obs, _, _ in parts] == [(3, 3, 3), (1, 3, 3)]
+    rows = np.concatenate([here(obs)[:, :, 0] for obs, _, _ in parts])
+    np.testing.assert_array_equal(rows, np.arange(6, 18).reshape(4, 3))
+    dones = np.concatenate([here(done) for _, _, done in parts])
+    np.testing.assert_array_equal(dones, np.arange(3)[None] == (np.arange(2, 6) % 3)[:, None])
+
+
+def test_saved_and_loaded_on_any_place(place: str, tmp_path: Path) -> None:
+    dist = make(place, num_envs=2, teacher={"std": (1,)})
+    for t in range(9):
+        add(dist, place, t * 2, 2, std=np.full((2, 1), t, np.float32))
+    path = tmp_path / "teacher.sw"
+    dist.save(path)
+    dist.close()
+    for loaded in (
+        sw.open(path),
+        sw.DistillationBuffer.load(path),
+        sw.DistillationBuffer.load(path, device("cuda" if place == "cuda" else "cpu")),
+    ):
+        assert isinstance(loaded, sw.DistillationBuffer)
+        assert len(loaded) == 12
+        rows = np.concatenate([here(obs)[:, :, 0] for obs, _, _ in loaded.steps()])
+        np.testing.assert_array_equal(rows, np.arange(6, 18).reshape(6, 2))
+        obs, actions, extras = loaded.sample(9, extras=True)
+        np.testing.assert_array_equal(here(obs)[:, 0] + 0.5, here(actions)[:, 1])
+        np.testing.assert_array_equal(here(extras["std"])[:, 0], here(obs)[:, 0] // 2)
+        more = {"std": np.zeros((2, 1), np.float32)}
+        where = "numpy" if loaded.device is None else place if place != "numpy" else "cpu"
+        add(loaded, where, 0, 2, **more)
+        assert len(loaded) == 12
+
+
+def test_same_seed_same_draws(place: str) -> None:
+    draws = []
+    for _ in range(2):
+        dist = make(place)
+        add(dist, place, 0, 10)
+        draws.append([here(dist.sample(8)[0]).tolist(), [here(obs).tolist() for obs, _ in dist.batches(3)]])
+    assert draws[0] == draws[1]
+
+
+def test_refused_pairs_change_nothing(place: str) -> None:
+    dist = make(place)
+    obs, actions = (there(value, place) for value in pairs(0, 4))
+    with pytest.raises(NotReady, match="the buffer is empty"):
+        dist.sample(1)
+    with pytest.raises(SchemaError, match=r"obs: expected shape \(3,\)"):
+        dist.add(there(np.zeros((4, 5), np.float32), place), actions)
+    with pytest.raises(SchemaError, match=r"action: expected leading axes \(4,\)"):
+        dist.add(obs, actions[:3])
+    assert len(dist) == 0
+    dist.add(obs, there(np.zeros((4, 7), np.int64), place))  # nothing was decided
+    with pytest.raises(SchemaError):
+        dist.add(obs, actions)
+    assert len(dist) == 4
+    dist.clear()
+    assert len(dist) == 0
+
+
+def test_in_shared_memory(shm_address: str) -> None:
+    dist = sw.DistillationBuffer(8, (3,), action_shape=(2,), storage=shm_address)
+    add(dist, "numpy", 0, 4)
+    other = sw.open(shm_address)
+    assert isinstance(other, sw.DistillationBuffer)
+    add(other, "numpy", 4, 2)
+    assert len(dist) == 6
+    other.close()
+    dist.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"capacity": 0}, "capacity: expected a whole number"),
+        ({"num_envs": 5}, "capacity: expected a multiple of num_envs=5, got 12"),
+        ({"teacher": {"obs": (2,)}}, "the name 'obs' is taken"),
+        ({"action_dtype": "int64"}, "action_dtype: needs action_shape="),
+        ({"device": "toaster"}, "device: expected a torch device"),
+    ],
+)
+def test_wrong_buffers_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        sw.DistillationBuffer(**{"capacity": 12, "obs_shape": (3,), **options})
+
+
+def test_steps_need_to_know_what_follows_what() -> None:
+    dist = make("numpy")
+    add(dist, "numpy", 0, 4)
+    with pytest.raises(SchemaError, match="give the buffer num_envs="):
+        dist.steps()
+
+
+def test_a_ring_on_a_device_is_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sw.DistillationBuffer, "_is_on_gpu", property(lambda self: True))
+    dist = make("cpu")
+    add(dist, "cpu", 0, 4)
+    assert isinstance(dist._rows, _DeviceRows)
+    with pytest.raises(SchemaError, match="got 13 rows, the capacity is 12"):
+        add(dist, "cpu", 0, 13)
+    with pytest.raises(SchemaError, match="storage: rows on cpu belong to one process"):
+        make("cpu", storage="shm://never")
