@@ -11,6 +11,7 @@ No gradient flows through any of these.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +36,12 @@ class _Rollout(NamedTuple):
     mask: Any
     kernels: Any
     shape: tuple[int, ...]
+
+    def give(self, *results: Any) -> Any:
+        """Results in the shape that came."""
+        if len(self.shape) != 2:
+            results = tuple(result.reshape(self.shape) for result in results)
+        return results if len(results) > 1 else results[0]
 
     def empty(self) -> Any:
         if isinstance(self.rewards, np.ndarray):
@@ -86,7 +93,8 @@ def gae(
     r = _read(where, rewards, values, dones, last_values, truncated, final_values, mask)
     advantages, returns = r.empty(), r.empty()
     r.kernels.gae(*r[:7], gamma, gae_lambda, advantages, returns)
-    return advantages.reshape(r.shape), returns.reshape(r.shape)
+    made: tuple[Any, Any] = r.give(advantages, returns)
+    return made
 
 
 def lambda_returns(
@@ -121,7 +129,7 @@ def discounted_returns(
     r = _read(where, rewards, None, dones, last_values, truncated, final_values, None)
     returns = r.empty()
     r.kernels.discounted(r.rewards, r.dones, r.last_values, r.truncated, r.final_values, gamma, returns)
-    return returns.reshape(r.shape)
+    return r.give(returns)
 
 
 def vtrace(
@@ -165,10 +173,10 @@ def vtrace(
     take = _taker(where, r.rewards)
     target = take.numbers("log_probs", log_probs, r.rewards, r.shape)
     behaviour = take.numbers("behaviour_log_probs", behaviour_log_probs, r.rewards, r.shape)
-    ratios = np.exp(target - behaviour) if isinstance(target, np.ndarray) else (target - behaviour).exp()
     targets, advantages = r.empty(), r.empty()
-    r.kernels.vtrace(*r[:7], ratios, gamma, lam, *clips, targets, advantages)
-    return targets.reshape(r.shape), advantages.reshape(r.shape)
+    r.kernels.vtrace(*r[:7], target, behaviour, gamma, lam, *clips, targets, advantages)
+    made: tuple[Any, Any] = r.give(targets, advantages)
+    return made
 
 
 def group_relative_advantages(
@@ -241,7 +249,8 @@ def _read(
     shape = tuple(rewards.shape)
     if not shape or 0 in shape:
         raise SchemaError(f"{where}: rewards: expected shape (steps,) or (steps, envs), got {shape}")
-    rewards = rewards.reshape(shape[0], -1)
+    if len(shape) != 2:
+        rewards = rewards.reshape(shape[0], -1)
     if isinstance(final_values, str):
         final_values = None
     named = [(name, flag) for name, flag in (("dones", dones), ("truncated", truncated)) if flag is not None]
@@ -255,7 +264,11 @@ def _read(
         rewards,
         None if values is None else take.numbers("values", values, rewards, shape),
         flags[0],
-        take.numbers("last_values", last_values, rewards[-1], shape[1:]),
+        take.fit(
+            take.shaped("last_values", take.array("last_values", last_values), shape[1:]),
+            rewards.dtype,
+            rewards.shape[1:],
+        ),
         flags[1] if truncated is not None else None,
         None if final_values is None else take.numbers("final_values", final_values, rewards, shape),
         None if mask is None else take.truth_of("mask", mask, rewards, shape),
@@ -311,7 +324,7 @@ class _Numpy:
         return np.full(like.shape[1:], value, like.dtype)
 
     def kernels(self) -> Any:
-        return _core
+        return _Engine
 
     def group_relative(
         self, rewards: Any, size: int | None, groups: Any, scales: bool, others: bool, eps: float
@@ -340,18 +353,23 @@ class _Torch(_Numpy):
             raise SchemaError(f"{self.where}: {name}: expected a tensor like rewards, got {type(value).__name__}")
         if value.device != self.device:
             raise SchemaError(f"{self.where}: {name}: expected a tensor on {self.device}, got one on {value.device}")
-        return value.detach()
+        return value.detach() if value.requires_grad else value
 
     def floats(self, name: str, value: Any, other: Any = None) -> Any:
         tensor = self.array(name, value)
         wide = self.torch.float64 in (tensor.dtype, getattr(other, "dtype", None))
-        return tensor.to(self.torch.float64 if wide else self.torch.float32).contiguous()
+        return self.fit(tensor, self.torch.float64 if wide else self.torch.float32, tensor.shape)
 
     def truths(self, array: Any) -> Any:
-        return array.bool()
+        return array if array.dtype is self.torch.bool else array.bool()
 
     def fit(self, array: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-        return array.to(dtype).contiguous().reshape(shape)
+        # Each call costs more on the host than the kernel on the device: none where there is nothing to do.
+        if array.dtype is not dtype:
+            array = array.to(dtype)
+        if not array.is_contiguous():
+            array = array.contiguous()
+        return array if array.shape == shape else array.reshape(shape)
 
     def full(self, like: Any, value: float) -> Any:
         return like.new_full(like.shape[1:], value)
@@ -385,11 +403,23 @@ class _Torch(_Numpy):
         return self.torch.where(size_of > 1, made, self.torch.zeros_like(made))
 
 
+class _Engine:
+    """The engine's kernels over NumPy arrays."""
+
+    gae = staticmethod(_core.gae)
+    discounted = staticmethod(_core.discounted)
+
+    @staticmethod
+    def vtrace(*arguments: Any) -> None:
+        engine: Any = _core.vtrace
+        engine(*arguments[:7], np.exp(arguments[7] - arguments[8]), *arguments[9:])
+
+
 class _OnHost:
-    """The engine's kernels over tensors on the CPU: the same memory."""
+    """The same over tensors on the CPU: the same memory."""
 
     def __getattr__(self, name: str) -> Any:
-        kernel = getattr(_core, name)
+        kernel = getattr(_Engine, name)
 
         def call(*arguments: Any) -> None:
             kernel(*(value.numpy() if hasattr(value, "numpy") else value for value in arguments))
@@ -401,6 +431,7 @@ class _OnHost:
 _on_host = _OnHost()
 
 
+@functools.cache
 def torch_kernels(where: str, device: Any) -> Any:
     """What works on tensors of that device."""
     if device.type == "cpu":

@@ -6,6 +6,7 @@ process.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,10 @@ class Host:
 
     def truths(self, array: Any) -> Any:
         return array if array.dtype == bool else array != 0
+
+    def copy(self, to: list[Any], values: list[Any]) -> None:
+        for target, value in zip(to, values, strict=True):
+            target[...] = value
 
     def permutation(self, count: int) -> Any:
         return self.stream.permutation(count)
@@ -96,6 +101,7 @@ class Torch(Host):
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return self.torch.zeros(shape, dtype=self._dtype(dtype), device=self.device)
 
+    @functools.cache  # noqa: B019 - a place has few of them
     def _dtype(self, dtype: np.dtype[Any]) -> Any:
         try:
             return self.torch.from_numpy(np.empty(0, dtype)).dtype
@@ -111,7 +117,7 @@ class Torch(Host):
             raise SchemaError(
                 f"{what}: expected {self.kind}, got one on {value.device}; pass .to({str(self.device)!r})"
             )
-        return value.detach()
+        return value.detach() if value.requires_grad else value
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         return np.dtype(str(array.dtype).removeprefix("torch.").replace("bfloat16", "float32"))
@@ -120,7 +126,18 @@ class Torch(Host):
         return bool(self.torch.can_cast(array.dtype, self._dtype(dtype)))
 
     def truths(self, array: Any) -> Any:
-        return array.bool()
+        return array  # a copy into bool asks which are not 0
+
+    def copy(self, to: list[Any], values: list[Any]) -> None:
+        # One launch for all that need no conversion; those in float32 are most of them.
+        plain: list[tuple[Any, Any]] = []
+        for target, value in zip(to, values, strict=True):
+            if value.dtype is target.dtype is self.torch.float32:
+                plain.append((target, value))
+            else:
+                target.copy_(value)
+        if plain:
+            self.torch._foreach_copy_(*map(list, zip(*plain, strict=True)))
 
     def permutation(self, count: int) -> Any:
         return self.torch.randperm(count, generator=self.generator, device=self.device)
@@ -181,6 +198,8 @@ class Columns:
         self.place, self.lead = place, lead
         self.nodes: dict[str, Node] = {}
         self.arrays: dict[str, Any] = {}
+        self.rows: dict[str, list[Any]] = {}  # the same memory, cut along the first axis
+        self.accepted: dict[str, tuple[Any, Any]] = {}  # shape and dtype of the last value that fitted
 
     def declare(self, name: str, node: Node) -> None:
         self.nodes[name] = node
@@ -191,6 +210,8 @@ class Columns:
         if name in self.nodes:
             for path, _ in _leaves(name, self.nodes.pop(name)):
                 del self.arrays[path]
+                self.rows.pop(path, None)
+                self.accepted.pop(path, None)
 
     def tree(self, name: str, of: Any) -> Any:
         """``of(array)`` for each array of a field, nested as it is."""
@@ -209,6 +230,9 @@ class Columns:
         for path, field, part in _match(where, name, self.nodes[name], value):
             what = f"{where}: {path}"
             array = self.place.read(what, part)
+            if self.accepted.get(path) == (array.shape, array.dtype):
+                checked.append((path, array))
+                continue
             shape = (*lead, *field.shape)
             if tuple(array.shape) != shape:
                 # A number an env may come as a column of one.
@@ -223,12 +247,17 @@ class Columns:
                     f"{what}: expected {field.dtype}, got {array.dtype}, which would lose what it says; "
                     "convert it, or give the field that dtype"
                 )
+            elif array.shape == getattr(part, "shape", None):
+                self.accepted[path] = array.shape, array.dtype
             checked.append((path, array))
         return checked
 
-    def put(self, at: Any, checked: list[tuple[str, Any]]) -> None:
-        for path, array in checked:
-            self.arrays[path][at] = array
+    def put(self, at: int, checked: list[tuple[str, Any]]) -> None:
+        """Into one row of each array."""
+        for path, _ in checked:
+            if path not in self.rows:
+                self.rows[path] = list(self.arrays[path])
+        self.place.copy([self.rows[path][at] for path, _ in checked], [array for _, array in checked])
 
 
 def _leaves(path: str, node: Node) -> list[tuple[str, Field]]:

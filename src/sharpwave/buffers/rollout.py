@@ -25,6 +25,7 @@ _BATCH_NAMES = {
     "returns": "returns",
     "values": "values",
 }
+_FOR_GAE = ("rewards", "values", "dones", "truncated", "final_values", "mask", "advantages", "returns")
 _NUMBERS = ("rewards", "values", "log_probs", "advantages", "returns")
 _OTHERS = {"rewards", "dones", "truncated", "final_values", "mask", "hidden_states"}
 
@@ -264,26 +265,19 @@ class RolloutBuffer:
         last = self._columns.place.read(f"{where}: last_values", last_values)
         if tuple(last.shape) not in ((self.num_envs,), (self.num_envs, 1)):
             raise SchemaError(f"{where}: last_values: expected shape ({self.num_envs},), got {tuple(last.shape)}")
-        a = {name: array[: self._step] for name, array in self._columns.arrays.items()}
+        arrays: list[Any] = [self._columns.arrays.get(name) for name in _FOR_GAE]
+        if self._step < self.num_steps:
+            arrays = [None if array is None else array[: self._step] for array in arrays]
+        rewards, values, dones, truncated, final_values, mask, advantages, to_returns = arrays
         if isinstance(self._place, Torch):
-            last = last.reshape(self.num_envs).to(a["values"].dtype).contiguous()
+            if last.dim() != 1 or last.dtype is not values.dtype or not last.is_contiguous():
+                last = last.reshape(self.num_envs).to(values.dtype).contiguous()
             kernels = returns.torch_kernels(where, self.device)
         else:
             last = np.ascontiguousarray(last.reshape(self.num_envs), np.float32)
             kernels = _core
-        kernels.gae(
-            a["rewards"],
-            a["values"],
-            a["dones"],
-            last,
-            a.get("truncated"),
-            a.get("final_values"),
-            a.get("mask"),
-            gamma,
-            gae_lambda,
-            a["advantages"],
-            a["returns"],
-        )
+        flags = truncated, final_values, mask
+        kernels.gae(rewards, values, dones, last, *flags, gamma, gae_lambda, advantages, to_returns)
         self._has_returns = True
         self._changes += 1
 

@@ -11,15 +11,18 @@ GPU.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 __all__ = ["discounted", "gae", "group_relative", "vtrace"]
 
-_TILE = 1024
+_TILE = 512
+_WARPS = 4
 _MOST_STEPS = 128
 
 
@@ -31,18 +34,27 @@ def _follow(later_a, later_b, a, b):
 
 
 @triton.jit
-def _behind(next_value, is_done, truncated, finals, at, inside, TRUNCATES: tl.constexpr, FINALS: tl.constexpr):
+def _behind(next_value, is_done, truncated, finals, at, inside):
     """What stands behind each step, and whether nothing passes it backwards."""
     value = tl.where(is_done, 0.0, next_value)
     ends = is_done
-    if TRUNCATES:
+    if truncated is not None:
         is_cut = tl.load(truncated + at, inside, other=0) != 0
         other = next_value
-        if FINALS:
+        if finals is not None:
             other = tl.load(finals + at, inside, other=0.0)
         value = tl.where(is_cut, other, value)
         ends = is_done | is_cut
     return value, ends
+
+
+@triton.jit
+def _exact(near, rest, like):
+    """A number that came as float32; with what was cut off it is exact in float64 too."""
+    number = like + near
+    if rest is not None:
+        number = number + rest
+    return number
 
 
 @triton.jit
@@ -62,23 +74,18 @@ def _gae(
     gamma_rest,
     decay,
     decay_rest,
-    VALUES: tl.constexpr,
-    TRUNCATES: tl.constexpr,
-    FINALS: tl.constexpr,
-    MASKS: tl.constexpr,
     STEPS: tl.constexpr,
     ENVS: tl.constexpr,
 ):
-    """GAE; without VALUES the discounted returns alone."""
+    """GAE; without values the discounted returns alone. What is not there is None, and costs nothing."""
     dtype = rewards.dtype.element_ty
-    # Numbers come as float32; with what was cut off they are exact in float64 too.
-    gamma = tl.zeros((1, ENVS), dtype) + gamma + gamma_rest
-    decay = tl.zeros((1, ENVS), dtype) + decay + decay_rest
+    gamma = _exact(gamma, gamma_rest, tl.zeros((1, ENVS), dtype))
+    decay = _exact(decay, decay_rest, tl.zeros((1, ENVS), dtype))
     n = tl.program_id(0) * ENVS + tl.arange(0, ENVS)
     is_env = n < envs
     last = tl.load(last_values + n, is_env, other=0.0)
     carry = tl.zeros((ENVS,), dtype)
-    if not VALUES:
+    if values is None:
         carry = last
     row = tl.arange(0, STEPS)
     chunks = tl.cdiv(steps, STEPS)
@@ -88,16 +95,16 @@ def _gae(
         at = t.to(tl.int64)[:, None] * envs + n[None, :]
         reward = tl.load(rewards + at, inside, other=0.0)
         is_done = tl.load(dones + at, inside, other=0) != 0
-        if VALUES:
+        if values is not None:
             value = tl.load(values + at, inside, other=0.0)
             is_last = (t == steps - 1)[:, None]
             behind = tl.load(values + at + envs, inside & (t < steps - 1)[:, None], other=0.0)
             behind = tl.where(is_last, last[None, :], behind)
-            behind, ends = _behind(behind, is_done, truncated, finals, at, inside, TRUNCATES, FINALS)
+            behind, ends = _behind(behind, is_done, truncated, finals, at, inside)
             b = reward + gamma * behind - value
         else:
             nothing = tl.zeros((STEPS, ENVS), dtype)
-            behind, ends = _behind(nothing, is_done, truncated, finals, at, inside, TRUNCATES, FINALS)
+            behind, ends = _behind(nothing, is_done, truncated, finals, at, inside)
             b = reward + gamma * behind
         a = tl.where(ends, tl.zeros((STEPS, ENVS), dtype), decay)
         # Rows past the end hand on what they get.
@@ -106,9 +113,9 @@ def _gae(
         a, b = tl.associative_scan((a, b), 0, _follow, reverse=True)
         x = tl.where(a == 0, b, b + a * carry[None, :])
         carry = tl.sum(tl.where((row == 0)[:, None], x, 0.0), axis=0)
-        if VALUES:
+        if values is not None:
             y = x + value
-            if MASKS:
+            if mask is not None:
                 counts = tl.load(mask + at, inside, other=0) != 0
                 x = tl.where(counts, x, 0.0)
                 y = tl.where(counts, y, value)
@@ -127,7 +134,8 @@ def _vtrace(
     truncated,
     finals,
     mask,
-    rhos,
+    log_probs,
+    behaviour_log_probs,
     targets,
     advantages,
     steps,
@@ -137,38 +145,44 @@ def _vtrace(
     decay,
     decay_rest,
     rho_clip,
+    rho_rest,
     c_clip,
-    pg_rho_clip,
-    TRUNCATES: tl.constexpr,
-    FINALS: tl.constexpr,
-    MASKS: tl.constexpr,
+    c_rest,
+    pg_clip,
+    pg_rest,
     ENVS: tl.constexpr,
 ):
+    """A step at a time: the advantages need the next step's target."""
     dtype = rewards.dtype.element_ty
-    gamma = tl.zeros((ENVS,), dtype) + gamma + gamma_rest
-    decay = tl.zeros((ENVS,), dtype) + decay + decay_rest
+    zeros = tl.zeros((ENVS,), dtype)
+    gamma = _exact(gamma, gamma_rest, zeros)
+    decay = _exact(decay, decay_rest, zeros)
+    rho_clip = _exact(rho_clip, rho_rest, zeros)
+    c_clip = _exact(c_clip, c_rest, zeros)
+    pg_clip = _exact(pg_clip, pg_rest, zeros)
     n = tl.program_id(0) * ENVS + tl.arange(0, ENVS)
     inside = n < envs
     next_value = tl.load(last_values + n, inside, other=0.0)
     next_target = next_value
-    carry = tl.zeros((ENVS,), dtype)
+    carry = zeros
     at = tl.full((ENVS,), steps - 1, tl.int64) * envs + n
     for _ in range(steps):
         reward = tl.load(rewards + at, inside, other=0.0)
         value = tl.load(values + at, inside, other=0.0)
-        rho = tl.load(rhos + at, inside, other=0.0)
+        behaviour = tl.load(behaviour_log_probs + at, inside, other=0.0)
+        rho = tl.exp(tl.load(log_probs + at, inside, other=0.0) - behaviour)
         is_done = tl.load(dones + at, inside, other=0) != 0
-        behind, ends = _behind(next_value, is_done, truncated, finals, at, inside, TRUNCATES, FINALS)
+        behind, ends = _behind(next_value, is_done, truncated, finals, at, inside)
         # Behind an end stands a value; behind any other step the target of the next one.
         after = tl.where(ends, behind, next_target)
-        delta = tl.minimum(rho, tl.zeros((ENVS,), dtype) + rho_clip) * (reward + gamma * behind - value)
-        passed = decay * tl.minimum(rho, tl.zeros((ENVS,), dtype) + c_clip) * carry
-        carry = delta + tl.where(ends, 0.0, passed)
-        advantage = tl.minimum(rho, tl.zeros((ENVS,), dtype) + pg_rho_clip) * (reward + gamma * after - value)
+        delta = tl.minimum(rho, rho_clip) * (reward + gamma * behind - value)
+        passed = decay * tl.minimum(rho, c_clip) * carry
+        carry = delta + tl.where(ends | (decay == 0), 0.0, passed)
+        advantage = tl.minimum(rho, pg_clip) * (reward + gamma * after - value)
         target = value + carry
         next_value = value
         next_target = target
-        if MASKS:
+        if mask is not None:
             counts = tl.load(mask + at, inside, other=0) != 0
             advantage = tl.where(counts, advantage, 0.0)
             target = tl.where(counts, target, value)
@@ -192,19 +206,44 @@ def _group(rewards, advantages, size, eps, SCALES: tl.constexpr, OTHERS: tl.cons
     tl.store(advantages + at, advantage, inside)
 
 
-@functools.lru_cache(64)
-def _pair(number: float) -> tuple[float, float]:
-    """As float32, and what that leaves out."""
+@functools.lru_cache(256)
+def _pair(number: float, is_double: bool) -> tuple[float, float | None]:
+    """As float32, and what that leaves out where it matters."""
     near = struct.unpack("f", struct.pack("f", number))[0]
-    return near, number - near
+    return near, number - near if is_double and math.isfinite(number) else None
 
 
 @functools.lru_cache(256)
-def _tile(steps: int, envs: int) -> tuple[int, int, int]:
+def _tile(steps: int, envs: int) -> tuple[int, int, tuple[int]]:
     """Steps and envs of a tile, and how many tiles there are."""
     tall = min(triton.next_power_of_2(steps), _MOST_STEPS)
     wide = max(8, _TILE // tall)
-    return tall, wide, triton.cdiv(envs, wide)
+    return tall, wide, (triton.cdiv(envs, wide),)
+
+
+_ready: dict[Any, Any] = {}
+
+
+def _launch(kernel: Any, grid: tuple[int], arrays: tuple[Any, ...], numbers: tuple[Any, ...], shape: Any) -> None:
+    """Triton looks at every argument of every launch, which takes longer than the kernel. Which compiled kernel fits
+    depends on a few things only: looked up here, it is started in half of the time."""
+    known = [None if array is None else (array.dtype, array.data_ptr() % 16) for array in arrays]
+    key = kernel, arrays[0].device, shape, *known
+    ready = _ready.get(key)
+    if ready is not None:
+        ready(*arrays, *numbers)
+        return
+    compiled = kernel[grid](*arrays, *numbers, num_warps=_WARPS)
+    if not hasattr(compiled, "__getitem__"):
+        return  # the interpreter has none
+    ready = compiled[(*grid, 1, 1)]
+    try:
+        ready(*arrays, *numbers)  # the same again: results do not change
+    except Exception:  # a version that starts its kernels in another way
+        ready = functools.partial(kernel[grid], num_warps=_WARPS)
+    if len(_ready) > 1000:
+        _ready.clear()
+    _ready[key] = ready
 
 
 def gae(
@@ -222,56 +261,18 @@ def gae(
 ) -> None:
     """All contiguous, (steps, envs), of one float dtype; flags of any."""
     steps, envs = rewards.shape
-    tall, wide, programs = _tile(steps, envs)
-    _gae[(programs,)](
-        rewards,
-        values,
-        dones,
-        last_values,
-        dones if truncated is None else truncated,
-        values if final_values is None else final_values,
-        dones if mask is None else mask,
-        advantages,
-        returns,
-        steps,
-        envs,
-        *_pair(gamma),
-        *_pair(gamma * gae_lambda),
-        True,
-        truncated is not None,
-        final_values is not None,
-        mask is not None,
-        tall,
-        wide,
-    )
+    tall, wide, grid = _tile(steps, envs)
+    is_double = rewards.dtype is torch.float64
+    near, rest = _pair(gamma, is_double)
+    decay, decay_rest = _pair(gamma * gae_lambda, is_double)
+    arrays = rewards, values, dones, last_values, truncated, final_values, mask, advantages, returns
+    _launch(_gae, grid, arrays, (steps, envs, near, rest, decay, decay_rest, tall, wide), (steps, envs, is_double))
 
 
 def discounted(
     rewards: Any, dones: Any, last_values: Any, truncated: Any, final_values: Any, gamma: float, returns: Any
 ) -> None:
-    steps, envs = rewards.shape
-    tall, wide, programs = _tile(steps, envs)
-    _gae[(programs,)](
-        rewards,
-        rewards,
-        dones,
-        last_values,
-        dones if truncated is None else truncated,
-        rewards if final_values is None else final_values,
-        dones,
-        returns,
-        returns,
-        steps,
-        envs,
-        *_pair(gamma),
-        *_pair(gamma),
-        False,
-        truncated is not None,
-        final_values is not None,
-        False,
-        tall,
-        wide,
-    )
+    gae(rewards, None, dones, last_values, truncated, final_values, None, gamma, 1.0, None, returns)
 
 
 def vtrace(
@@ -282,7 +283,8 @@ def vtrace(
     truncated: Any,
     final_values: Any,
     mask: Any,
-    rhos: Any,
+    log_probs: Any,
+    behaviour_log_probs: Any,
     gamma: float,
     lam: float,
     rho_clip: float,
@@ -292,29 +294,24 @@ def vtrace(
     advantages: Any,
 ) -> None:
     steps, envs = rewards.shape
-    wide = 32
-    _vtrace[(triton.cdiv(envs, wide),)](
+    is_double = rewards.dtype is torch.float64
+    numbers = [part for x in (gamma, gamma * lam, rho_clip, c_clip, pg_rho_clip) for part in _pair(x, is_double)]
+    _vtrace[(triton.cdiv(envs, 32),)](
         rewards,
         values,
         dones,
         last_values,
-        dones if truncated is None else truncated,
-        values if final_values is None else final_values,
-        dones if mask is None else mask,
-        rhos,
+        truncated,
+        final_values,
+        mask,
+        log_probs,
+        behaviour_log_probs,
         targets,
         advantages,
         steps,
         envs,
-        *_pair(gamma),
-        *_pair(gamma * lam),
-        rho_clip,
-        c_clip,
-        pg_rho_clip,
-        truncated is not None,
-        final_values is not None,
-        mask is not None,
-        wide,
+        *numbers,
+        32,
         num_warps=1,
     )
 
