@@ -124,6 +124,7 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/python benchmarks/bench_scaling.py
 	$(BIN)/python benchmarks/bench_processes.py
 	$(BIN)/python benchmarks/bench_snapshot.py
+	$(BIN)/python benchmarks/bench_returns.py
 	$(BIN)/python benchmarks/report.py
 
 soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damaged files, the threaded tests over and over

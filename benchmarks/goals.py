@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from harness.results import Document, duration, figure, ratio, size
-from names import CROWDS, KINDS, RATES, is_library, is_ring, name
+from names import CROWDS, KINDS, RATES, case_name, is_library, is_ring, name
 
 Cases = dict[str, dict[str, dict[str, float]]]
 Documents = dict[str, Document | None]
@@ -250,6 +250,23 @@ def snapshot_goals(document: Document | None) -> Iterator[Verdict]:
     yield at_most("memory that save takes besides", MOST_BYTES_TO_SAVE, extra, size)
 
 
+def returns_goals(document: Document | None) -> Iterator[Verdict]:
+    cases, case = cases_of(document, "returns"), "gae_128x1024"
+    title = case_name(case)
+    ours, peer = minimum(cases, case, "sharpwave"), fastest_library(cases, case)
+    yield times_faster(f"{title}, fastest peer library", 3, ours, peer)
+    # Both write into arrays that exist.
+    stored, bare = (minimum(cases, case, label) for label in ("sharpwave/rollout", "c_loop/native"))
+    yield at_most(f"{title}, RolloutBuffer, over a bare C loop (-O3 -march=native)", 1.5, over(stored, bare), ratio)
+
+
+def gpu_returns_goals(document: Document | None) -> Iterator[Verdict]:
+    for case in (document or {}).get("gae", []):
+        title = f"GAE on a GPU, {case['steps']} x {case['envs']}, RolloutBuffer, the loop over steps"
+        ours, loop = (case["cases"][label]["median_ns"] for label in ("sharpwave, RolloutBuffer", "loop"))
+        yield times_faster(title, 90, ours, ("loop", loop))
+
+
 GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "replay": replay_goals,
     "memory": memory_goals,
@@ -263,6 +280,8 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "compression": compression_goals,
     "processes": processes_goals,
     "snapshot": snapshot_goals,
+    "returns": returns_goals,
+    "gpu_returns": gpu_returns_goals,
 }
 
 

@@ -10,12 +10,23 @@ NAMES = {
     "numpy_ring": "NumPy ring",
     "numpy_ring/take": "NumPy ring with take",
     "c_limit": "bare C copies, one thread",
+    "c_loop": "bare C loop, one thread",
     "empty_loop": "the timing loop itself",
     "sb3": "Stable-Baselines3",
     "reverb": "Reverb",
     "ray": "Ray actor",
+    "apexrl": "ApexRL's loop",
+    "loop": "a dozen launches a step",
 }
-VARIANTS = {"keyword": "by keyword", "out": "out=", "torch": 'device="cpu"', "frame": "given single frames"}
+VARIANTS = {
+    "keyword": "by keyword",
+    "out": "out=",
+    "torch": 'device="cpu"',
+    "frame": "given single frames",
+    "tensors": "torch tensors",
+    "rollout": "RolloutBuffer",
+    "native": "-march=native",
+}
 FORMS = {
     "uniform": "uniform",
     "one_step": "one step",
@@ -44,6 +55,7 @@ CONTESTS = KINDS | {
     "shm": "in process and in shared memory",
     "shm_prioritized": "prioritized, in process and in shared memory",
     "snapshot": "a full buffer of small rows",
+    "returns": "steps x environments",
 }
 # Operations on a whole buffer.
 WHOLE_CASES = {
@@ -57,8 +69,8 @@ BESIDE_CASES = ("fsync",)
 # Of several processes on one buffer.
 CROWDS = ("uniform", "prioritized")
 RATES = {"inserts_per_s": "inserts a second", "samples_per_s": "samples a second"}
-# They store nothing that one could get back; a rival is someone whom a user could choose instead.
-YARDSTICKS = ("engine", "c_limit", "empty_loop")
+# They store nothing that one could get back, or check nothing; a rival is someone whom a user could choose instead.
+YARDSTICKS = ("engine", "c_limit", "c_loop", "empty_loop")
 # Forms that do another thing; they stand in a contest for comparison.
 BESIDE = ("uniform", "one_step", "stored", "rainbow", "own_goals", "free", "shm")
 
@@ -105,10 +117,12 @@ def is_library(label: str) -> bool:
 
 
 def case_name(case: str) -> str:
-    """`sample(256)` of `sample_256`."""
+    """`sample(256)` of `sample_256`, `GAE, 24 x 4096` of `gae_24x4096`."""
     if case in WHOLE_CASES:
         return WHOLE_CASES[case]
     verb, count = case.split("_")
     if verb == "add":
         return "add 1 row" if count == "1" else f"add {count} rows"
+    if verb == "gae":
+        return f"GAE, {count.replace('x', ' x ')}"
     return f"add 1, sample({count}), update({count})" if verb == "learn" else f"{verb}({count})"

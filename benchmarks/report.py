@@ -33,7 +33,7 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
         yield "headline", tables.headline(replay)
     if any(documents[name] for name in tables.FEATURES):
         yield "features", tables.features(documents)
-    for name in ("replay", *tables.FEATURES, "pace", "processes"):
+    for name in ("replay", *tables.FEATURES, "pace", "processes", "returns"):
         if document := documents[name]:
             for contest, workload in document["workloads"].items():
                 yield contest, tables.contest(workload, document)
@@ -42,6 +42,8 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
     for name in ("memory", "scaling", "windows", "compression", "snapshot"):
         if document := documents[name]:
             yield name, getattr(tables, name)(document)
+    if gpu := documents["gpu_returns"]:
+        yield "gpu_returns", tables.gpu_returns(gpu)
     if processes := documents["processes"]:
         for form in processes["crowds"]:
             yield f"processes_{form}", tables.crowds(form, processes)

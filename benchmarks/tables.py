@@ -117,7 +117,7 @@ Columns = dict[str, dict[str, str]]  # by head, then by label
 
 
 def contest(workload: Document, document: Document, how: str = "", more: Columns | None = None) -> str:
-    """Every contender and every case of one kind of row; bold is the fastest that a user could choose."""
+    """Every contender and every case of a contest; bold is the fastest that a user could choose."""
     cases, contenders = workload["cases"], workload["contenders"]
     seen = dict.fromkeys(label for times in cases.values() for label in times)
     # Who stands beside does so in the plain form alone.
@@ -129,7 +129,7 @@ def contest(workload: Document, document: Document, how: str = "", more: Columns
         cells = [cell(times.get(label), label == (best[case] or [""])[0]) for case, times in cases.items()]
         rows.append([title(label), *cells, *(column.get(label, "") for column in (more or {}).values())])
     parts = [
-        f"Full buffers of {stored(workload)}.",
+        f"Full buffers of {stored(workload)}." if "capacity" in workload else f"{workload['title']}.",
         table(["", *map(case_name, cases), *(more or {})], rows),
         *notes_and_versions(contenders),
         machine_line(document, how),
@@ -235,6 +235,34 @@ def snapshot(document: Document) -> str:
         "memory besides, to save": {label: size(count) for label, count in document["save_memory"].items()},
     }
     return contest(document["workloads"]["snapshot"], document, how, more)
+
+
+def gpu_returns(document: Document) -> str:
+    facts, bandwidth = document["machine"], document["copy_bytes_per_s"]
+    labels = list(document["gae"][0]["cases"])
+    rows = []
+    for label in labels:
+        times = [case["cases"][label] for case in document["gae"]]
+        called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
+        rows.append([called, *(f"{duration(one['min_ns'])} ({duration(one['median_ns'])})" for one in times)])
+    graph = labels[-1]
+    shares = [case["bytes"] / case["cases"][graph]["min_ns"] * 1e9 / bandwidth for case in document["gae"]]
+    rows.append(["bytes moved by the last one, of what a copy moves", *map(percent, shares)])
+    cycle = document["cycle"]
+    kind = (
+        f"{cycle['steps']} steps of {cycle['envs']} environments, {cycle['obs']} numbers seen, {cycle['actions']} done"
+    )
+    whole = [[label, f"{duration(t['min_ns'])} ({duration(t['median_ns'])})"] for label, t in cycle["cases"].items()]
+    line = (
+        f"{facts['gpu']}, a copy moves {figure(bandwidth / 1e12)} TB/s, torch {facts['torch']}, "
+        f"Triton {facts['triton']}, Python {facts['python']}, {facts['date']}. "
+        f"Minimum of {document['settings']['rounds']} interleaved slices of {document['settings']['slice_ms']:g} ms, "
+        "the median in brackets; by events on the device around calls in a row."
+    )
+    head = ["", *(f"{case['steps']} x {case['envs']}" for case in document["gae"])]
+    return "\n\n".join(
+        [table(head, rows), f"A whole rollout and its returns: {kind}.", table(["", ""], whole), small(line)]
+    )
 
 
 def drawn_windows(document: Document) -> str:

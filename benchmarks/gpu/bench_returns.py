@@ -192,6 +192,7 @@ def main() -> None:
             "date": datetime.date.today().isoformat(),
         },
         "settings": {"rounds": ROUNDS, "slice_ms": SLICE_US / 1e3},
+        "left_out": [],
         "copy_bytes_per_s": copy_bandwidth(),
         "gae": [gae_case(steps, envs) for steps, envs in SIZES],
         "cycle": cycle_case(24, 4096, 48, 12),

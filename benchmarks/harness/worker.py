@@ -209,24 +209,30 @@ class Worker:
 
     def prepare(self, case: str, burst_s: float) -> dict[str, int | str]:
         """Calls of a burst for each variant of the case, or the reason why a variant cannot run."""
-        verb, count = case.split("_")
         # The last case's buffers go before this case's are made.
         self.operations = {}
-        if case == "add_1":
-            self.operations = self.contender.add_one()
-        else:
-            make = self.contender.add_many if verb == "add" else getattr(self.contender, verb)
-            self.operations = make(int(count))
+        self.operations = self.operations_of(case)
         gc.collect()
         # The buffers and inputs are here to stay; a collection between bursts need not walk them.
         gc.freeze()
         calls: dict[str, int | str] = {}
         for variant, operation in self.operations.items():
             try:
+                self.check(operation)
                 calls[variant] = calls_for(operation, burst_s)
             except Exception as error:
                 calls[variant] = f"{type(error).__name__}: {error}"
         return calls
+
+    def operations_of(self, case: str) -> dict[str, Operation]:
+        verb, count = case.split("_")
+        if case == "add_1":
+            return self.contender.add_one()
+        make = self.contender.add_many if verb == "add" else getattr(self.contender, verb)
+        return make(int(count))
+
+    def check(self, operation: Operation) -> None:
+        """Raises where an operation does not do what is asked for; batches are random, and each library's own."""
 
     def time(self, variant: str, calls: int) -> float:
         return time_burst(self.operations[variant], calls)

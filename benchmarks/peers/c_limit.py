@@ -15,12 +15,11 @@ from harness.workloads import W1, Workload
 RECORD_BYTES = 168
 
 
-def compiled() -> ctypes.CDLL:
+def compiled(source: Path, *flags: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "gather.so"
-        source = Path(__file__).with_name("gather.c")
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
-        subprocess.run([os.environ.get("CC", "cc"), *flags, source, "-o", library], check=True)
+        library = Path(folder) / f"{source.stem}.so"
+        command = [os.environ.get("CC", "cc"), "-O3", *flags, "-shared", "-fPIC", source, "-o", library]
+        subprocess.run(command, check=True)
         return ctypes.CDLL(str(library))
 
 
@@ -37,7 +36,7 @@ class CLimit(Contender):
         self.image_bytes = int(np.prod(workload.obs_shape)) * np.dtype(workload.obs_dtype).itemsize
         # From NumPy, whose large arrays ask for huge pages; ones, so that every page is there.
         self.rows = np.ones((capacity, self.record_bytes()), np.uint8)
-        self.native = compiled()
+        self.native = compiled(Path(__file__).with_name("gather.c"), "-march=native")
 
     def record_bytes(self) -> int:
         return RECORD_BYTES if self.workload == W1 else 2 * self.image_bytes

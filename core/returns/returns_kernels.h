@@ -5,7 +5,7 @@
 
 namespace sharpwave {
 
-inline constexpr std::size_t kTileEnvs = 1024;  // what is carried from step to step stays in the nearest cache
+inline constexpr std::size_t kTileEnvs = 2048;  // what is carried from step to step stays in the nearest cache
 
 template <class Real, class Flag>
 struct ReturnKernels {

@@ -1,0 +1,1 @@
+"""Each contender's way to advantages and returns."""
