@@ -70,7 +70,8 @@ def gae(
         last_values: Of the observations after the last step, one an environment. Ignored where the last step ended.
         gamma: Discount.
         gae_lambda: How far advantages look: 0 is one step, 1 all of them.
-        truncated: Which ends were not terminations. Needs ``final_values``.
+        truncated: Which ends were not terminations; where an environment says both, ``truncated & ~terminated``. Needs
+            ``final_values``.
         final_values: Of the observations that truncated episodes ended with; looked at only there. ``"next"`` says that
             the next row starts from that very observation: Gymnasium's next-step autoreset, whose row ``mask`` leaves
             out.

@@ -12,7 +12,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.compat.replay_buffer import BufferConfig
 from sharpwave.compat.replay_buffer import ReplayBuffer as ServiceBuffer
-from sharpwave.errors import NotReady, SchemaError
+from sharpwave.errors import BufferFull, NotReady, SchemaError
 
 # ---- "Experience Replay Buffer Service": the snippet of the specification's section "Python API" ---------------------
 
@@ -259,3 +259,231 @@ def test_apexrl_clear_keeps_the_buffer_and_its_random_stream(apex: Any) -> None:
     buffer.add(*numbers(0, 5))
     assert buffer.sample(5)["rewards"].tolist() != first
     assert buffer.inner is inner
+
+
+# The page's blocks of its sections "RolloutBuffer" and "DistillationBuffer"; DEVICE stands where they say "cuda".
+APEX_ROLLOUT_SNIPPET = """
+from sharpwave.compat.apexrl import RolloutBuffer
+
+buffer = RolloutBuffer(
+    num_envs=4096,
+    num_steps=24,
+    obs_shape=(48,),
+    device=DEVICE,
+    num_privileged_obs=0,
+)
+
+# Collect data
+for step in range(24):
+    actions, log_probs = actor.act(obs)
+    next_obs, rewards, dones, extras = env.step(actions)
+    values = critic.get_value(obs)
+
+    buffer.add(
+        observations=obs,
+        privileged_observations=None,
+        actions=actions,
+        rewards=rewards,
+        dones=dones.float(),
+        values=values,
+        log_probs=log_probs,
+    )
+
+    obs = next_obs
+
+# Compute advantages
+last_values = critic.get_value(obs)
+buffer.compute_returns_and_advantages(
+    last_values=last_values,
+    gamma=0.99,
+    gae_lambda=0.95,
+)
+
+# Get training data
+data = buffer.get_all_data()
+"""
+APEX_DISTILLATION_SNIPPET = """
+from sharpwave.compat.apexrl import DistillationBuffer
+
+buffer = DistillationBuffer(
+    capacity=100_000,
+    obs_shape=(48,),
+    device=DEVICE,
+)
+
+# Store expert demonstration
+buffer.add(obs, action)
+
+# Sample for distillation
+obs, expert_actions = buffer.sample(batch_size=256)
+"""
+
+
+class Walkers:
+    """4096 points that are pushed about: a small environment, an actor and a critic, which remember what they gave."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        torch.manual_seed(0)
+        self.torch, self.state = torch, torch.randn(4096, 48, device=device)
+        self.mean = torch.nn.Linear(48, 12, device=device)
+        self.value = torch.nn.Sequential(torch.nn.Linear(48, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).to(device)
+        self.seen: dict[str, list[Any]] = {name: [] for name in ("obs", "actions", "rewards", "dones", "log_probs")}
+
+    def act(self, obs: Any) -> tuple[Any, Any]:
+        policy = self.torch.distributions.Normal(self.mean(obs), 0.5)
+        actions = policy.sample()
+        return actions, self._keep(log_probs=policy.log_prob(actions).sum(dim=-1), obs=obs, actions=actions)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+        self.state = 0.95 * self.state + 0.1 * actions.repeat(1, 4)
+        rewards = -self.state.square().mean(dim=-1)
+        dones = self.torch.rand_like(rewards) < 0.1
+        self.state = self.torch.where(dones[:, None], self.torch.randn_like(self.state), self.state)
+        self._keep(rewards=rewards, dones=dones)
+        return self.state, rewards, dones, {}
+
+    def get_value(self, obs: Any) -> Any:
+        return self.value(obs).squeeze(-1)
+
+    def _keep(self, **values: Any) -> Any:
+        for name, value in values.items():
+            self.seen[name].append(value.detach().clone())
+        return next(iter(values.values()))
+
+    def all(self, name: str) -> np.ndarray[Any, Any]:
+        return self.torch.stack(self.seen[name]).cpu().numpy()
+
+
+@pytest.fixture(scope="module")
+def rolled() -> tuple[dict[str, Any], Walkers]:
+    """The names that the rollout's snippet leaves behind, and what it was given."""
+    torch = pytest.importorskip("torch")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    walkers = Walkers(torch, device)
+    names = {"actor": walkers, "critic": walkers, "env": walkers, "obs": walkers.state, "DEVICE": device}
+    exec(APEX_ROLLOUT_SNIPPET, names)
+    return names, walkers
+
+
+def test_apexrl_rollout_snippet_has_the_layout_of_its_page(rolled: Any) -> None:
+    names, walkers = rolled
+    buffer = names["buffer"]
+    assert buffer.observations.shape == (24, 4096, 48)
+    assert buffer.actions.shape == (24, 4096, 12)
+    for name in ("rewards", "dones", "values", "log_probs", "advantages", "returns"):
+        stored = getattr(buffer, name)
+        assert stored.shape == (24, 4096)
+        assert stored.dtype == walkers.torch.float32
+        assert stored.device.type == names["DEVICE"]
+        assert not stored.requires_grad
+    assert np.array_equal(buffer.observations.cpu(), walkers.all("obs"))
+    assert np.array_equal(buffer.dones.cpu(), walkers.all("dones"))
+    assert np.array_equal(buffer.rewards.cpu(), walkers.all("rewards"))
+    assert len(buffer) == 24 * 4096
+
+
+def test_apexrl_rollout_snippet_gives_the_pages_advantages(rolled: Any) -> None:
+    names, walkers = rolled
+    buffer = names["buffer"]
+    rewards, ongoing = walkers.all("rewards").astype(np.float64), 1.0 - walkers.all("dones")
+    values = buffer.values.cpu().numpy().astype(np.float64)
+    following = names["last_values"].detach().cpu().numpy().astype(np.float64)
+    wanted, later = np.zeros((24, 4096)), np.zeros(4096)
+    for t in reversed(range(24)):  # the page's loop, in float64
+        later = rewards[t] + 0.99 * following * ongoing[t] - values[t] + 0.99 * 0.95 * ongoing[t] * later
+        following, wanted[t] = values[t], later
+    assert 0 < ongoing.mean() < 1
+    np.testing.assert_allclose(buffer.advantages.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(buffer.returns.cpu(), wanted + values, rtol=1e-5, atol=1e-5)
+
+    data = names["data"]
+    keys = "observations privileged_observations actions old_log_probs advantages returns values"
+    assert set(data) == set(keys.split())
+    assert data["privileged_observations"] is None
+    assert data["observations"].shape == (24 * 4096, 48)
+    np.testing.assert_allclose(data["advantages"].cpu(), wanted.reshape(-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(data["actions"].cpu(), walkers.all("actions").reshape(-1, 12))
+    np.testing.assert_array_equal(data["old_log_probs"].cpu(), walkers.all("log_probs").reshape(-1))
+
+
+def test_apexrl_full_rollout_is_upstreams_error_and_ours() -> None:
+    torch = pytest.importorskip("torch")
+    from sharpwave.compat.apexrl import RolloutBuffer
+
+    buffer = RolloutBuffer(num_envs=2, num_steps=3, obs_shape=(1,), device="cpu")
+
+    def add(number: float) -> None:
+        numbers = torch.full((2,), number)
+        buffer.add(numbers[:, None], None, numbers, numbers, torch.zeros(2), numbers, numbers)
+
+    for number in (1.0, 2.0, 3.0):
+        add(number)
+    for error in (ValueError, BufferFull):
+        with pytest.raises(error, match=r"Rollout buffer is full \(capacity: 3\)"):
+            add(4.0)
+    assert buffer.rewards[:, 0].tolist() == [1.0, 2.0, 3.0]
+    buffer.clear()
+    add(4.0)
+    assert len(buffer) == 2
+
+
+def test_apexrl_rollout_moves_and_goes_on() -> None:
+    torch = pytest.importorskip("torch")
+    from sharpwave.compat.apexrl import RolloutBuffer
+
+    buffer = RolloutBuffer(num_envs=2, num_steps=3, obs_shape=(1,), device="cpu")
+    numbers = torch.ones(2)
+    buffer.add(numbers[:, None], None, numbers, numbers, torch.zeros(2), numbers, numbers)
+    assert buffer.to("cpu") is buffer
+    buffer.add(numbers[:, None], None, numbers * 2, numbers, torch.zeros(2), numbers, numbers)
+    assert buffer.actions[:, 0].tolist() == [1.0, 2.0, 0.0]
+
+
+def test_apexrl_minibatch_is_upstreams_seven(rolled: Any) -> None:
+    names, _ = rolled
+    batch = names["buffer"].get_minibatch(512)
+    assert len(batch) == 7
+    observations, privileged, actions, old_log_probs, advantages, returns, values = batch
+    assert privileged is None
+    assert observations.shape == (512, 48)
+    assert actions.shape == (512, 12)
+    data = names["data"]
+    row_of = {tuple(action): row for row, action in enumerate(data["actions"].tolist())}
+    rows = [row_of[tuple(action)] for action in actions.tolist()]
+    assert len(set(rows)) > 400, "drawn all over the rollout"
+    parts = {"observations": observations, "old_log_probs": old_log_probs, "advantages": advantages}
+    for name, part in (parts | {"returns": returns, "values": values}).items():
+        assert bool((data[name][rows] == part).all()), name
+
+
+def test_apexrl_privileged_observations_come_back_in_both_forms() -> None:
+    torch = pytest.importorskip("torch")
+    from sharpwave.compat.apexrl import RolloutBuffer
+
+    buffer = RolloutBuffer(num_envs=2, num_steps=1, obs_shape=(3,), device="cpu", num_privileged_obs=5)
+    seen, zeros = torch.arange(10.0).reshape(2, 5), torch.zeros(2)
+    buffer.add(torch.zeros(2, 3), seen, torch.zeros(2, dtype=torch.int64), zeros, zeros, zeros, zeros)
+    buffer.compute_returns_and_advantages(zeros)
+    assert torch.equal(buffer.privileged_observations, seen[None])
+    assert torch.equal(buffer.get_all_data()["privileged_observations"], seen)
+    assert {tuple(row.tolist()) for row in buffer.get_minibatch(64)[1]} == {tuple(row.tolist()) for row in seen}
+
+
+@pytest.mark.parametrize("rows", [None, 1_000], ids=["one", "many"])
+def test_apexrl_distillation_snippet_runs(rows: int | None) -> None:
+    torch = pytest.importorskip("torch")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lead = () if rows is None else (rows,)
+    expert = torch.nn.Linear(48, 12, device=device)
+    seen = torch.randn(*lead, 48, device=device)
+    names = {"obs": seen, "action": expert(seen), "DEVICE": device}
+    exec(APEX_DISTILLATION_SNIPPET, names)
+    obs, actions = names["obs"], names["expert_actions"]
+    assert obs.shape == (256, 48)
+    assert actions.shape == (256, 12)
+    assert obs.device.type == actions.device.type == device
+    assert torch.allclose(expert(obs), actions, atol=1e-5), "each observation with what the expert did there"
+    assert len(names["buffer"]) == (rows or 1)
+    drawn = {tuple(row.tolist()) for row in obs}
+    assert drawn <= {tuple(row.tolist()) for row in seen.reshape(-1, 48)}
+    assert len(drawn) > 200 or rows is None

@@ -148,6 +148,8 @@ def test_saved_and_loaded_on_any_place(place: str, tmp_path: Path) -> None:
         obs, actions, extras = loaded.sample(9, extras=True)
         np.testing.assert_array_equal(here(obs)[:, 0] + 0.5, here(actions)[:, 1])
         np.testing.assert_array_equal(here(extras["std"])[:, 0], here(obs)[:, 0] // 2)
+        said = np.concatenate([here(extras["std"])[:, :, 0] for *_, extras in loaded.steps(extras=True)])
+        np.testing.assert_array_equal(said, np.arange(6, 18).reshape(6, 2) // 2)
         more = {"std": np.zeros((2, 1), np.float32)}
         where = "numpy" if loaded.device is None else place if place != "numpy" else "cpu"
         add(loaded, where, 0, 2, **more)
@@ -161,6 +163,14 @@ def test_same_seed_same_draws(place: str) -> None:
         add(dist, place, 0, 10)
         draws.append([here(dist.sample(8)[0]).tolist(), [here(obs).tolist() for obs, _ in dist.batches(3)]])
     assert draws[0] == draws[1]
+
+
+def test_same_file_same_epochs(tmp_path: Path) -> None:
+    with make("numpy") as dist:
+        add(dist, "numpy", 0, 10)
+        dist.save(tmp_path / "teacher.sw")
+    orders = [[obs.tolist() for obs, _ in sw.open(tmp_path / "teacher.sw").batches(3)] for _ in range(2)]
+    assert orders[0] == orders[1]
 
 
 def test_refused_pairs_change_nothing(place: str) -> None:

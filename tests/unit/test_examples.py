@@ -326,3 +326,204 @@ def test_sb3_trains_with_every_buffer() -> None:
         assert curves.shape == (1, example.EVALUATIONS)
         assert (curves >= 8).all()  # no pole falls in fewer steps
     assert run(EXAMPLES / "sb3_dqn.py", "--steps", "7").returncode == 2
+
+
+# ---- ppo -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["gym", "torch"])
+def test_ppo_learns_and_tells_its_evaluations(env: str) -> None:
+    ppo = load("ppo")
+    seen = []
+    config = ppo.Config(steps=1_280, seed=1, env=env, target=1_000.0)
+    result = ppo.train(config, progress=lambda now: seen.append(now.evaluations[-1]))
+    assert seen == result.evaluations
+    assert [steps for steps, _ in seen] == list(range(4 * 64 * 16, 1_280 * 16 + 1, 4 * 64 * 16))
+    assert result.steps == 1_280 * 16
+    untrained = ppo.evaluate(ppo.Policy().logits, seed=2_000_000)
+    assert untrained < 12, "always to the left"
+    assert result.greedy_return > 20 * untrained
+    assert result.rollout.is_full
+    assert result.rollout.observations.shape == (64, 16, 4)
+    assert 0.2 < result.rollout.values.mean() < 1.2, "of rewards that sum to 1 at most"
+
+
+def test_ppo_gives_the_same_run_for_the_same_seed() -> None:
+    ppo = load("ppo")
+    runs = [ppo.train(ppo.Config(steps=128, seed=seed, evaluate_every=1)) for seed in (1, 1, 2)]
+    weights = [torch.cat([value.flatten() for value in run.policy.state_dict().values()]) for run in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert runs[0].evaluations == runs[1].evaluations
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_ppo_ends_after_five_evaluations_that_reach_the_target() -> None:
+    ppo = load("ppo")
+    result = ppo.train(ppo.Config(steps=640, envs=2, evaluate_every=1, epochs=1, target=1.0))
+    assert len(result.evaluations) == 5
+    assert result.steps == 5 * 64 * 2
+
+
+@pytest.mark.parametrize("env", ["gym", "torch"])
+def test_ppo_takes_the_value_of_the_final_observation_behind_time_limits(env: str, monkeypatch: Any) -> None:
+    ppo = load("ppo")
+    envs = (ppo.GymCartPole if env == "gym" else ppo.TorchCartPole)(8, 3, "cpu")
+    monkeypatch.setattr(ppo, "TIME_LIMIT", 15)
+    if env == "gym":
+        for single in envs.envs.envs:
+            single._max_episode_steps = 15
+    torch.manual_seed(0)
+    config, policy = ppo.Config(envs=8), ppo.Policy()
+    torch.nn.init.normal_(policy.critic[-1].weight)  # no two observations have the same value
+    rollout = sw.RolloutBuffer(8, config.rollout_steps, (4,), "cpu", seed=0)
+    taken, step = [], envs.step
+    monkeypatch.setattr(envs, "step", lambda action: taken.append(step(action)) or taken[-1])
+    ppo.collect(envs, policy, rollout, config)
+
+    terminated, truncated = (torch.stack([getattr(now, name) for now in taken]) for name in ("terminated", "truncated"))
+    assert terminated.any()
+    assert (truncated & ~terminated).any()
+    with torch.no_grad():
+        value = policy.value(rollout.observations).double()
+        final_value = policy.value(torch.stack([now.final_obs for now in taken])).double()
+        advantage, wanted = policy.value(envs.obs).double() * 0, []
+        for t in reversed(range(config.rollout_steps)):
+            # final_obs is also the next observation where nothing ended; behind a fall there is nothing.
+            ahead = torch.where(terminated[t], 0, final_value[t])
+            error = 0.01 + 0.99 * ahead - value[t]
+            advantage = error + 0.99 * 0.95 * torch.where(terminated[t] | truncated[t], 0, advantage)
+            wanted.insert(0, advantage)
+    assert torch.allclose(rollout.advantages.double(), torch.stack(wanted), atol=1e-5)
+    starts = rollout.observations[1:][(terminated | truncated)[:-1]]
+    assert len(starts) > 0
+    assert (starts.abs() <= 0.05).all(), "a new episode begins in the row after an end"
+
+
+def test_ppo_environment_in_torch_moves_as_gymnasiums() -> None:
+    ppo = load("ppo")
+    reference, ours = ppo.GymCartPole(16, 0, "cpu"), ppo.TorchCartPole(16, 0, "cpu")
+    ours.obs = reference.obs.clone()
+    stream, falls = torch.Generator().manual_seed(0), 0
+    for _ in range(500):
+        action = torch.randint(2, (16,), generator=stream)
+        theirs, made = reference.step(action), ours.step(action)
+        assert torch.allclose(made.final_obs, theirs.final_obs, atol=1e-4)
+        assert torch.equal(made.terminated, theirs.terminated)
+        assert torch.equal(made.truncated, theirs.truncated)
+        assert torch.equal(made.reward, theirs.reward)
+        over = theirs.terminated | theirs.truncated
+        falls += int(over.sum())
+        assert (ours.obs[over].abs() <= 0.05).all(), "new starts of its own"
+        ours.obs[over] = reference.obs[over]
+    assert falls > 100
+
+
+def test_ppo_environment_in_torch_ends_at_the_time_limit_as_gymnasiums() -> None:
+    ppo = load("ppo")
+    reference, ours = ppo.GymCartPole(4, 0, "cpu"), ppo.TorchCartPole(4, 0, "cpu")
+    ends = []
+    for step in range(1, 1_010):
+        ours.obs = reference.obs.clone()  # every step: small differences grow, as poles fall
+        action = (ours.obs @ torch.tensor([0.05, 0.1, 1.0, 0.3]) > 0).long()
+        theirs, made = reference.step(action), ours.step(action)
+        assert torch.allclose(made.final_obs, theirs.final_obs, atol=1e-5)
+        assert not theirs.terminated.any()
+        assert torch.equal(made.truncated, theirs.truncated)
+        ends += [step] * bool(made.truncated.any())
+    assert ends == [500, 1_000]
+
+
+def test_ppo_runs_from_the_command_line_and_refuses_zero_steps(monkeypatch: Any, capsys: Any) -> None:
+    finished = run(EXAMPLES / "ppo.py", "--steps", 256, "--envs", 4, "--env", "torch", "--seed", 2)
+    assert finished.returncode == 0, finished.stderr
+    report, last = finished.stdout.splitlines()
+    assert report.startswith("      1,024 steps  greedy return")
+    assert last.startswith("greedy return over 20 episodes: ")
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        load("ppo").main()
+    assert "--steps and --envs must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_ppo_on_a_gpu_waits_for_nothing() -> None:
+    ppo = load("ppo")
+    config, policy = ppo.Config(device="cuda", env="torch", envs=64), ppo.Policy().to("cuda")
+    envs = ppo.TorchCartPole(64, 0, "cuda")
+    optimizer = torch.optim.Adam(policy.parameters(), fused=True)
+    rollout = sw.RolloutBuffer(64, config.rollout_steps, (4,), "cuda", seed=0)
+
+    def cycle() -> None:
+        ppo.collect(envs, policy, rollout, config)
+        ppo.learn(policy, optimizer, rollout, config)
+
+    cycle()  # kernels are compiled once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cycle()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- distill ---------------------------------------------------------------------------------------------------------
+
+
+class Balancer(torch.nn.Module):
+    """A teacher that nobody had to train: it leans against the fall, and towards the middle."""
+
+    def logits(self, obs: Any) -> Any:
+        right = obs @ torch.tensor([0.5, 1.0, 10.0, 3.0])
+        return torch.stack([-right, right], dim=-1)
+
+
+def test_distilled_student_does_as_its_teacher(tmp_path: Path) -> None:
+    load("ppo")
+    distill = load("distill")
+    seen, teacher, config = [], Balancer(), distill.Config(seed=3)
+    result = distill.train(teacher, config, tmp_path / "rows", progress=lambda now: seen.append(now.rounds[-1]))
+    rows = config.steps * config.envs
+    assert [held for held, _, _ in seen] == [rows * number for number in range(1, config.rounds + 1)]
+    assert seen[-1][1] > 0.9, "both act alike"
+    assert seen[0][2] < seen[-1][2], "what the student lived through taught it more"
+    assert result.teacher_return > 450
+    assert result.share() >= 0.9
+    assert sum(weight.numel() for weight in result.student.parameters()) == 58
+
+
+def test_distill_labels_every_row_by_the_teacher_and_opens_what_it_saved(tmp_path: Path) -> None:
+    load("ppo")
+    distill = load("distill")
+    teacher, config = Balancer(), distill.Config(rounds=3, steps=8, envs=4, updates=2)
+    result = distill.train(teacher, config, tmp_path / "rows")
+    assert len(result.buffer) == result.buffer.capacity == 3 * 8 * 4
+    obs, action, extras = next(result.buffer.batches(96, extras=True))
+    assert np.allclose(extras["logits"], teacher.logits(torch.from_numpy(obs)), atol=1e-5)
+    assert (action == extras["logits"].argmax(axis=-1)).all()
+
+    saved = sw.open(tmp_path / "rows")
+    assert isinstance(saved, sw.DistillationBuffer)
+    assert len(saved) == 8 * 4, "saved before the student acted"
+    for then, now in zip(saved.steps(), result.buffer.steps(), strict=False):
+        assert all(np.array_equal(one, other) for one, other in zip(then, now, strict=True))
+
+
+def test_distill_trains_its_teacher_once_and_reaches_nine_tenths_of_it(tmp_path: Path) -> None:
+    command = [EXAMPLES / "distill.py", "--teacher", tmp_path / "teacher.pt", "--out", tmp_path / "out"]
+    first, again = run(*command), run(*command)
+    assert first.returncode == again.returncode == 0, first.stderr + again.stderr
+    assert first.stdout.splitlines()[0] == "training a teacher"
+    assert first.stdout.splitlines()[1:] == again.stdout.splitlines(), "the same teacher, the same student"
+    words = first.stdout.splitlines()[-1].split()
+    student, teacher, share = float(words[6].strip(",")), float(words[8].strip(":")), int(words[9].strip("%"))
+    assert teacher >= 450
+    assert student >= 0.9 * teacher
+    assert share >= 90
+    student_weights = torch.load(tmp_path / "out" / "student.pt", weights_only=True)
+    assert all(torch.isfinite(weight).all() for weight in student_weights.values())
+
+
+def test_distill_refuses_zero_rounds() -> None:
+    finished = run(EXAMPLES / "distill.py", "--rounds", 0)
+    assert finished.returncode == 2
+    assert "--rounds must be at least 1, got 0" in finished.stderr

@@ -354,6 +354,54 @@ def test_rows_that_only_reset_are_masked(device: Any) -> None:
     assert here(roll.mask)[0].all()
 
 
+def test_both_autoreset_modes_of_gymnasium_give_the_same_advantages() -> None:
+    """The same episodes, cut at 12 steps: rows that only reset come to nothing."""
+    gym = pytest.importorskip("gymnasium")
+    modes = gym.vector.AutoresetMode
+
+    def value(obs: Any) -> Any:
+        return (obs @ np.arange(1.0, 5.0)).astype(np.float32)
+
+    def play(mode: Any) -> tuple[list[Any], list[Any]]:
+        kwargs = {"vector_kwargs": {"autoreset_mode": mode}, "vectorization_mode": "sync", "max_episode_steps": 12}
+        envs = gym.make_vec("CartPole-v1", 3, **kwargs)
+        same = mode == modes.SAME_STEP
+        roll = sw.RolloutBuffer(3, 200, (4,), autoreset="same_step" if same else "next_step")
+        obs, _ = envs.reset(seed=5)
+        while not roll.is_full:
+            actions = (obs @ np.array([350.0, 50.0, -150.0, 100.0])).astype(int) % 2
+            following, rewards, terminated, truncated, info = envs.step(actions)
+            more = {}
+            if same:
+                final = following.copy()
+                for env in np.flatnonzero(terminated | truncated):
+                    final[env] = info["final_obs"][env]
+                more["final_values"] = value(final)
+            roll.add(
+                observations=obs,
+                actions=actions,
+                rewards=rewards,
+                dones=terminated | truncated,
+                values=value(obs),
+                log_probs=np.zeros(3),
+                truncated=truncated & ~terminated,
+                **more,
+            )
+            obs = following
+        roll.compute_returns_and_advantages(value(obs))
+        mask = np.ones((200, 3), bool) if same else roll.mask
+        envs.close()
+        return [roll.advantages[mask[:, n], n] for n in range(3)], [roll.observations[mask[:, n], n] for n in range(3)]
+
+    ours, seen = play(modes.SAME_STEP)
+    theirs, seen_too = play(modes.NEXT_STEP)
+    for n in range(3):
+        count = len(theirs[n]) - 20  # the last episode goes on in one of the two
+        assert 100 < count < 190
+        np.testing.assert_array_equal(seen[n][:count], seen_too[n][:count])
+        np.testing.assert_allclose(ours[n][:count], theirs[n][:count], rtol=1e-6)
+
+
 # ---- refusals ----------------------------------------------------------------------------------------------------
 
 

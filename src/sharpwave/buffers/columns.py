@@ -59,6 +59,10 @@ class Host:
     def permutation(self, count: int) -> Any:
         return self.stream.permutation(count)
 
+    def host_permutation(self, count: int) -> np.ndarray[Any, Any]:
+        """For what is worked out on the host, wherever the arrays are."""
+        return self.stream.permutation(count)
+
     def integers(self, most: int, count: int) -> Any:
         return self.stream.integers(most, size=count)
 
@@ -68,8 +72,9 @@ class Host:
     def index(self, numbers: np.ndarray[Any, Any]) -> Any:
         return numbers
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        return array  # type: ignore[no-any-return]
+    def to_host(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
+        """Arrays of one shape and dtype, in one wait."""
+        return list(arrays)
 
     def normalize(self, values: Any, mask: Any) -> Any:
         """Less their mean, by their standard deviation (with n - 1); 0 where there are fewer than two."""
@@ -92,6 +97,7 @@ class Torch(Host):
         # torch names a device with its number when a tensor is made.
         self.device = self.torch.empty(0, device=self.device).device
         self.kind = f"a tensor on {self.device}"
+        self.stream = np.random.default_rng(seed)
         self.generator = self.torch.Generator(self.device)
         if seed is None:
             self.generator.seed()
@@ -154,8 +160,8 @@ class Torch(Host):
             return made
         return made.pin_memory().to(self.device, non_blocking=True)
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        return array.cpu().numpy()  # type: ignore[no-any-return]
+    def to_host(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
+        return list((self.torch.stack(arrays) if len(arrays) > 1 else arrays[0][None]).cpu().numpy())
 
     def normalize(self, values: Any, mask: Any) -> Any:
         if mask is None:

@@ -226,21 +226,24 @@ class DistillationBuffer:
             for start in range(0, len(names) - (size - 1 if drop else 0), size):
                 yield self._tuple(rows.get(names, order[start : start + size]), extras)
 
-    def steps(self, length: int = 1) -> Iterator[tuple[Any, Any, Any]]:
+    def steps(self, length: int = 1, *, extras: bool = False) -> Iterator[tuple[Any, ...]]:
         """All steps in the order in which they came, for recurrent students.
 
         Args:
             length: Steps at a time; the last ones may be fewer.
+            extras: As of ``sample``.
 
         Yields:
-            ``(obs, expert_actions, dones)``, each (length, num_envs, ...). A student's state is reset behind ``dones``.
+            ``(obs, expert_actions, dones)``, or ``(obs, expert_actions, dones, extras)``, each (length, num_envs, ...).
+            A student's state is reset behind ``dones``.
         """
         length = whole("steps()", "length", length)
         if self._num_envs is None:
             raise SchemaError("steps(): which rows follow each other is not known; give the buffer num_envs=")
-        return self._steps(self._there("steps()"), length, self._num_envs)
+        truth("steps()", "extras", extras)
+        return self._steps(self._there("steps()"), length, self._num_envs, extras)
 
-    def _steps(self, rows: Any, length: int, envs: int) -> Iterator[tuple[Any, Any, Any]]:
+    def _steps(self, rows: Any, length: int, envs: int, extras: bool) -> Iterator[tuple[Any, ...]]:
         def lay(value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: lay(part) for key, part in value.items()}
@@ -249,7 +252,8 @@ class DistillationBuffer:
         names = rows.names()
         for start in range(0, len(names), length * envs):
             batch = rows.get(names, self._place.index(np.arange(start, min(start + length * envs, len(names)))))
-            yield lay(batch["obs"]), lay(batch["action"]), lay(batch["done"])
+            step = lay(batch["obs"]), lay(batch["action"]), lay(batch["done"])
+            yield (*step, {name: lay(batch[name]) for name in self._extras}) if extras else step
 
     def _there(self, where: str) -> Any:
         if self._rows is None or len(self._rows) == 0:
@@ -303,8 +307,9 @@ class DistillationBuffer:
         rows = _TeacherRows._from_table(table, address, view)
         assert isinstance(rows, _TeacherRows)
         made = cls.__new__(cls)
-        made._capacity, made._num_envs, made._storage, made._seed = rows.capacity, rows.num_envs, address, None
-        made._place = place_of("load()", device, None)
+        made._capacity, made._num_envs, made._storage = rows.capacity, rows.num_envs, address
+        made._seed = int(rows.stats()["seed"])
+        made._place = place_of("load()", device, made._seed)
         made._nodes = {name: node for name, node in rows.schema.items() if name != "done"}
         made._extras = [name for name in made._nodes if name not in ("obs", "action")]
         made._rows = _EngineRows(rows, made.device)
@@ -316,10 +321,20 @@ class DistillationBuffer:
             rows.close()
         return made
 
-    def close(self) -> None:
-        """Lets go of the rows. A second call does nothing."""
+    def close(self, unlink: bool = False) -> None:
+        """Lets go of the rows. A second call does nothing.
+
+        Args:
+            unlink: Also removes the file behind ``shm://`` or ``file://``.
+        """
         if isinstance(self._rows, _EngineRows):
-            self._rows.buffer.close()
+            self._rows.buffer.close(unlink)
+
+    def __enter__(self) -> DistillationBuffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         where = "NumPy" if self.device is None else str(self.device)
@@ -425,7 +440,7 @@ class _DeviceRows:
 def _to_host(value: Any, place: Host) -> Any:
     if isinstance(value, dict):
         return {key: _to_host(part, place) for key, part in value.items()}
-    return place.to_host(value)
+    return place.to_host(value)[0]
 
 
 def _to_device(value: Any, place: Host | None) -> Any:

@@ -146,7 +146,8 @@ class RolloutBuffer:
             actions: What it did; the first add tells their shape and dtype where the constructor did not.
             rewards, values, log_probs: One an environment. ``values`` are of ``observations``.
             dones: Whether the step ended an episode, for any reason; bool, or numbers of which 0 is no.
-            truncated: Which of those ends were time limits and the like.
+            truncated: Which of those ends were time limits and the like, and no terminations: where an environment says
+                both, ``truncated & ~terminated``.
             final_values: Values of the observations that truncated episodes ended with; looked at only there.
             hidden_states: Of recurrent networks, before the step; required where declared.
             **extras: The further fields; required where declared.
@@ -382,11 +383,11 @@ class RolloutBuffer:
         flat.pop("mask", None)
         hidden = self._rows("hidden_states") if "hidden_states" in self._columns.nodes else None
         # Where episodes ended is asked once; what follows from it is worked out on the host.
-        ends = place.to_host(self._over(slice(self._step)))
-        counts = place.to_host(self._columns.arrays["mask"][: self._step]) if "mask" in self._columns.nodes else None
-        pieces = _Pieces(ends, counts)
+        asked = [self._over(slice(self._step))]
+        asked += [self._columns.arrays["mask"][: self._step]] if "mask" in self._columns.nodes else []
+        pieces = _Pieces(*place.to_host(*asked))
         for _ in range(epochs):
-            for envs in np.array_split(place.to_host(place.permutation(self.num_envs)), count):
+            for envs in np.array_split(place.host_permutation(self.num_envs), count):
                 self._check_unchanged("recurrent_minibatches()", changes)
                 cut = pieces.of(envs)
                 if not len(cut.rows):
@@ -469,7 +470,7 @@ class _Cut:
 class _Pieces:
     """The steps of each env, cut behind ends. Rows that do not count belong to no piece."""
 
-    def __init__(self, ends: np.ndarray[Any, Any], counts: np.ndarray[Any, Any] | None) -> None:
+    def __init__(self, ends: np.ndarray[Any, Any], counts: np.ndarray[Any, Any] | None = None) -> None:
         counts = np.ones_like(ends) if counts is None else counts
         first = np.ones_like(ends)
         first[1:] = ends[:-1] | ~counts[:-1]

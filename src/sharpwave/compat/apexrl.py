@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import sharpwave as sw
+from sharpwave.buffers.columns import Torch
 from sharpwave.errors import BufferFull, SchemaError
 
 __all__ = ["DistillationBuffer", "ReplayBuffer", "RolloutBuffer"]
@@ -189,6 +190,14 @@ class RolloutBuffer(sw.RolloutBuffer):
     def dones(self) -> torch.Tensor:
         """As numbers, upstream's form: a copy."""
         return self._columns.arrays["dones"].float()  # type: ignore[no-any-return]
+
+    def to(self, device: Any) -> RolloutBuffer:
+        """Moves every tensor; returns the buffer itself."""
+        self._place = self._columns.place = Torch("to()", device, None)
+        self.device = self._place.device
+        self._columns.arrays = {path: tensor.to(self.device) for path, tensor in self._columns.arrays.items()}
+        self._columns.rows.clear()
+        return self
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
         """Rows drawn with replacement: observations, privileged ones, actions, old log-probabilities, advantages,
