@@ -25,7 +25,7 @@ struct Rollout {
     double gamma = 0.99, lambda = 0.95;
 };
 
-// Masked steps get an advantage of 0 and their own value as return.
+// Masked steps get an advantage of 0 and their own value as return; nothing passes them backwards.
 template <class Real, class Flag>
 void gae(const Rollout<Real, Flag>& rollout, Real* advantages, Real* returns);
 

@@ -105,7 +105,7 @@ void group_relative(const Groups& g, const Real* rewards, Real* advantages) {
         }
         // The mean of the others: (total - own) / (count - 1).
         double advantage = (rewards[i] - sum.mean) * (g.leaves_out ? sum.count / (sum.count - 1) : 1);
-        if (g.scales) advantage /= std::sqrt(sum.squares / (sum.count - 1)) + g.eps;
+        if (g.scales && sum.squares > 0) advantage /= std::sqrt(sum.squares / (sum.count - 1)) + g.eps;
         advantages[i] = static_cast<Real>(advantage);
     }
 }

@@ -75,7 +75,8 @@ def gae(
         final_values: Of the observations that truncated episodes ended with; looked at only there. ``"next"`` says that
             the next row starts from that very observation: Gymnasium's next-step autoreset, whose row ``mask`` leaves
             out.
-        mask: False where a row is no step of the policy's: its advantage is 0, its return its value.
+        mask: False where a row is no step of the policy's: its advantage is 0, its return its value, and nothing passes
+            it backwards.
 
     Returns:
         Advantages and returns (advantages plus values), of the shape of ``rewards``.
@@ -91,6 +92,7 @@ def gae(
     where = "gae()"
     gamma = number(where, "gamma", gamma, 0, 1)
     gae_lambda = number(where, "gae_lambda", gae_lambda, 0, 1)
+    _need_values(where, values)
     r = _read(where, rewards, values, dones, last_values, truncated, final_values, mask)
     advantages, returns = r.empty(), r.empty()
     r.kernels.gae(*r[:7], gamma, gae_lambda, advantages, returns)
@@ -167,9 +169,10 @@ def vtrace(
     where = "vtrace()"
     gamma, lam = number(where, "gamma", gamma, 0, 1), number(where, "lam", lam, 0, 1)
     clips = [
-        math.inf if clip is None else number(where, name, clip, 0, math.inf)
+        math.inf if clip is None or clip == math.inf else number(where, name, clip, 0, math.inf)
         for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip))
     ]
+    _need_values(where, values)
     r = _read(where, rewards, values, dones, last_values, truncated, final_values, mask)
     take = _taker(where, r.rewards)
     target = take.numbers("log_probs", log_probs, r.rewards, r.shape)
@@ -217,8 +220,8 @@ def group_relative_advantages(
         group_size = whole(where, "group_size", group_size, 1)
         if rows % group_size:
             raise SchemaError(f"{where}: group_size: {rows} rows are no multiple of {group_size}")
-    elif tuple(groups.shape) != shape:
-        raise SchemaError(f"{where}: groups: expected shape {shape}, one a row, got {tuple(groups.shape)}")
+    else:
+        groups = take.shaped("groups", take.array("groups", groups), shape)
     return take.group_relative(rewards, group_size, groups, scale == "std", baseline == "others", eps).reshape(shape)
 
 
@@ -243,6 +246,9 @@ def _read(
             "final_values=values takes those of the step before instead, and without truncated= every end counts as a "
             "termination"
         )
+    for name, value in (("dones", dones), ("last_values", last_values)):
+        if value is None:
+            raise SchemaError(f"{where}: {name}: expected an array, got None")
     if isinstance(final_values, str) and final_values != "next":
         raise SchemaError(f"{where}: final_values: expected an array or 'next', got {final_values!r}")
     take = _taker(where, rewards)
@@ -278,6 +284,11 @@ def _read(
     )
 
 
+def _need_values(where: str, values: Any) -> None:
+    if values is None:
+        raise SchemaError(f"{where}: values: expected an array, got None; discounted_returns() needs none")
+
+
 def _taker(where: str, rewards: Any) -> _Numpy | _Torch:
     if hasattr(rewards, "detach") and hasattr(rewards, "device"):
         return _Torch(where, rewards.device)
@@ -293,7 +304,12 @@ class _Numpy:
     def array(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         if hasattr(value, "detach") and hasattr(value, "device"):
             raise SchemaError(f"{self.where}: {name}: expected a NumPy array like rewards, got a torch tensor")
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError) as error:
+            raise SchemaError(
+                f"{self.where}: {name}: expected an array, got {type(value).__name__} ({error})"
+            ) from None
         if array.dtype.kind not in "biuf":
             raise SchemaError(f"{self.where}: {name}: expected numbers, got {array.dtype}")
         return array
@@ -400,8 +416,8 @@ class _Torch(_Numpy):
         made = off * (size_of / (size_of - 1)) if others else off
         if scales:
             squares = self.torch.zeros_like(count).index_add_(0, of, off * off)[of]
-            made = made / ((squares / (size_of - 1)).sqrt() + eps)
-        return self.torch.where(size_of > 1, made, self.torch.zeros_like(made))
+            made = self.torch.where(squares > 0, made / ((squares / (size_of - 1)).sqrt() + eps), 0)
+        return self.torch.where(size_of > 1, made, 0)
 
 
 class _Engine:

@@ -25,6 +25,11 @@ def value_after(t: int, n: int, r: dict[str, Any]) -> float:
     return float(r["last_values"][n] if t + 1 == len(r["rewards"]) else r["values"][t + 1, n])
 
 
+def counts(t: int, n: int, r: dict[str, Any]) -> bool:
+    """Whether a row is a step of the policy's: what is none comes to nothing, and nothing passes it."""
+    return r.get("mask") is None or bool(r["mask"][t, n])
+
+
 def gae(r: dict[str, Any], gamma: float, lam: float) -> tuple[Array, Array]:
     steps, envs = r["rewards"].shape
     advantages = np.zeros((steps, envs))
@@ -35,12 +40,9 @@ def gae(r: dict[str, Any], gamma: float, lam: float) -> tuple[Array, Array]:
             boot, is_over = behind(t, n, value_after(t, n, r), r)
             delta = float(r["rewards"][t, n]) + gamma * boot - values[t, n]
             later = delta if is_over or gamma * lam == 0 else delta + gamma * lam * later
+            later = later if counts(t, n, r) else 0.0
             advantages[t, n] = later
-    returns = advantages + values
-    if r.get("mask") is not None:
-        advantages = np.where(r["mask"], advantages, 0.0)
-        returns = np.where(r["mask"], returns, values)
-    return advantages, returns
+    return advantages, advantages + values
 
 
 def discounted(r: dict[str, Any], gamma: float) -> Array:
@@ -68,12 +70,10 @@ def vtrace(
             after = boot if is_over else next_target
             delta = min(ratio, rho) * (reward + gamma * boot - value)
             correction = delta if is_over or gamma * lam == 0 else delta + gamma * lam * min(ratio, c) * correction
+            correction = correction if counts(t, n, r) else 0.0
             next_target = value + correction
             targets[t, n] = next_target
-            advantages[t, n] = min(ratio, pg) * (reward + gamma * after - value)
-    if r.get("mask") is not None:
-        advantages = np.where(r["mask"], advantages, 0.0)
-        targets = np.where(r["mask"], targets, r["values"])
+            advantages[t, n] = min(ratio, pg) * (reward + gamma * after - value) if counts(t, n, r) else 0.0
     return targets, advantages
 
 

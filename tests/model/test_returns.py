@@ -72,8 +72,7 @@ def rollout(
         r["truncated"] = (r["dones"].astype(bool) & (stream.random((steps, envs)) < 0.5)).astype(flags)
         r["final_values"] = "next" if ends == "next" else stream.normal(size=(steps, envs)).astype(dtype)
     if masks:
-        r["mask"] = np.ones((steps, envs), bool)
-        r["mask"][1:] = ~r["dones"][:-1].astype(bool)
+        r["mask"] = stream.random((steps, envs)) > 0.2
     return r
 
 
@@ -263,6 +262,25 @@ def test_group_relative(place: str, size: int, baseline: Any, scale: Any) -> Non
     np.testing.assert_allclose(here(got), want[mixed], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_equal_rewards_are_nobodys_advantage(place: str, size: int, eps: float) -> None:
+    for value in (365.11, 765.9, 0.1, -1e-3):
+        rewards = np.full(4 * size, value, np.float32)
+        groups = there(np.repeat(np.arange(4), size), place)
+        for how in ({"group_size": size}, {"groups": groups}):
+            got = sw.returns.group_relative_advantages(there(rewards, place), eps=eps, **how)
+            assert not here(got).any()
+
+
+def test_groups_of_doubles_are_exact(place: str) -> None:
+    rewards = np.random.default_rng(0).normal(size=21)
+    groups = np.arange(21) // 7
+    want = oracle.group_relative(rewards, groups, True, True, 1e-6)
+    got = sw.returns.group_relative_advantages(there(rewards, place), group_size=7, baseline="others")
+    np.testing.assert_allclose(here(got), want, rtol=1e-6)
+
+
 # ---- what must not be used ---------------------------------------------------------------------------------------
 
 
@@ -285,6 +303,29 @@ def test_nan_that_must_not_be_used_stays_where_it_is(place: str) -> None:
     assert np.isfinite(here(advantages)[:4]).all()
     r.pop("values")
     assert np.isfinite(here(sw.returns.discounted_returns(**moved(r, place)))[:4]).all()
+
+
+def test_nothing_passes_a_masked_row(place: str) -> None:
+    r = rollout(np.random.default_rng(2), 6, 3, ends="terminated")
+    r["dones"][:] = False
+    r["mask"] = np.ones((6, 3), bool)
+    r["mask"][3:] = False
+    r["rewards"][3:] = np.nan
+    advantages, _ = sw.returns.gae(**moved(r, place))
+    assert np.isfinite(here(advantages)).all()
+    np.testing.assert_allclose(here(advantages), oracle.gae(r, 0.99, 0.95)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_nan_that_must_be_used_is_seen(place: str) -> None:
+    r = rollout(np.random.default_rng(2), 4, 3, ends="terminated")
+    r["dones"][:] = False
+    log_probs = np.zeros((4, 3), np.float32)
+    log_probs[2] = np.nan
+    targets, advantages = sw.returns.vtrace(
+        **moved(r | {"log_probs": log_probs, "behaviour_log_probs": log_probs * 0}, place)
+    )
+    assert np.isnan(here(advantages)[2]).all()
+    assert np.isnan(here(targets)[:3]).all()
 
 
 def test_one_step_advantages_look_one_step_ahead(place: str) -> None:
@@ -317,6 +358,8 @@ def test_one_env_may_come_without_its_axis_and_further_axes_count_as_envs(place:
         ({"values": np.zeros((3, 3), np.float32)}, r"values: expected shape \(3, 2\), got \(3, 3\)"),
         ({"last_values": np.zeros(3, np.float32)}, r"last_values: expected shape \(2,\), got \(3,\)"),
         ({"gamma": 1.5}, "gamma: expected a number, 0 to 1"),
+        ({"values": None}, r"values: expected an array, got None; discounted_returns\(\) needs none"),
+        ({"dones": None}, "dones: expected an array, got None"),
         ({"rewards": np.zeros((0, 2), np.float32)}, "rewards: expected shape"),
         ({"rewards": np.array([["a", "b"]])}, "rewards: expected numbers"),
     ],
@@ -325,6 +368,14 @@ def test_refusals_say_what_mends(change: dict[str, Any], says: str) -> None:
     r = rollout(np.random.default_rng(0), 3, 2, ends="terminated")
     with pytest.raises(SchemaError, match=says):
         sw.returns.gae(**(r | change))
+
+
+def test_lists_and_infinite_clips_will_do() -> None:
+    got = sw.returns.group_relative_advantages([1.0, 3.0, 5.0, 5.0], groups=[0, 0, 1, 1], scale=None)
+    assert got.tolist() == [-1.0, 1.0, 0.0, 0.0]
+    r = rollout(np.random.default_rng(0), 3, 2, ends="terminated") | {"log_probs": np.zeros((3, 2)), "gamma": 0.9}
+    unclipped = [sw.returns.vtrace(**r, behaviour_log_probs=np.ones((3, 2)), rho_clip=most) for most in (None, np.inf)]
+    np.testing.assert_array_equal(unclipped[0], unclipped[1])
 
 
 def test_arrays_and_tensors_do_not_mix() -> None:

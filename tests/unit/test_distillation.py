@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.buffers.distillation import _DeviceRows
-from sharpwave.errors import NotReady, SchemaError
+from sharpwave.buffers.teacher_rows import DeviceRows
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 
 torch = pytest.importorskip("torch")
 HAS_GPU = torch.cuda.is_available()
@@ -228,8 +230,91 @@ def test_a_ring_on_a_device_is_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sw.DistillationBuffer, "_is_on_gpu", property(lambda self: True))
     dist = make("cpu")
     add(dist, "cpu", 0, 4)
-    assert isinstance(dist._rows, _DeviceRows)
+    assert isinstance(dist._rows, DeviceRows)
     with pytest.raises(SchemaError, match="got 13 rows, the capacity is 12"):
         add(dist, "cpu", 0, 13)
     with pytest.raises(SchemaError, match="storage: rows on cpu belong to one process"):
         make("cpu", storage="shm://never")
+
+
+def test_refused_pairs_leave_older_ones_together(place: str) -> None:
+    dist = make(place, capacity=4)
+    add(dist, place, 0, 4)
+    add(dist, place, 4, 2)
+    obs, actions = pairs(9, 3)
+    with pytest.raises(SchemaError):
+        dist.add(there(obs, place), there(actions[:2], place))
+    obs, actions = dist.sample(50)
+    np.testing.assert_array_equal(here(obs)[:, 0], here(actions)[:, 0])
+    assert here(obs).max() == 5
+
+
+def test_epoch_whose_rows_are_written_over_ends_with_an_error(place: str) -> None:
+    dist = make(place, capacity=4)
+    add(dist, place, 0, 2)
+    batches = dist.batches(1)
+    add(dist, place, 2, 2)  # beside them
+    assert here(next(batches)[0])[0, 0] in (0, 1)
+    add(dist, place, 4, 2)
+    with pytest.raises(StaleHandle):
+        list(batches)
+
+
+def test_numbers_that_would_wrap_are_refused(place: str) -> None:
+    dist = sw.DistillationBuffer(8, sw.Field((3,), "uint8"), device(place), action_shape=())
+    with pytest.raises(SchemaError):
+        dist.add(there(np.full((2, 3), 300), place), there(np.zeros(2, np.float32), place))
+    assert len(dist) == 0
+
+
+def test_steps_end_where_somebody_stopped_and_where_rows_are_missing(tmp_path: Path) -> None:
+    address = f"file://{tmp_path / 'teacher.sw'}"
+    with sw.DistillationBuffer(16, (3,), action_shape=(2,), num_envs=2, storage=address) as dist:
+        for t in range(3):
+            add(dist, "numpy", 2 * t, 2)
+    with sw.open(address) as again:
+        for t in range(3, 6):
+            add(again, "numpy", 2 * t, 2)
+        dones = np.concatenate([done for *_, done in again.steps()])
+        assert dones.tolist() == [[t == 2] * 2 for t in range(6)]
+        names = again._rows.names()
+        again._rows.names = lambda: np.delete(names, [3, 8])  # rows that recovery had to give up
+        rows = np.concatenate([obs[:, :, 0] for obs, *_ in again.steps(2)])
+        dones = np.concatenate([done for *_, done in again.steps(2)])
+    assert rows.tolist() == [[0, 1], [4, 5], [6, 7], [10, 11]]
+    assert dones.tolist() == [[True] * 2, [True] * 2, [True] * 2, [False] * 2]
+
+
+def test_shared_one_pickles_as_its_address(shm_address: str) -> None:
+    dist = sw.DistillationBuffer(8, (3,), "cpu", storage=shm_address)
+    with pytest.raises(NotReady, match="what an action is, is not known yet"):
+        pickle.dumps(dist)
+    add(dist, "cpu", 0, 4)
+    with pickle.loads(pickle.dumps(dist)) as other:
+        add(other, "cpu", 4, 2)
+        assert isinstance(other.sample(3)[0], torch.Tensor)
+        assert len(list(other.batches(4))) == 2
+    assert len(dist) == 6
+    dist.close(unlink=True)
+    with pytest.raises(ClosedError):
+        dist.sample(1)
+    with pytest.raises(TypeError, match="give storage='shm://name'"):
+        pickle.dumps(make("numpy"))
+
+
+def test_threads_that_begin_at_once_lose_nothing() -> None:
+    for _ in range(20):
+        dist = make("numpy", capacity=100)
+        threads = [threading.Thread(target=add, args=(dist, "numpy", 10 * i, 10)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(dist) == 40
+
+
+def test_wrong_storage_is_refused_at_once(place: str) -> None:
+    with pytest.raises(StorageError if place != "cuda" else SchemaError):
+        make(place, storage="nonsense")
+    with pytest.raises(SchemaError, match="the name is taken"):
+        make(place, teacher={"mask": ()})

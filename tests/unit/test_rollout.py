@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,13 @@ def test_change_during_an_iteration_is_noticed(device: Any) -> None:
     roll.clear()
     with pytest.raises(NotReady, match="has changed since the iteration began"):
         next(batches)
+    fill(roll, device, steps=2)
+    roll.compute_returns_and_advantages(there(np.zeros(ENVS, np.float32), device), partial=True)
+    late = roll.minibatches(1), roll.recurrent_minibatches(1)
+    roll.compute_returns_and_advantages(there(np.ones(ENVS, np.float32), device), partial=True)
+    for batches in late:  # also where it has not begun yet
+        with pytest.raises(NotReady, match="has changed since the iteration began"):
+            next(batches)
 
 
 # ---- recurrent ---------------------------------------------------------------------------------------------------
@@ -343,6 +352,7 @@ def test_rows_that_only_reset_are_masked(device: Any) -> None:
         np.testing.assert_array_equal(mask, r["mask"].ravel())
         assert not mask.all()
         assert abs(here(data["advantages"])[mask].mean()) < 1e-5
+        assert not here(data["advantages"])[~mask].any()
         assert abs(here(data["advantages"])[mask].std(ddof=1) - 1) < 1e-3
         for batch in roll.minibatches(3):
             np.testing.assert_array_equal(here(batch["mask"]), mask[here(batch["actions"])])
@@ -402,6 +412,43 @@ def test_both_autoreset_modes_of_gymnasium_give_the_same_advantages() -> None:
         np.testing.assert_allclose(ours[n][:count], theirs[n][:count], rtol=1e-6)
 
 
+# ---- copies and modes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda roll: pickle.loads(pickle.dumps(roll))], ids=["copy", "pickle"]
+)
+def test_a_copy_is_a_buffer_of_its_own(device: Any, copied: Any) -> None:
+    roll = make(device)
+    fill(roll, device, steps=2)
+    other = copied(roll)
+    other.clear()
+    added = fill(other, device, seed=5)
+    other.compute_returns_and_advantages(there(np.zeros(ENVS, np.float32), device))
+    np.testing.assert_array_equal(here(other.rewards), added["rewards"])
+    assert len(roll) == 2 * ENVS
+    orders = [[here(batch["actions"]).tolist() for batch in copied(other).minibatches(2)] for _ in range(2)]
+    assert orders[0] == orders[1]  # the random stream is copied too
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_rollouts_of_inference_mode_can_be_learnt_from(device: Any) -> None:
+    if device == "cuda" and not HAS_GPU:
+        pytest.skip("no GPU here")
+    roll = make(device)
+    cut = {"truncated": np.zeros(ENVS, bool), "final_values": np.zeros(ENVS, np.float32)}
+    actions = np.ones((ENVS, 2), np.float32)
+    with torch.inference_mode():
+        fill(roll, device, actions=actions, **cut)
+        roll.compute_returns_and_advantages(there(np.zeros(ENVS, np.float32), device))
+    weight = torch.ones(2, device=device, requires_grad=True)
+    for batch in roll.minibatches(1):
+        (weight * batch["actions"]).sum().backward()
+    assert weight.grad is not None
+    roll.clear()
+    fill(roll, device, actions=actions, **cut)
+
+
 # ---- refusals ----------------------------------------------------------------------------------------------------
 
 
@@ -454,6 +501,26 @@ def test_numbers_that_would_lose_what_they_say_are_refused(device: Any) -> None:
         roll.add(**there(row, device))
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("uint8", 300), ("int8", 300), ("bool", 3), ("int64", 0.5)])
+def test_no_number_wraps_or_loses_its_fraction(device: Any, dtype: str, value: Any) -> None:
+    roll = make(device, action_shape=(), action_dtype=dtype)
+    row = step(0, np.random.default_rng(0), actions=np.full(ENVS, value))
+    with pytest.raises(SchemaError, match=f"actions: expected {dtype}"):
+        roll.add(**there(row, device))
+    assert len(roll) == 0
+
+
+def test_what_is_no_array_decides_nothing() -> None:
+    roll = make(None)
+    row = step(0, np.random.default_rng(0))
+    with pytest.raises(SchemaError, match="observations: expected an array, got list"):
+        roll.add(**(row | {"observations": [[1.0], [1.0, 2.0]], "actions": np.zeros((ENVS, 7))}))
+    roll.add(**row)
+    with pytest.raises(SchemaError, match="reset: expected True or False"):
+        roll.clear(reset="yes")  # type: ignore[arg-type]
+    assert len(roll) == ENVS
+
+
 def test_arrays_of_another_place_are_refused() -> None:
     row = step(0, np.random.default_rng(0))
     with pytest.raises(SchemaError, match="expected a NumPy array, got a torch tensor; give the buffer device='cpu'"):
@@ -471,6 +538,7 @@ def test_arrays_of_another_place_are_refused() -> None:
         ({"num_privileged_obs": 2, "privileged_obs_shape": (2,)}, "got both"),
         ({"action_dtype": "int64"}, "action_dtype: needs action_shape="),
         ({"obs_shape": {"a": sw.Field((2,), stack=4)}}, "expected a plain Field"),
+        ({"obs_shape": {"a/b": (2,)}}, "expected names without '/'"),
     ],
 )
 def test_wrong_buffers_are_refused(options: dict[str, Any], says: str) -> None:

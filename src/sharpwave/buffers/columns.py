@@ -6,7 +6,6 @@ process.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +36,10 @@ class Host:
     def read(self, what: str, value: Any) -> Any:
         if hasattr(value, "detach") and hasattr(value, "device"):
             raise SchemaError(f"{what}: expected {self.kind}, got a torch tensor; give the buffer device='cpu'")
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError) as error:
+            raise SchemaError(f"{what}: expected an array, got {type(value).__name__} ({error})") from None
         if array.dtype.kind not in "biuf":
             raise SchemaError(f"{what}: expected numbers, got {array.dtype}")
         return array
@@ -47,7 +49,11 @@ class Host:
         return array.dtype  # type: ignore[no-any-return]
 
     def fits(self, array: Any, dtype: np.dtype[Any]) -> bool:
-        return np.can_cast(array.dtype, dtype, "same_kind")
+        """Whether every value keeps its meaning: no fraction is cut off, no whole number wraps."""
+        given = self.dtype_of(array)
+        if given.kind == "b" or dtype.kind == "f":
+            return True
+        return dtype.kind != "b" and given.kind in "iu" and np.can_cast(given, dtype, "safe")
 
     def truths(self, array: Any) -> Any:
         return array if array.dtype == bool else array != 0
@@ -77,11 +83,13 @@ class Host:
         return list(arrays)
 
     def normalize(self, values: Any, mask: Any) -> Any:
-        """Less their mean, by their standard deviation (with n - 1); 0 where there are fewer than two."""
+        """Less their mean, by their deviation (with n - 1); 0 where they do not count or are fewer than two."""
         counted = values if mask is None else values[mask]
-        spread = counted.std(ddof=1, dtype=np.float64) if counted.size > 1 else 0.0
-        center = counted.mean(dtype=np.float64) if counted.size else 0.0
-        return ((values - center) / (spread + 1e-8)).astype(values.dtype)
+        if counted.size < 2:
+            return np.zeros_like(values)
+        off = values - counted.mean(dtype=np.float64)
+        normal = (off / (counted.std(ddof=1, dtype=np.float64) + 1e-8)).astype(values.dtype)
+        return normal if mask is None else self.where(mask, normal)
 
     def where(self, mask: Any, values: Any) -> Any:
         return np.where(mask, values, values.dtype.type(0))
@@ -104,10 +112,18 @@ class Torch(Host):
         else:
             self.generator.manual_seed(seed)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return self.torch.zeros(shape, dtype=self._dtype(dtype), device=self.device)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"device": str(self.device), "stream": self.stream, "generator": self.generator.get_state()}
 
-    @functools.cache  # noqa: B019 - a place has few of them
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__("unpickling", state["device"], None)  # type: ignore[misc]
+        self.stream = state["stream"]
+        self.generator.set_state(state["generator"])
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        with self.torch.inference_mode(False):  # whoever makes it there may use it elsewhere
+            return self.torch.zeros(shape, dtype=self._dtype(dtype), device=self.device)
+
     def _dtype(self, dtype: np.dtype[Any]) -> Any:
         try:
             return self.torch.from_numpy(np.empty(0, dtype)).dtype
@@ -118,7 +134,8 @@ class Torch(Host):
         if not isinstance(value, self.torch.Tensor):
             if self.device.type != "cpu":
                 raise SchemaError(f"{what}: expected {self.kind}, got {type(value).__name__}")
-            return self.torch.from_numpy(np.ascontiguousarray(super().read(what, value)))
+            array = np.ascontiguousarray(super().read(what, value))
+            return self.torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
         if value.device != self.device:
             raise SchemaError(
                 f"{what}: expected {self.kind}, got one on {value.device}; pass .to({str(self.device)!r})"
@@ -127,9 +144,6 @@ class Torch(Host):
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         return np.dtype(str(array.dtype).removeprefix("torch.").replace("bfloat16", "float32"))
-
-    def fits(self, array: Any, dtype: np.dtype[Any]) -> bool:
-        return bool(self.torch.can_cast(array.dtype, self._dtype(dtype)))
 
     def truths(self, array: Any) -> Any:
         return array  # a copy into bool asks which are not 0
@@ -171,7 +185,7 @@ class Torch(Host):
         # How many count is known to the device alone.
         count = mask.sum()
         center = self.torch.where(mask, values, 0).sum() / count.clamp(min=1)
-        off = self.torch.where(mask, values - center, 0)
+        off = self.torch.where(mask & (count > 1), values - center, 0)
         return off / ((off * off).sum() / (count - 1).clamp(min=1)).sqrt().add(1e-8)
 
     def where(self, mask: Any, values: Any) -> Any:
@@ -186,6 +200,9 @@ def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
     if isinstance(node, Mapping):
         if not node:
             raise SchemaError(f"{where}: {name}: expected at least one field, got none")
+        for key in node:
+            if not isinstance(key, str) or not key or "/" in key:
+                raise SchemaError(f"{where}: {name}: expected names without '/', got {key!r}")
         return {key: read_node(where, f"{name}/{key}", part, dtype) for key, part in node.items()}
     if isinstance(node, Field):
         if node._options():
@@ -197,6 +214,10 @@ def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
         raise SchemaError(f"{where}: {name}: {error}") from None
 
 
+_FLAGS = ("dones", "truncated", "done")  # of these anything but 0 is yes; other fields are what they are
+_MOST_ROWS = 4096  # views are kept where they are few
+
+
 class Columns:
     """Arrays by the path of their field: ``obs``, ``obs/image``."""
 
@@ -204,18 +225,29 @@ class Columns:
         self.place, self.lead = place, lead
         self.nodes: dict[str, Node] = {}
         self.arrays: dict[str, Any] = {}
-        self.rows: dict[str, list[Any]] = {}  # the same memory, cut along the first axis
-        self.accepted: dict[str, tuple[Any, Any]] = {}  # shape and dtype of the last value that fitted
+        self.forget_views()
+
+    def forget_views(self) -> None:
+        self.rows: dict[str, list[Any]] = {}  # the arrays' memory, cut along the first axis
+        self.accepted: dict[str, tuple[Any, ...]] = {}  # lead, shape and dtype of the last value that fitted
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a view is no view.
+        return {name: value for name, value in self.__dict__.items() if name not in ("rows", "accepted")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.forget_views()
 
     def declare(self, name: str, node: Node) -> None:
+        made = {path: self.place.zeros((*self.lead, *field.shape), field.dtype) for path, field in _leaves(name, node)}
+        self.arrays.update(made)
         self.nodes[name] = node
-        for path, field in _leaves(name, node):
-            self.arrays[path] = self.place.zeros((*self.lead, *field.shape), field.dtype)
 
     def forget(self, name: str) -> None:
         if name in self.nodes:
             for path, _ in _leaves(name, self.nodes.pop(name)):
-                del self.arrays[path]
+                self.arrays.pop(path, None)
                 self.rows.pop(path, None)
                 self.accepted.pop(path, None)
 
@@ -236,34 +268,36 @@ class Columns:
         for path, field, part in _match(where, name, self.nodes[name], value):
             what = f"{where}: {path}"
             array = self.place.read(what, part)
-            if self.accepted.get(path) == (array.shape, array.dtype):
+            if self.accepted.get(path) == (lead, array.shape, array.dtype):
                 checked.append((path, array))
                 continue
             shape = (*lead, *field.shape)
-            if tuple(array.shape) != shape:
-                # A number an env may come as a column of one.
-                if not field.shape and tuple(array.shape) == (*shape, 1):
-                    array = array.reshape(shape)
-                else:
-                    raise SchemaError(f"{what}: expected shape {shape}, got {tuple(array.shape)}")
-            if field.dtype == bool:
+            given = tuple(array.shape)
+            # A number an env may come as a column of one.
+            if given != shape and (field.shape or given != (*shape, 1)):
+                raise SchemaError(f"{what}: expected shape {shape}, got {given}")
+            if path in _FLAGS:
                 array = self.place.truths(array)
             elif not self.place.fits(array, field.dtype):
                 raise SchemaError(
                     f"{what}: expected {field.dtype}, got {array.dtype}, which would lose what it says; "
                     "convert it, or give the field that dtype"
                 )
-            elif array.shape == getattr(part, "shape", None):
-                self.accepted[path] = array.shape, array.dtype
-            checked.append((path, array))
+            elif given == shape:
+                self.accepted[path] = lead, array.shape, array.dtype
+            checked.append((path, array if given == shape else array.reshape(shape)))
         return checked
 
     def put(self, at: int, checked: list[tuple[str, Any]]) -> None:
         """Into one row of each array."""
-        for path, _ in checked:
-            if path not in self.rows:
-                self.rows[path] = list(self.arrays[path])
-        self.place.copy([self.rows[path][at] for path, _ in checked], [array for _, array in checked])
+        self.place.copy([self._row(path, at) for path, _ in checked], [array for _, array in checked])
+
+    def _row(self, path: str, at: int) -> Any:
+        if self.lead[0] > _MOST_ROWS:
+            return self.arrays[path][at]
+        if path not in self.rows:
+            self.rows[path] = list(self.arrays[path])
+        return self.rows[path][at]
 
 
 def _leaves(path: str, node: Node) -> list[tuple[str, Field]]:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .. import _core
-from ..checks import truth, whole
-from ..errors import NotReady, SchemaError
+from ..address import to_path
+from ..checks import one_of, truth, whole
+from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..schema import Field, Node, Schema
 from ..views import View
-from .columns import Columns, Host, Torch, place_of, read_node
-from .replay import ReplayBuffer
+from .columns import Torch, place_of, read_node
+from .teacher_rows import DeviceRows, EngineRows, TeacherRows, chunk_rows, to_device
 
 __all__ = ["DistillationBuffer"]
-
-_CHUNK = 65_536  # rows read at a time where all are
 
 
 class DistillationBuffer:
@@ -37,7 +37,7 @@ class DistillationBuffer:
             that name, ``sample(extras=True)`` returns it.
         num_envs: Environments that step together: each ``add`` brings one step of all, or (steps, num_envs). Needed for
             ``steps``.
-        storage: None is memory of this process; ``"shm://name"`` or ``"file://path"`` as of ``ReplayBuffer``.
+        storage, exist: None is memory of this process; ``"shm://name"`` or ``"file://path"`` as of ``ReplayBuffer``.
         seed: Of the draws.
 
     Example:
@@ -60,6 +60,7 @@ class DistillationBuffer:
         teacher: Mapping[str, Any] | None = None,
         num_envs: int | None = None,
         storage: str | None = None,
+        exist: Literal["error", "replace", "attach"] = "error",
         seed: int | None = None,
     ) -> None:
         where = "DistillationBuffer()"
@@ -67,7 +68,9 @@ class DistillationBuffer:
         self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs)
         self._seed = None if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         self._place = place_of(where, device, self._seed)
-        self._storage = storage
+        self._storage, self._exist = storage, one_of(where, "exist", exist, ("error", "replace", "attach"))
+        if storage is not None and to_path(storage, f"{where}: storage") is None:
+            raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
         if storage is not None and self._is_on_gpu:
             raise SchemaError(f"{where}: storage: rows on {self.device} belong to one process; give device='cpu'")
         if self._num_envs and self._capacity % self._num_envs:
@@ -82,11 +85,13 @@ class DistillationBuffer:
             if name in ("obs", "action", "done"):
                 raise SchemaError(f"{where}: teacher: the name {name!r} is taken; give another")
             self._nodes[name] = read_node(where, f"teacher[{name!r}]", node)
-        self._rows: _EngineRows | _DeviceRows | None = None
+        # Names that a file could not hold are refused on every device, and before there is anything to lose.
+        Schema({"action": Field(), **self._nodes, "done": Field((), "bool")})
+        self._rows: EngineRows | DeviceRows | None = None
+        self._is_closed = False
+        self._first_add = threading.Lock()
         if "action" in self._nodes:
             self._rows = self._make()
-        elif not self._is_on_gpu:
-            self._make_with(Field()).close()  # what is wrong with the rest is told here, not at the first add
 
     @property
     def device(self) -> Any:
@@ -97,22 +102,18 @@ class DistillationBuffer:
     def _is_on_gpu(self) -> bool:
         return isinstance(self._place, Torch) and self._place.device.type != "cpu"
 
-    def _make_with(self, action: Field) -> ReplayBuffer:
-        """In memory: only to see whether it can be made."""
-        nodes = {"obs": self._nodes["obs"], "action": action, **{name: self._nodes[name] for name in self._extras}}
-        return _TeacherRows(self._capacity, schema=nodes, num_envs=self._num_envs, next_obs=None)
-
-    def _make(self) -> _EngineRows | _DeviceRows:
+    def _make(self) -> EngineRows | DeviceRows:
         nodes = {name: self._nodes[name] for name in ("obs", "action", *self._extras)}
         if self._is_on_gpu:
-            return _DeviceRows(self._place, nodes, self._capacity, self._num_envs)
-        return _EngineRows(
-            _TeacherRows(
+            return DeviceRows(self._place, nodes, self._capacity, self._num_envs)
+        return EngineRows(
+            TeacherRows(
                 self._capacity,
                 schema=nodes,
                 num_envs=self._num_envs,
                 next_obs=None,
                 storage=self._storage,
+                exist=self._exist,
                 seed=self._seed,
             ),
             self.device,
@@ -138,22 +139,31 @@ class DistillationBuffer:
         unknown = [name for name in teacher if name not in self._extras]
         if unknown:
             raise SchemaError(f"add(): {unknown[0]}: the buffer has no such field; declare it with teacher=")
+        if self._is_closed:
+            raise ClosedError("add(): the buffer is closed")
         values = {"obs": obs, "action": action, **teacher}
         lead = self._lead(obs)
         values["done"] = np.zeros(lead, bool) if done is None and not self._is_on_gpu else done
-        rows = self._rows
-        if rows is None:
-            self._nodes["action"] = self._infer_action(action, lead)
+        if self._rows is None:
+            with self._first_add:
+                if self._rows is None:
+                    self._rows = self._begin(values, lead)
+                    return
+        self._rows.add(values, lead)
+
+    def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> EngineRows | DeviceRows:
+        """The rows, with their first ones. One that fails decides nothing."""
+        self._nodes["action"] = self._infer_action(values["action"], lead)
+        rows = None
         try:
-            rows = self._make() if rows is None else rows
+            rows = self._make()
             rows.add(values, lead)
         except BaseException:
-            if self._rows is None:  # a first add that fails decides nothing
-                del self._nodes["action"]
-                if isinstance(rows, _EngineRows):
-                    rows.buffer.close(unlink=True)
+            del self._nodes["action"]
+            if isinstance(rows, EngineRows):
+                rows.buffer.close(unlink=True)
             raise
-        self._rows = rows
+        return rows
 
     def _lead(self, obs: Any) -> tuple[int, ...]:
         """Leading axes of an add: none for one row."""
@@ -204,30 +214,36 @@ class DistillationBuffer:
     def batches(
         self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, extras: bool = False
     ) -> Iterator[tuple[Any, ...]]:
-        """All rows in random order, each once an epoch, as ``sample`` returns them.
+        """All rows in random order, each once an epoch, as ``sample`` returns them. Rows added meanwhile wait for the
+        next call.
 
         Args:
             batch_size: Of each; the last one of an epoch may be shorter.
             epochs: How often to go through the rows that are there now.
             drop_remainder: Leave that shorter one out.
             extras: As of ``sample``.
+
+        Raises:
+            StaleHandle: Rows of the epoch were written over meanwhile.
         """
         where = "batches()"
         batch_size, epochs = whole(where, "batch_size", batch_size), whole(where, "epochs", epochs)
         truth(where, "drop_remainder", drop_remainder)
         truth(where, "extras", extras)
         rows = self._there(where)
-        return self._batches(rows, batch_size, epochs, drop_remainder, extras)
+        return self._batches(rows, rows.names(), batch_size, epochs, drop_remainder, extras)
 
-    def _batches(self, rows: Any, size: int, epochs: int, drop: bool, extras: bool) -> Iterator[tuple[Any, ...]]:
-        names = rows.names()
+    def _batches(
+        self, rows: Any, names: Any, size: int, epochs: int, drop: bool, extras: bool
+    ) -> Iterator[tuple[Any, ...]]:
         for _ in range(epochs):
             order = self._place.permutation(len(names))
             for start in range(0, len(names) - (size - 1 if drop else 0), size):
                 yield self._tuple(rows.get(names, order[start : start + size]), extras)
 
     def steps(self, length: int = 1, *, extras: bool = False) -> Iterator[tuple[Any, ...]]:
-        """All steps in the order in which they came, for recurrent students.
+        """All steps in the order in which they came, for recurrent students. Of one writer: several writers' steps
+        stand in the order of the ring, not of time.
 
         Args:
             length: Steps at a time; the last ones may be fewer.
@@ -241,21 +257,28 @@ class DistillationBuffer:
         if self._num_envs is None:
             raise SchemaError("steps(): which rows follow each other is not known; give the buffer num_envs=")
         truth("steps()", "extras", extras)
-        return self._steps(self._there("steps()"), length, self._num_envs, extras)
+        rows = self._there("steps()")
+        names, breaks = rows.whole_steps(self._num_envs)
+        return self._steps(rows, names, breaks, length, self._num_envs, extras)
 
-    def _steps(self, rows: Any, length: int, envs: int, extras: bool) -> Iterator[tuple[Any, ...]]:
+    def _steps(
+        self, rows: Any, names: Any, breaks: Any, length: int, envs: int, extras: bool
+    ) -> Iterator[tuple[Any, ...]]:
         def lay(value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: lay(part) for key, part in value.items()}
             return value.reshape(-1, envs, *value.shape[1:])
 
-        names = rows.names()
         for start in range(0, len(names), length * envs):
-            batch = rows.get(names, self._place.index(np.arange(start, min(start + length * envs, len(names)))))
-            step = lay(batch["obs"]), lay(batch["action"]), lay(batch["done"])
+            end = min(start + length * envs, len(names))
+            batch = rows.get(names, self._place.index(np.arange(start, end)))
+            dones = lay(batch["done"]) | self._place.index(breaks[start // envs : end // envs, None])
+            step = lay(batch["obs"]), lay(batch["action"]), dones
             yield (*step, {name: lay(batch[name]) for name in self._extras}) if extras else step
 
     def _there(self, where: str) -> Any:
+        if self._is_closed:
+            raise ClosedError(f"{where}: the buffer is closed")
         if self._rows is None or len(self._rows) == 0:
             raise NotReady(f"{where}: the buffer is empty; add() first")
         return self._rows
@@ -289,7 +312,7 @@ class DistillationBuffer:
         rows = self._there("save()")
         rows.save(
             path,
-            lambda: _TeacherRows(
+            lambda: TeacherRows(
                 self._capacity, schema=self._nodes, num_envs=self._num_envs, next_obs=None, seed=self._seed
             ),
         )
@@ -304,20 +327,21 @@ class DistillationBuffer:
     def _from_table(
         cls, table: _core.Table, address: str | None, view: View | None = None, device: Any = None
     ) -> DistillationBuffer:
-        rows = _TeacherRows._from_table(table, address, view)
-        assert isinstance(rows, _TeacherRows)
+        rows = TeacherRows._from_table(table, address, view)
+        assert isinstance(rows, TeacherRows)
         made = cls.__new__(cls)
         made._capacity, made._num_envs, made._storage = rows.capacity, rows.num_envs, address
+        made._exist, made._is_closed, made._first_add = "error", False, threading.Lock()
         made._seed = int(rows.stats()["seed"])
         made._place = place_of("load()", device, made._seed)
         made._nodes = {name: node for name, node in rows.schema.items() if name != "done"}
         made._extras = [name for name in made._nodes if name not in ("obs", "action")]
-        made._rows = _EngineRows(rows, made.device)
+        made._rows = EngineRows(rows, made.device)
         if made._is_on_gpu:
-            made._rows = _DeviceRows(made._place, made._nodes, made._capacity, made._num_envs)
-            for part in rows.rows(_CHUNK // (made._num_envs or 1) * (made._num_envs or 1)):
+            made._rows = DeviceRows(made._place, made._nodes, made._capacity, made._num_envs)
+            for part in rows.rows(chunk_rows(made._num_envs)):
                 lead = (len(part["indices"]),)
-                made._rows.add({name: _to_device(part[name], made._place) for name in (*made._nodes, "done")}, lead)
+                made._rows.add({name: to_device(part[name], made._place) for name in (*made._nodes, "done")}, lead)
             rows.close()
         return made
 
@@ -327,8 +351,20 @@ class DistillationBuffer:
         Args:
             unlink: Also removes the file behind ``shm://`` or ``file://``.
         """
-        if isinstance(self._rows, _EngineRows):
+        if isinstance(self._rows, EngineRows):
             self._rows.buffer.close(unlink)
+        self._rows, self._is_closed = None, True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._is_closed:
+            raise ClosedError("pickle: the buffer is closed")
+        if self._storage is None:
+            raise TypeError(
+                "pickle: a buffer in memory belongs to one process; give storage='shm://name' to share it, or save() it"
+            )
+        if self._rows is None:
+            raise NotReady("pickle: what an action is, is not known yet; give action_shape=, or add() first")
+        return _attach, (self._storage, None if self.device is None else str(self.device))
 
     def __enter__(self) -> DistillationBuffer:
         return self
@@ -341,114 +377,6 @@ class DistillationBuffer:
         return f"DistillationBuffer({len(self)} of {self._capacity} rows, {where})"
 
 
-class _TeacherRows(ReplayBuffer):
-    """The engine's rows, without what only transitions have."""
-
-    _face = "DistillationBuffer"
-
-    def _build_schema(self, fields: Any, **options: Any) -> Schema:
-        return Schema({**fields, "done": Field((), "bool")})
-
-
-class _EngineRows:
-    def __init__(self, buffer: ReplayBuffer, device: Any) -> None:
-        self.buffer, self.device = buffer, device
-
-    def add(self, values: dict[str, Any], lead: tuple[int, ...]) -> None:
-        self.buffer.add(**values)
-
-    def __len__(self) -> int:
-        return len(self.buffer)
-
-    def clear(self) -> None:
-        self.buffer.clear()
-
-    def sample(self, batch_size: int) -> dict[str, Any]:
-        return self.buffer.sample(batch_size, device=self.device)
-
-    def names(self) -> Any:
-        return self.buffer._table.live_serials()
-
-    def get(self, names: Any, which: Any) -> dict[str, Any]:
-        rows = self.buffer.get(names[np.asarray(which)])
-        return rows if self.device is None else _to_device(rows, None)
-
-    def save(self, path: Any, make: Any) -> None:
-        self.buffer.save(path)
-
-
-class _DeviceRows:
-    """A ring of tensors on a GPU."""
-
-    def __init__(self, place: Host, nodes: Mapping[str, Node], capacity: int, num_envs: int | None) -> None:
-        self.place, self.capacity, self.num_envs = place, capacity, num_envs
-        self.columns = Columns(place, (capacity,))
-        for name, node in nodes.items():
-            self.columns.declare(name, node)
-        self.columns.declare("done", Field((), "bool"))
-        self.head, self.count = 0, 0
-
-    def add(self, values: dict[str, Any], lead: tuple[int, ...]) -> None:
-        rows = int(np.prod(lead, dtype=np.int64))
-        if rows > self.capacity:
-            raise SchemaError(f"add(): got {rows} rows, the capacity is {self.capacity}; add fewer at once")
-        if rows % (self.num_envs or 1):
-            raise SchemaError(f"add(): expected a multiple of num_envs={self.num_envs} rows, got {rows}")
-        done = values.pop("done")
-        checked = [part for name, value in values.items() for part in self.columns.check("add()", name, value, lead)]
-        if done is None:
-            checked.append(("done", self.place.zeros(lead, np.dtype(bool))))
-        else:
-            checked += self.columns.check("add()", "done", done, lead)
-        first = min(rows, self.capacity - self.head)
-        for path, array in checked:
-            flat = array.reshape(rows, *self.columns.arrays[path].shape[1:])
-            self.columns.arrays[path][self.head : self.head + first] = flat[:first]
-            self.columns.arrays[path][: rows - first] = flat[first:]
-        self.head = (self.head + rows) % self.capacity
-        self.count = min(self.count + rows, self.capacity)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def clear(self) -> None:
-        self.head = self.count = 0
-
-    def sample(self, batch_size: int) -> dict[str, Any]:
-        return self._rows(self.place.integers(self.count, batch_size))
-
-    def names(self) -> Any:
-        """Slots, oldest first."""
-        return self.place.index((np.arange(self.count) + self.head - self.count) % self.capacity)
-
-    def get(self, names: Any, which: Any) -> dict[str, Any]:
-        return self._rows(self.place.take(names, which))
-
-    def _rows(self, slots: Any) -> dict[str, Any]:
-        take = self.place.take
-        return {name: self.columns.tree(name, lambda array: take(array, slots)) for name in self.columns.nodes}
-
-    def save(self, path: Any, make: Any) -> None:
-        with make() as rows:
-            names, step = self.names(), _CHUNK // (self.num_envs or 1) * (self.num_envs or 1)
-            for start in range(0, self.count, max(step, self.num_envs or 1)):
-                part = self._rows(names[start : start + max(step, self.num_envs or 1)])
-                rows.add(**_to_host(part, self.place))
-            rows.save(path)
-
-
-def _to_host(value: Any, place: Host) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_host(part, place) for key, part in value.items()}
-    return place.to_host(value)[0]
-
-
-def _to_device(value: Any, place: Host | None) -> Any:
-    """Tensors of arrays: over the same memory, or on that place."""
-    if isinstance(value, dict):
-        return {key: _to_device(part, place) for key, part in value.items()}
-    if place is not None:
-        return place.index(value)
-    import torch
-
-    return torch.from_numpy(value)
+def _attach(address: str, device: Any) -> DistillationBuffer:
+    path = to_path(address, "open()")
+    return DistillationBuffer._from_table(_core.Table.attach(str(path)), address, device=device)

@@ -193,7 +193,7 @@ class RolloutBuffer:
                 self._columns.declare(name, self._infer(where, name, given[name]))
             lead = (self.num_envs,)
             checked = [part for name, value in given.items() for part in self._columns.check(where, name, value, lead)]
-        except SchemaError:
+        except BaseException:
             for name in new:
                 self._columns.forget(name)
             raise
@@ -241,10 +241,11 @@ class RolloutBuffer:
             reset: The environments were reset by hand: the first row of the next rollout is a step of the policy's,
                 whatever the last one ended with. Matters with ``autoreset="next_step"`` alone.
         """
+        truth("clear()", "reset", reset)
         self._step = 0
         self._has_returns = False
         self._changes += 1
-        if truth("clear()", "reset", reset) and self.autoreset == "next_step":
+        if reset and self.autoreset == "next_step":
             self._was_over[:] = False
 
     def compute_returns_and_advantages(
@@ -331,12 +332,12 @@ class RolloutBuffer:
         rows = self._step * self.num_envs
         if count > rows:
             raise SchemaError(f"{where}: num_minibatches: expected at most the {rows} rows, got {count}")
-        return self._minibatches(rows, count, epochs, drop_remainder, over)
+        return self._minibatches(self._changes, rows, count, epochs, drop_remainder, over)
 
     def _minibatches(
-        self, rows: int, count: int, epochs: int, drop: bool, over: str | None
+        self, changes: int, rows: int, count: int, epochs: int, drop: bool, over: str | None
     ) -> Iterator[dict[str, Any]]:
-        changes = self._changes
+        self._check_unchanged("minibatches()", changes)
         flat = self.get_all_data(normalize_advantages=over == "rollout")
         place = self._place
         sizes = [rows // count + (not drop and i < rows % count) for i in range(count)]
@@ -375,10 +376,13 @@ class RolloutBuffer:
         self._check_returns(where)
         if count > self.num_envs:
             raise SchemaError(f"{where}: num_minibatches: expected at most the {self.num_envs} envs, got {count}")
-        return self._recurrent_minibatches(count, epochs, over)
+        return self._recurrent_minibatches(self._changes, count, epochs, over)
 
-    def _recurrent_minibatches(self, count: int, epochs: int, over: str | None) -> Iterator[dict[str, Any]]:
-        changes, place = self._changes, self._place
+    def _recurrent_minibatches(
+        self, changes: int, count: int, epochs: int, over: str | None
+    ) -> Iterator[dict[str, Any]]:
+        place = self._place
+        self._check_unchanged("recurrent_minibatches()", changes)
         flat = self.get_all_data(normalize_advantages=over == "rollout")
         flat.pop("mask", None)
         hidden = self._rows("hidden_states") if "hidden_states" in self._columns.nodes else None

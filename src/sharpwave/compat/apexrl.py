@@ -228,6 +228,11 @@ class DistillationBuffer(sw.DistillationBuffer):
     def __init__(self, capacity: int, obs_shape: Any, device: Any = "cpu", **options: Any) -> None:
         super().__init__(capacity, obs_shape, device, **options)
 
+    @classmethod
+    def load(cls, path: Any, device: Any = "cpu") -> sw.DistillationBuffer:
+        """What ``save`` wrote, as tensors."""
+        return super().load(path, device)
+
 
 def _to_host(value: Any) -> np.ndarray[Any, Any]:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -107,6 +107,10 @@ def _gae(
             behind, ends = _behind(nothing, is_done, truncated, finals, at, inside)
             b = reward + gamma * behind
         a = tl.where(ends, tl.zeros((STEPS, ENVS), dtype), decay)
+        if mask is not None:
+            counts = tl.load(mask + at, inside, other=0) != 0
+            a = tl.where(counts, a, tl.zeros((STEPS, ENVS), dtype))
+            b = tl.where(counts, b, tl.zeros((STEPS, ENVS), dtype))
         # Rows past the end hand on what they get.
         a = tl.where(inside, a, tl.full((STEPS, ENVS), 1.0, dtype))
         b = tl.where(inside, b, tl.zeros((STEPS, ENVS), dtype))
@@ -114,13 +118,8 @@ def _gae(
         x = tl.where(a == 0, b, b + a * carry[None, :])
         carry = tl.sum(tl.where((row == 0)[:, None], x, 0.0), axis=0)
         if values is not None:
-            y = x + value
-            if mask is not None:
-                counts = tl.load(mask + at, inside, other=0) != 0
-                x = tl.where(counts, x, 0.0)
-                y = tl.where(counts, y, value)
             tl.store(advantages + at, x, inside)
-            tl.store(returns + at, y, inside)
+            tl.store(returns + at, x + value, inside)
         else:
             tl.store(returns + at, x, inside)
 
@@ -175,17 +174,17 @@ def _vtrace(
         behind, ends = _behind(next_value, is_done, truncated, finals, at, inside)
         # Behind an end stands a value; behind any other step the target of the next one.
         after = tl.where(ends, behind, next_target)
-        delta = tl.minimum(rho, rho_clip) * (reward + gamma * behind - value)
-        passed = decay * tl.minimum(rho, c_clip) * carry
+        delta = tl.minimum(rho, rho_clip, propagate_nan=tl.PropagateNan.ALL) * (reward + gamma * behind - value)
+        passed = decay * tl.minimum(rho, c_clip, propagate_nan=tl.PropagateNan.ALL) * carry
         carry = delta + tl.where(ends | (decay == 0), 0.0, passed)
-        advantage = tl.minimum(rho, pg_clip) * (reward + gamma * after - value)
-        target = value + carry
-        next_value = value
-        next_target = target
+        advantage = tl.minimum(rho, pg_clip, propagate_nan=tl.PropagateNan.ALL) * (reward + gamma * after - value)
         if mask is not None:
             counts = tl.load(mask + at, inside, other=0) != 0
             advantage = tl.where(counts, advantage, 0.0)
-            target = tl.where(counts, target, value)
+            carry = tl.where(counts, carry, 0.0)
+        target = value + carry
+        next_value = value
+        next_target = target
         tl.store(targets + at, target, inside)
         tl.store(advantages + at, advantage, inside)
         at -= envs
@@ -195,14 +194,18 @@ def _vtrace(
 def _group(rewards, advantages, size, eps, SCALES: tl.constexpr, OTHERS: tl.constexpr, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
     inside = i < size
-    at = tl.program_id(0).to(tl.int64) * size + i
-    reward = tl.load(rewards + at, inside, other=0.0)
+    first = tl.program_id(0).to(tl.int64) * size
+    # Less the first of the group: then equal rewards are exactly 0, whatever rounding does.
+    reward = tl.load(rewards + first + i, inside, other=0.0) - tl.load(rewards + first)
+    reward = tl.where(inside, reward, 0.0)
     off = tl.where(inside, reward - tl.sum(reward, axis=0) / size, 0.0)
     advantage = off
     if OTHERS:
-        advantage = off * (size / (size - 1))
+        advantage = off * size / (size - 1)
     if SCALES:
-        advantage = advantage / (tl.sqrt(tl.sum(off * off, axis=0) / (size - 1)) + eps)
+        squares = tl.sum(off * off, axis=0)
+        advantage = tl.where(squares > 0, advantage / (tl.sqrt(squares / (size - 1)) + eps), 0.0)
+    at = first + i
     tl.store(advantages + at, advantage, inside)
 
 
@@ -222,6 +225,21 @@ def _tile(steps: int, envs: int) -> tuple[int, int, tuple[int]]:
 
 
 _ready: dict[Any, Any] = {}
+
+
+def _on_its_device(call: Any) -> Any:
+    """Kernels start on the current device, which need not be the tensors'."""
+
+    @functools.wraps(call)
+    def there(rewards: Any, *arguments: Any) -> None:
+        device = rewards.device
+        if device.type == "cpu" or device.index == torch.cuda.current_device():
+            call(rewards, *arguments)
+            return
+        with torch.cuda.device(device):
+            call(rewards, *arguments)
+
+    return there
 
 
 def _launch(kernel: Any, grid: tuple[int], arrays: tuple[Any, ...], numbers: tuple[Any, ...], shape: Any) -> None:
@@ -246,6 +264,7 @@ def _launch(kernel: Any, grid: tuple[int], arrays: tuple[Any, ...], numbers: tup
     _ready[key] = ready
 
 
+@_on_its_device
 def gae(
     rewards: Any,
     values: Any,
@@ -275,6 +294,7 @@ def discounted(
     gae(rewards, None, dones, last_values, truncated, final_values, None, gamma, 1.0, None, returns)
 
 
+@_on_its_device
 def vtrace(
     rewards: Any,
     values: Any,
@@ -316,6 +336,7 @@ def vtrace(
     )
 
 
+@_on_its_device
 def group_relative(rewards: Any, group_size: int, scales: bool, leaves_out: bool, eps: float, advantages: Any) -> None:
     """Groups of successive rows."""
     if group_size == 1:
