@@ -405,19 +405,9 @@ class _Torch(_Numpy):
         if size is not None:
             self.kernels().group_relative(rewards, size, scales, others, eps, out)
             return out
-        # Which rows belong together is data: sorted once, and counted on the host.
+        # Which rows belong together is data: torch sorts it, and the host waits for how many groups there are.
         _, of = self.torch.unique(self.array("groups", groups).reshape(-1), return_inverse=True)
-        flat = rewards.reshape(-1)
-        count = self.torch.zeros(len(flat), dtype=flat.dtype, device=self.device).index_add_(
-            0, of, flat.new_ones(len(flat))
-        )
-        size_of = count[of]
-        off = flat - (self.torch.zeros_like(count).index_add_(0, of, flat) / count)[of]
-        made = off * (size_of / (size_of - 1)) if others else off
-        if scales:
-            squares = self.torch.zeros_like(count).index_add_(0, of, off * off)[of]
-            made = self.torch.where(squares > 0, made / ((squares / (size_of - 1)).sqrt() + eps), 0)
-        return self.torch.where(size_of > 1, made, 0)
+        return self.kernels().group_relative_of(rewards.reshape(-1), of, scales, others, eps)
 
 
 class _Engine:

@@ -273,6 +273,24 @@ def test_equal_rewards_are_nobodys_advantage(place: str, size: int, eps: float) 
             assert not here(got).any()
 
 
+@pytest.mark.parametrize("scales", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+def test_groups_by_number_as_on_a_gpu(scales: bool, others: bool) -> None:
+    """What a GPU does by torch alone needs none to be tested."""
+    pytest.importorskip("triton")
+    from sharpwave.device import returns as kernels
+
+    stream = np.random.default_rng(0)
+    groups = stream.integers(0, 7, 40)
+    for rewards in (stream.normal(size=40), np.full(40, 765.9)):
+        got = kernels.group_relative_of(
+            torch.from_numpy(rewards).float(), torch.from_numpy(groups), scales, others, 1e-6
+        )
+        want = oracle.group_relative(rewards.astype(np.float32), groups, scales, others, 1e-6)
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-5)
+        assert rewards.std() > 0.1 or not got.any()
+
+
 def test_groups_of_doubles_are_exact(place: str) -> None:
     rewards = np.random.default_rng(0).normal(size=21)
     groups = np.arange(21) // 7

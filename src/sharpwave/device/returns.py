@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["discounted", "gae", "group_relative", "vtrace"]
+__all__ = ["discounted", "gae", "group_relative", "group_relative_of", "vtrace"]
 
 _TILE = 512
 _WARPS = 4
@@ -345,3 +345,21 @@ def group_relative(rewards: Any, group_size: int, scales: bool, leaves_out: bool
     _group[(rewards.numel() // group_size,)](
         rewards, advantages, group_size, eps, scales, leaves_out, triton.next_power_of_2(group_size)
     )
+
+
+def group_relative_of(rewards: Any, group_of: Any, scales: bool, leaves_out: bool, eps: float) -> Any:
+    """Groups in any order, by their numbers: a few launches of torch's own."""
+
+    def sums(values: Any) -> Any:
+        return torch.zeros_like(rewards).index_add_(0, group_of, values)
+
+    # Less any one of the group: then equal rewards are exactly 0, whatever rounding does.
+    rewards = rewards - torch.zeros_like(rewards).index_copy_(0, group_of, rewards)[group_of]
+    count = sums(torch.ones_like(rewards))
+    size = count[group_of]
+    off = rewards - (sums(rewards) / count)[group_of]
+    made = off * size / (size - 1) if leaves_out else off
+    if scales:
+        squares = sums(off * off)[group_of]
+        made = torch.where(squares > 0, made / ((squares / (size - 1)).sqrt() + eps), 0)
+    return torch.where(size > 1, made, 0)
