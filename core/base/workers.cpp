@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/process.h"
@@ -46,6 +48,7 @@ public:
         std::unique_lock<std::mutex> guard(mutex_);
         part_ = nullptr;  // a helper that wakes from now on finds nothing to do
         idle_.wait(guard, [this] { return busy_ == 0; });
+        if (std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
     }
 
 private:
@@ -53,7 +56,15 @@ private:
         for (;;) {
             const std::size_t begin = next_.fetch_add(piece, std::memory_order_relaxed);
             if (begin >= count) return;
-            part(begin, std::min(begin + piece, count));
+            try {
+                part(begin, std::min(begin + piece, count));
+            } catch (...) {
+                // Told by run(), in the caller's thread, when nobody uses the part any more.
+                std::lock_guard<std::mutex> guard(mutex_);
+                if (!error_) error_ = std::current_exception();
+                next_.store(count, std::memory_order_relaxed);
+                return;
+            }
         }
     }
 
@@ -96,6 +107,7 @@ private:
     std::atomic<std::size_t> next_{0};
     std::atomic<std::uint64_t> job_{0};
     unsigned busy_ = 0;
+    std::exception_ptr error_;
     std::uint64_t generation_;
     std::vector<std::thread> threads_;
 };

@@ -74,13 +74,14 @@ void NewFile::allocate(std::uint64_t bytes, const std::string& what) {
     if (const int code = allocate_blocks(fd_, 0, bytes)) fail(what, code);
 }
 
-void NewFile::reserve(std::uint64_t bytes) {
+void NewFile::reserve(std::uint64_t bytes, const std::string& what) {
 #if defined(__linux__)
     // A file system that cannot says so; only the library's own way would write zeros instead.
-    if (fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 && errno == ENOSPC)
-        fail("cannot write '" + path_ + "'", errno);
+    if (fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 && errno == ENOSPC) {
+        fail(what + ": cannot write '" + path_ + "', which needs " + std::to_string(bytes) + " bytes", errno);
+    }
 #else
-    (void)bytes;
+    (void)bytes, (void)what;
 #endif
 }
 

@@ -17,7 +17,8 @@ public:
     // Lack of space is ErrorKind::storage, from whichever call meets it; `what` begins the message.
     void resize(std::uint64_t bytes, const std::string& what);
     void allocate(std::uint64_t bytes, const std::string& what);
-    void reserve(std::uint64_t bytes);  // the same where it is cheap: what is written then is written faster
+    // The same where it is cheap: what is written then is written faster. `what` is the call that needs it.
+    void reserve(std::uint64_t bytes, const std::string& what);
     void write(std::uint64_t offset, const void* data, std::uint64_t bytes);
     void read(std::uint64_t offset, void* data, std::uint64_t bytes) const;
     void sync();  // returns when all of it is on the disk

@@ -1,6 +1,6 @@
 #include "table/cut.h"
 
-#include <algorithm>
+#include <atomic>
 #include <unordered_set>
 #include <utility>
 
@@ -9,28 +9,49 @@ namespace sharpwave {
 using namespace format;
 
 Cut cut_of(const Table& table) {
-    // Positions first: rows that come afterwards are after the cut, also whole blocks of them.
-    const std::uint64_t next = table.counters().next_ticket.value.load(std::memory_order_acquire);
+    // Positions first, with the tickets given out until then: rows that come afterwards are after the cut, also whole
+    // blocks of them.
+    const auto tickets = [&] { return table.counters().next_ticket.value.load(std::memory_order_acquire); };
     const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
     Cut cut{std::vector<Reach>(table.blocks()), {}};
-    for (std::uint64_t i = 0; i < used; ++i) cut.positions.push_back(table.position(i));
+    std::uint64_t next = tickets();
+    for (int tries = 0; tries < 1000; ++tries) {
+        cut.positions.clear();
+        for (std::uint64_t i = 0; i < used; ++i) cut.positions.push_back(table.position(i));
+        const std::uint64_t again = tickets();
+        if (again == next) break;
+        next = again;
+    }
     std::vector<Reach>& reach = cut.reach;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> links;  // ticket and the same writer's ticket before
     for (std::uint64_t b = 0; b < table.blocks(); ++b) {
         const BlockRecord& block = table.block_record(b);
         reach[b].changed = block.changed.load(std::memory_order_acquire);
         reach[b].ticket = block.ticket.load(std::memory_order_acquire);
-        reach[b].head = block.owner.load(std::memory_order_acquire) != 0 ? 0 : table.block_length(b);
-        if (reach[b].ticket != kNone) links.emplace_back(reach[b].ticket, block.previous_ticket.load());
+        if (reach[b].ticket == kNone) continue;
+        reach[b].head = table.block_length(b);
+        if (block.owner.load(std::memory_order_acquire) != 0) {
+            // Held by whoever fills this lap, or already by whoever is about to begin the next: its last row tells.
+            const std::uint64_t end = reach[b].end(table.block_rows()) - 1;
+            const std::uint64_t slot = b * table.block_rows() + reach[b].head - 1;
+            const std::uint64_t seen = std::atomic_ref<std::uint64_t>(table.word(slot)).load(std::memory_order_acquire);
+            const bool is_done = serial_of(seen) > end || (serial_of(seen) == end && state_of(seen) != kWriting);
+            if (!is_done) reach[b].head = 0;
+        }
+        links.emplace_back(reach[b].ticket, block.previous_ticket.load());
     }
-    // A block that goes on from where a writer stood was claimed since.
-    std::sort(links.begin(), links.end());
     std::unordered_set<std::uint64_t> newest;
     for (const Position& position : cut.positions) newest.insert(position.ticket);
     for (const auto& [ticket, before] : links) {
-        if (newest.count(ticket) || (ticket < next && (before == kNone || !newest.count(before)))) continue;
-        reach[ticket % table.blocks()].head = 0;
-        newest.insert(ticket);
+        if (newest.count(ticket)) continue;
+        bool is_since = ticket >= next;
+        if (!is_since && before != kNone && before < ticket && newest.count(before)) {
+            // It goes on from where a writer stood. The link is written before the ticket that it is for: believed only
+            // where the other block says the same.
+            const BlockRecord& from = table.block_record(before % table.blocks());
+            is_since = from.next_ticket.load() == ticket || from.ticket.load() != before;
+        }
+        if (is_since) reach[ticket % table.blocks()].head = 0;
     }
     for (const Position& position : cut.positions) {
         if (position.ticket == kNone) continue;

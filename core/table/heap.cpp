@@ -20,7 +20,7 @@ namespace {
 void put_header(std::byte* place, std::uint64_t owner, std::uint64_t span) {
     auto* header = reinterpret_cast<PieceHeader*>(place);
     std::atomic_ref<std::uint64_t>(header->owner).store(owner, std::memory_order_relaxed);
-    header->span = span;
+    std::atomic_ref<std::uint64_t>(header->span).store(span, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -137,7 +137,7 @@ std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t seri
             return kNone;
         std::byte* out = image.data() + to + sizeof value;
         value.kept_bytes = encode(field, waiting + from + sizeof value, value.value_bytes, out);
-        value.crc = crc32c(0, out, value.kept_bytes);
+        value.crc = next_checksum(serial, out, value.kept_bytes);
         std::memcpy(image.data() + to, &value, sizeof value);
         from += sizeof value + (field.full_bytes + 15) / 16 * 16;
         to += sizeof value + (value.kept_bytes + 15u) / 16 * 16;

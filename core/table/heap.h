@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "base/crc32c.h"
 #include "table/table.h"
 
 namespace sharpwave {
@@ -46,6 +47,11 @@ private:
 // Puts the next observation of row `serial` into the heap as its final one; returns the place. `waiting` is the image
 // of a waiting place; if it makes no sense (a damaged file) kNone comes back.
 std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting);
+
+// Of a next observation's field: names its row too, for places are used again.
+inline std::uint32_t next_checksum(std::uint64_t serial, const void* bytes, std::uint64_t count) {
+    return crc32c(crc32c(0, &serial, sizeof serial), bytes, count);
+}
 
 // Ends the episodes of a writer that says no more: what waits for a row that never came becomes final. `pair` is the
 // writer's first pair of waiting places.

@@ -235,7 +235,7 @@ void Table::drop_wrong_waiting() const {
             FinalValue value;
             std::memcpy(&value, at, sizeof value);
             if (value.kept_bytes != value.value_bytes || value.value_bytes > field.full_bytes ||
-                value.crc != crc32c(0, at + sizeof value, value.value_bytes)) {
+                value.crc != next_checksum(tag - 1, at + sizeof value, value.value_bytes)) {
                 tag = 0;
             }
             at += sizeof value + (field.full_bytes + 15) / 16 * 16;
@@ -289,7 +289,8 @@ std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
             if (!field.is_in_heap()) continue;
             HeapPlace place;
             std::memcpy(&place, rows_ + slot * header_->row_bytes + field.offset, sizeof place);
-            if (!is_piece_of(place.offset, place.kept_bytes, serial_of(seen))) return true;
+            const bool is_empty = place.kept_bytes == 0 && place.value_bytes == 0;  // takes no piece
+            if (!is_empty && !is_piece_of(place.offset, place.kept_bytes, serial_of(seen))) return true;
         }
         if (!layout_->gives_next() || !(seen & kHasFinalObservation)) return false;
         std::uint64_t at = final_place(slot);
@@ -300,7 +301,8 @@ std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
             std::memcpy(&value, region(kHeap) + at, sizeof value);
             const bool has_size = field.is_ragged || value.value_bytes == field.full_bytes;
             if (value.kept_bytes > field.full_bytes || value.value_bytes > field.full_bytes || !has_size) return true;
-            if (value.crc != crc32c(0, region(kHeap) + at + sizeof value, value.kept_bytes)) return true;
+            if (value.crc != next_checksum(serial_of(seen), region(kHeap) + at + sizeof value, value.kept_bytes))
+                return true;
             at += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
         }
         return false;
@@ -318,11 +320,11 @@ std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
         const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
                            (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_heap_wrong(slot, seen));
         if (torn || wrong) {
+            lost += torn || is_live(seen, least);  // what nobody could draw is no loss
             // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
             const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
             const std::uint64_t serial = is_elsewhere(slot, seen) ? 0 : serial_of(seen);
             seen = make_word(serial, 0, serial == 0 || (has_neighbours && wrong) ? kEmpty : kVoid);
-            ++lost;
         }
         live += is_live(seen, least);
     }

@@ -100,6 +100,7 @@ public:
     bool is_small() const { return dirty_.size() * 2 <= table_.blocks(); }
 
     Outcome save(bool replace) {
+        file_.reserve(header_.total_bytes, "save()");
         {
             const bool large = slots_ * header_.row_bytes > 4 * kChunkBytes;
             SavePipe pipe(file_, header_, table_, large, [this](Chunk& chunk) { fill(chunk, 0, nullptr); });
@@ -178,7 +179,6 @@ private:
         place(kRows, rows * header_.row_bytes);
         place(kHeap, 1);  // grows as it fills
         header_.total_bytes = at;
-        file_.reserve(at);
     }
 
     // What the base holds of each block, and its columns for the blocks that stay as they are.
@@ -222,6 +222,7 @@ private:
     // Copies what is not copied yet of what `reach` says. At the cut exactly that: rows that are gone are missed, and
     // what came later is left out. Returns how many rows.
     std::uint64_t copy_changed(SavePipe& pipe, const std::vector<Reach>& reach, bool cut) {
+        reach_ = &reach;
         const std::uint64_t rows = table_.block_rows(), blocks = table_.blocks();
         const std::uint64_t oldest = table_.counters().next_ticket.value.load(std::memory_order_acquire) % blocks;
         std::uint64_t count = 0;
@@ -237,9 +238,11 @@ private:
                 outcome_ = Outcome::grew;  // a block that had not changed when this was planned
                 return count;
             }
-            // Also where the block went round more than once: what stands behind its head is not what was copied.
+            // Also where the block went round more than once, or was half full when it was copied: what stands behind
+            // its head is not what was copied.
             const bool is_lapped =
-                before.ticket != kNone && now.ticket != before.ticket && now.ticket > before.ticket + table_.blocks();
+                before.ticket != kNone && now.ticket != before.ticket &&
+                (now.ticket > before.ticket + table_.blocks() || before.head < table_.block_length(b));
             const bool is_whole = is_first || is_lapped || now.changed != before.changed;
             const std::uint64_t begin = is_whole || now.ticket != before.ticket ? 0 : before.head;
             const std::uint64_t end = is_whole ? length : std::min(now.head, length);
@@ -393,7 +396,8 @@ private:
                 place.offset = put(table_.region(kHeap) + place.offset, place.kept_bytes);
                 std::memcpy(row + field.offset, &place, sizeof place);
             }
-            if (whole && layout_.gives_next()) whole = save_next(slot, seen, end, final_place);
+            // A row that is no longer drawn may have lost its next observation; the row before takes its own from it.
+            if (whole && layout_.gives_next()) whole = save_next(slot, seen, final_place) || (seen & kRetired);
             fence(std::memory_order_acquire);
             const std::uint64_t again = word.load(std::memory_order_acquire);
             if (whole && ((seen ^ again) & (~kFlagMask | kHasFinalObservation)) == 0) {
@@ -406,7 +410,7 @@ private:
     }
 
     // The next observation of a row that has no successor in the snapshot, as a final one. False: it changed meanwhile.
-    bool save_next(std::uint64_t slot, std::uint64_t word, std::uint64_t end, std::uint64_t& place) {
+    bool save_next(std::uint64_t slot, std::uint64_t word, std::uint64_t& place) {
         const std::vector<Field>& fields = layout_.fields();
         std::vector<std::byte> image(layout_.final_bytes());
         const std::uint64_t kept =
@@ -419,16 +423,20 @@ private:
             fence(std::memory_order_acquire);
             const auto* header =
                 reinterpret_cast<const PieceHeader*>(table_.region(kHeap) + kept - sizeof(PieceHeader));
-            if (header->owner != serial_of(word) + 1) return false;
+            const std::uint64_t owner = std::atomic_ref<std::uint64_t>(const_cast<std::uint64_t&>(header->owner))
+                                            .load(std::memory_order_relaxed);
+            if (owner != serial_of(word) + 1) return false;
             place = put(image.data(), image.size()) + 1;
             return true;
         }
         std::uint64_t next_word = word, next = slot;
         if (table_.successor(next, next_word)) {
-            const bool is_in = end == ~std::uint64_t{0} ||
-                               serial_of(next_word) < cut_.reach[table_.block_of(next)].end(table_.block_rows());
-            if (is_in) return true;
-            // It came after the cut: its observation is all that is taken of it.
+            // Of the same block, and done: it is in the file as well. What else is known of it may not hold there,
+            // where blocks may have been claimed anew by then.
+            const std::uint64_t block = table_.block_of(next);
+            if (block == table_.block_of(slot) && serial_of(next_word) < (*reach_)[block].end(table_.block_rows()))
+                return true;
+            // Else its observation is all that is taken of it.
             std::uint64_t at = 0;
             const std::byte* row = table_.view().rows + next * table_.header().row_bytes;
             for (const Field& field : fields) {
@@ -628,6 +636,7 @@ private:
     std::vector<Reach> clean_, copied_;
     std::vector<bool> visited_;
     Cut cut_;
+    const std::vector<Reach>* reach_ = nullptr;  // what the copy that is under way goes by
     Records records_[3];
     std::vector<std::byte> heap_;  // what is not written yet
     std::uint64_t heap_begin_ = 0, missed_ = 0;
@@ -653,19 +662,17 @@ void Table::save(const std::string& path, bool incremental) const {
         // The last one but one holds adds back; the last one knows how much comes meanwhile.
         if (attempt >= 2) hold_adds(kHoldSeconds);
         Outcome outcome;
-        {
+        try {
             Saver saver(*this, base ? increment_path(path) : path, base, path, slack);
             if (base && !saver.is_small()) {
                 base.reset();  // so much has changed that a whole one is as good
                 --attempt;
                 continue;
             }
-            try {
-                outcome = saver.save(true);
-            } catch (...) {
-                hold_adds(0);
-                throw;
-            }
+            outcome = saver.save(true);
+        } catch (...) {
+            hold_adds(0);
+            throw;
         }
         hold_adds(0);
         if (outcome == Outcome::done) {

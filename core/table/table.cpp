@@ -90,7 +90,6 @@ std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
     table->presence_ = std::move(presence);
     const bool mends = recover && table->presence_->is_first();
     const bool remakes = mends && !table->are_records_sane();
-    const std::uint64_t counted = mends && !remakes ? table->size() : 0;
     const std::uint64_t lost_before = table->counters().rows_lost.value.load();
     if (remakes) table->remake_records();
     table->check_records();
@@ -104,6 +103,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
         if (mends || counters.clean.value.load(std::memory_order_acquire) != 1) {
             // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
             const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
+            const std::uint64_t counted = (mends && !remakes) || !same_boot ? table->size() : 0;
             if (mends || !same_boot) table->drop_wrong_waiting();
             for (std::uint64_t i = 0; i < header.max_writers; ++i) {
                 if (table->writers_[i].owner.load()) table->settle_writer(table->writers_[i]);

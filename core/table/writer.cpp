@@ -573,7 +573,7 @@ void Writer::keep_next(const RowBatch& batch, std::size_t row, std::uint64_t env
         if (!field.gives_next) continue;
         const Value shown = value_of(*input, field, row);
         const auto bytes = static_cast<std::uint32_t>(shown.bytes);
-        const std::uint32_t crc = table_->checksums() && !is_over ? crc32c(0, shown.data, bytes) : 0;
+        const std::uint32_t crc = table_->checksums() && !is_over ? next_checksum(serial, shown.data, bytes) : 0;
         const FinalValue size{bytes, bytes, crc, 0};
         racy_copy(value, reinterpret_cast<const std::byte*>(&size), sizeof size);
         racy_copy(value + sizeof size, shown.data, bytes);
