@@ -1,5 +1,6 @@
 """The command line: what it prints, and how it fails."""
 
+import functools
 import json
 import os
 import pty
@@ -311,16 +312,21 @@ def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer,
 def test_watch_redraws_its_table_on_a_terminal_until_ctrl_c(live: sw.ReplayBuffer, shm_address: str) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "sharpwave", "info", shm_address, "--watch", "--interval", "0.1"]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as child:
-        os.close(theirs)
-        seen = b""
-        while seen.count(b"per second") < 3:
-            seen += os.read(ours, 65_536)
-        child.send_signal(signal.SIGINT)
-        with suppress(OSError):  # what nobody reads would fill the terminal, and the child would wait for ever
-            while more := os.read(ours, 65_536):
-                seen += more
-        assert child.wait(60) == 0
+    # A shell starts what runs in the background with this signal ignored, and children inherit that.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, preexec_fn=heeds) as child:
+        try:
+            os.close(theirs)
+            seen = b""
+            while seen.count(b"per second") < 3:
+                seen += os.read(ours, 65_536)
+            child.send_signal(signal.SIGINT)
+            with suppress(OSError):  # what nobody reads would fill the terminal, and the child would wait for ever
+                while more := os.read(ours, 65_536):
+                    seen += more
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
     os.close(ours)
     assert b"3 of 8" in seen
     assert b"Aborted" not in seen
