@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,6 +99,12 @@ def test_nested_batch_has_the_shape_of_its_schema() -> None:
 
 
 def test_memory_of_a_dead_batch_is_used_again() -> None:
+    """In a process of its own: the pool is one for all, and other tests may have filled it."""
+    code = "import test_results; test_results.use_a_dead_batch_again()"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=120)
+
+
+def use_a_dead_batch_again() -> None:
     buffer = large()
     warm = [buffer.sample(300) for _ in range(2)]
     addresses = {batch["obs"].ctypes.data for batch in warm}
