@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <unordered_set>
-#include <utility>
 
 namespace sharpwave {
 
@@ -13,7 +12,7 @@ Cut cut_of(const Table& table) {
     // blocks of them.
     const auto tickets = [&] { return table.counters().next_ticket.value.load(std::memory_order_acquire); };
     const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
-    Cut cut{std::vector<Reach>(table.blocks()), {}};
+    Cut cut{std::vector<Reach>(table.blocks()), std::vector<Links>(table.blocks()), {}};
     std::uint64_t next = tickets();
     for (int tries = 0; tries < 1000; ++tries) {
         cut.positions.clear();
@@ -23,7 +22,6 @@ Cut cut_of(const Table& table) {
         next = again;
     }
     std::vector<Reach>& reach = cut.reach;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> links;  // ticket and the same writer's ticket before
     for (std::uint64_t b = 0; b < table.blocks(); ++b) {
         const BlockRecord& block = table.block_record(b);
         reach[b].changed = block.changed.load(std::memory_order_acquire);
@@ -38,20 +36,23 @@ Cut cut_of(const Table& table) {
             const bool is_done = serial_of(seen) > end || (serial_of(seen) == end && state_of(seen) != kWriting);
             if (!is_done) reach[b].head = 0;
         }
-        links.emplace_back(reach[b].ticket, block.previous_ticket.load());
+        // The link back is written before the ticket that it is for: one that leads forward is the next lap's.
+        const std::uint64_t before = block.previous_ticket.load();
+        cut.links[b] = {before < reach[b].ticket ? before : kNone, block.next_ticket.load(),
+                        block.linked_ticket.load()};
     }
     std::unordered_set<std::uint64_t> newest;
     for (const Position& position : cut.positions) newest.insert(position.ticket);
-    for (const auto& [ticket, before] : links) {
-        if (newest.count(ticket)) continue;
+    for (std::uint64_t b = 0; b < table.blocks(); ++b) {
+        const std::uint64_t ticket = reach[b].ticket, before = cut.links[b].previous;
+        if (ticket == kNone || newest.count(ticket)) continue;
         bool is_since = ticket >= next;
-        if (!is_since && before != kNone && before < ticket && newest.count(before)) {
-            // It goes on from where a writer stood. The link is written before the ticket that it is for: believed only
-            // where the other block says the same.
+        if (!is_since && before != kNone && newest.count(before)) {
+            // It goes on from where a writer stood: believed only where the other block says the same.
             const BlockRecord& from = table.block_record(before % table.blocks());
             is_since = from.next_ticket.load() == ticket || from.ticket.load() != before;
         }
-        if (is_since) reach[ticket % table.blocks()].head = 0;
+        if (is_since) reach[b].head = 0;
     }
     for (const Position& position : cut.positions) {
         if (position.ticket == kNone) continue;

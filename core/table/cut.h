@@ -18,8 +18,14 @@ struct Reach {
     }
 };
 
+// Where a block's writer came from and went on to.
+struct Links {
+    std::uint64_t previous = format::kNone, next = format::kNone, linked = format::kNone;
+};
+
 struct Cut {
     std::vector<Reach> reach;                 // one a block
+    std::vector<Links> links;                 // one a block, of the lap in `reach`
     std::vector<format::Position> positions;  // one a writer record that has been used
 };
 

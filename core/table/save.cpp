@@ -568,7 +568,7 @@ private:
     }
 
     void finish() {
-        // Positions and laps of the cut, not those of a moment later.
+        // Positions, laps and links of the cut, not those of a moment later.
         auto* writers = reinterpret_cast<WriterRecord*>(records_[1].data());
         auto* blocks = reinterpret_cast<BlockRecord*>(records_[2].data());
         const unsigned bits = static_cast<unsigned>(std::bit_width(table_.block_rows()));
@@ -577,11 +577,10 @@ private:
             writers[i].position.store(at.ticket == kNone ? kNone : pack(at.ticket, at.head, bits));
         }
         for (std::uint64_t b = 0; b < table_.blocks(); ++b) {
-            if (blocks[b].ticket.load() != cut_.reach[b].ticket) {
-                blocks[b].ticket.store(cut_.reach[b].ticket);
-                for (auto* link : {&blocks[b].previous_ticket, &blocks[b].next_ticket, &blocks[b].linked_ticket})
-                    link->store(kNone);
-            }
+            blocks[b].ticket.store(cut_.reach[b].ticket);
+            blocks[b].previous_ticket.store(cut_.links[b].previous);
+            blocks[b].next_ticket.store(cut_.links[b].next);
+            blocks[b].linked_ticket.store(cut_.links[b].linked);
             blocks[b].changed.store(cut_.reach[b].changed);
         }
         const RegionId records[] = {kCounters, kWriters, kBlocks};

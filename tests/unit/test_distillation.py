@@ -318,3 +318,30 @@ def test_wrong_storage_is_refused_at_once(place: str) -> None:
         make(place, storage="nonsense")
     with pytest.raises(SchemaError, match="the name is taken"):
         make(place, teacher={"mask": ()})
+
+
+@pytest.mark.parametrize("exist", ["attach", "replace"])
+def test_first_add_that_fails_leaves_the_file_that_was_there(tmp_path: Path, exist: str) -> None:
+    address = f"file://{tmp_path / 'teacher.sw'}"
+    with sw.DistillationBuffer(8, (3,), action_shape=(2,), storage=address) as dist:
+        add(dist, "numpy", 0, 4)
+    late = sw.DistillationBuffer(8, (3,), storage=address, exist=exist)  # type: ignore[arg-type]
+    with pytest.raises(SchemaError):
+        late.add(np.full((2, 3), "x"), np.zeros((2, 2), np.float32))  # type: ignore[call-overload]
+    with sw.open(address) as again:
+        assert len(again) == 4
+    if exist == "attach":
+        with pytest.raises(SchemaError, match="has another schema"):
+            late.add(np.zeros((2, 3)), np.zeros((2, 5), np.float32))
+        with sw.open(address) as again:
+            assert len(again) == 4
+    add(late, "numpy", 4, 2)
+    assert len(late) == (6 if exist == "attach" else 2)
+    late.close()
+
+
+def test_first_add_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    late = sw.DistillationBuffer(8, (3,), storage=f"file://{tmp_path / 'teacher.sw'}")
+    with pytest.raises(SchemaError):
+        late.add(np.full((2, 3), "x"), np.zeros((2, 2), np.float32))
+    assert list(tmp_path.iterdir()) == []

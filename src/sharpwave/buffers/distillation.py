@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import _core
 from ..address import to_path
+from ..arrays import prepare
 from ..checks import one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..schema import Field, Node, Schema
@@ -102,8 +103,11 @@ class DistillationBuffer:
     def _is_on_gpu(self) -> bool:
         return isinstance(self._place, Torch) and self._place.device.type != "cpu"
 
+    def _row_nodes(self) -> dict[str, Node]:
+        return {name: self._nodes[name] for name in ("obs", "action", *self._extras)}
+
     def _make(self) -> EngineRows | DeviceRows:
-        nodes = {name: self._nodes[name] for name in ("obs", "action", *self._extras)}
+        nodes = self._row_nodes()
         if self._is_on_gpu:
             return DeviceRows(self._place, nodes, self._capacity, self._num_envs)
         return EngineRows(
@@ -152,16 +156,21 @@ class DistillationBuffer:
         self._rows.add(values, lead)
 
     def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> EngineRows | DeviceRows:
-        """The rows, with their first ones. One that fails decides nothing."""
+        """The rows, with their first ones. One that fails decides nothing, and takes no file away."""
+        path = None if self._storage is None else to_path(self._storage, "add()")
         self._nodes["action"] = self._infer_action(values["action"], lead)
         rows = None
         try:
+            if not self._is_on_gpu:  # before a file is made, replaced or attached to
+                schema = Schema({**self._row_nodes(), "done": Field((), "bool")})
+                prepare(schema, self._capacity, self._num_envs, None, False, (), values)
+            is_ours = path is not None and not path.exists()
             rows = self._make()
             rows.add(values, lead)
         except BaseException:
             del self._nodes["action"]
             if isinstance(rows, EngineRows):
-                rows.buffer.close(unlink=True)
+                rows.buffer.close(unlink=is_ours)
             raise
         return rows
 

@@ -93,7 +93,7 @@ class ReplayBuffer:
         writers: int = 64,
         seed: int | None = None,
     ) -> None:
-        where = "ReplayBuffer()"
+        where = f"{self._face}()"
         capacity = whole(where, "capacity", capacity, 1)
         num_envs = None if num_envs is None else whole(where, "num_envs", num_envs, 1)
         writers = whole(where, "writers", writers, 1)
