@@ -74,3 +74,5 @@ struct BoundTable {
         return table;
     }
 };
+
+void bind_direct(nb::module_& m, nb::class_<BoundTable>& table);

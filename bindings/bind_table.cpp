@@ -15,6 +15,7 @@
 #include "results.h"
 #include "sampling/sampler.h"
 #include "sampling/uniform.h"
+#include "table/geometry.h"
 
 using sharpwave::Table;
 
@@ -285,10 +286,8 @@ using FieldTuple = std::tuple<std::string, std::string, std::uint32_t, std::vect
 // By priority; alpha, beta start, end and steps; numbers steps; counts reads.
 using IndexedTuple = std::tuple<bool, double, double, double, double, bool, bool>;
 
-BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity, std::uint64_t width,
-                  std::uint64_t writers, std::uint64_t seed, bool checksums, const std::optional<IndexedTuple>& index,
-                  const std::string& description, const std::string& path, bool replace) {
-    sharpwave::TableConfig config;
+std::vector<sharpwave::Field> read_fields(const std::vector<FieldTuple>& fields) {
+    std::vector<sharpwave::Field> read;
     for (const auto& [name, dtype, item_bytes, shape, stack, codec, ragged, gives_next, follows] : fields) {
         sharpwave::Field field{name, dtype, item_bytes, shape};
         field.stack = stack;
@@ -296,8 +295,28 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
         field.is_ragged = ragged;
         field.gives_next = gives_next;
         field.follows = follows;
-        config.fields.push_back(std::move(field));
+        read.push_back(std::move(field));
     }
+    return read;
+}
+
+// How many blocks a table has, and rows of a block: serials follow from it.
+std::pair<std::uint64_t, std::uint64_t> plan_blocks(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
+                                                    std::uint64_t width, std::uint64_t writers) {
+    sharpwave::TableConfig config;
+    config.fields = read_fields(fields);
+    config.capacity = capacity;
+    config.width = width;
+    config.max_writers = writers;
+    const sharpwave::format::Header header = sharpwave::plan(config, sharpwave::RowLayout(config.fields));
+    return {header.blocks, header.block_rows};
+}
+
+BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity, std::uint64_t width,
+                  std::uint64_t writers, std::uint64_t seed, bool checksums, const std::optional<IndexedTuple>& index,
+                  const std::string& description, const std::string& path, bool replace) {
+    sharpwave::TableConfig config;
+    config.fields = read_fields(fields);
     config.capacity = capacity;
     config.width = width;
     config.max_writers = writers;
@@ -382,7 +401,9 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const nb::dict& 
 }  // namespace
 
 void bind_table(nb::module_& m) {
-    nb::class_<BoundTable>(m, "Table", "Rows over a storage.")
+    nb::class_<BoundTable> table(m, "Table", "Rows over a storage.");
+    bind_direct(m, table);
+    table
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
                     nb::arg("seed"), nb::arg("checksums"), nb::arg("index").none(), nb::arg("description"),
                     nb::arg("path"), nb::arg("replace"))
@@ -509,6 +530,7 @@ void bind_table(nb::module_& m) {
             },
             nb::sig("def field_names(self) -> list[str]"))
         .def_prop_ro("description", [](BoundTable& self) { return self.open()->description(); });
+    m.def("plan_blocks", &plan_blocks, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"));
     m.def("wait_for_file", &wait_for_file, nb::arg("path"), nb::arg("seconds"));
     m.attr("shared_memory_folder") = sharpwave::shared_memory_folder();
 }

@@ -9,25 +9,17 @@ keeps the device or the host busy, whichever is longer, as in training. Writes `
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
-import random
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from timing import ROUNDS, SLICE_US, captured, contest, copy_bandwidth, machine
 
 import sharpwave as sw
 
 SIZES = ((24, 4096), (128, 1024), (32, 65536))
 GAMMA, LAMBDA = 0.99, 0.95
-ROUNDS = 15
-SLICE_US = 30_000
-COPY_BYTES = 1 << 30
 
 
 def textbook_loop(rewards: Any, values: Any, dones: Any, last_values: Any) -> tuple[Any, Any]:
@@ -40,57 +32,6 @@ def textbook_loop(rewards: Any, values: Any, dones: Any, last_values: Any) -> tu
         carry = delta + GAMMA * LAMBDA * alive * carry
         advantages[t] = carry
     return advantages, advantages + values
-
-
-def device_us(call: Callable[[], object], calls: int) -> float:
-    """Microseconds of one of so many calls in a row."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / calls * 1e3
-
-
-def contest(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
-    """All in turn, in an order drawn anew each round."""
-    for call in calls.values():
-        for _ in range(3):
-            call()
-    counts = {name: max(3, int(SLICE_US / max(device_us(call, 3), 1))) for name, call in calls.items()}
-    counts = {name: min(count, 2000) for name, count in counts.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        for name in order.sample(list(calls), len(calls)):
-            times[name].append(device_us(calls[name], counts[name]))
-    return {
-        name: {"min_ns": min(took) * 1e3, "median_ns": statistics.median(took) * 1e3, "bursts": len(took)}
-        for name, took in times.items()
-    }
-
-
-def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second that a plain copy reads and writes together."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    took = min(device_us(lambda: target.copy_(source), 10) for _ in range(7))
-    return 2 * COPY_BYTES / took * 1e6
 
 
 def rollout(steps: int, envs: int) -> dict[str, torch.Tensor]:
@@ -184,13 +125,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent.parent / "results")
     folder = parser.parse_args().results
     document = {
-        "machine": {
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-            "date": datetime.date.today().isoformat(),
-        },
+        "machine": machine(),
         "settings": {"rounds": ROUNDS, "slice_ms": SLICE_US / 1e3},
         "left_out": [],
         "copy_bytes_per_s": copy_bandwidth(),

@@ -591,6 +591,21 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
     return {applied, stale};
 }
 
+void Index::priorities(const std::uint64_t* serials, float* priorities, std::size_t count) {
+    const Table::IndexLock lock(table_);
+    table_.check_open();
+    catch_up();
+    const std::uint64_t least = table_.least_word();
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t slot = serials[i] > kMaxSerial ? tree_.leaf_count : table_.slot_of(serials[i]);
+        priorities[i] = -1;
+        if (slot >= tree_.leaf_count) continue;
+        const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
+        if (serial_of(word) == serials[i] && is_live(word, least) && is_row(tree_.stored(slot)))
+            priorities[i] = std::fabs(tree_.stored(slot));
+    }
+}
+
 // ---- orders ---------------------------------------------------------------------------------------------------------
 
 // The slot after the newest row that the index knows: from there on rows are in the order of their age. Where several

@@ -114,6 +114,9 @@ public:
     double beta() const;  // of the next call
     void beta_schedule(double& start, double& end, double& steps) const;
 
+    // What rows have now; those that are gone have -1.
+    void priorities(const std::uint64_t* serials, float* priorities, std::size_t count);
+
     std::uint64_t updates_applied() const;
     std::uint64_t updates_stale() const;
     double total();        // sum of all masses, after catching up

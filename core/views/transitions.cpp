@@ -22,6 +22,9 @@ constexpr std::uint64_t kStreamingBytes = 4 << 20;
 // Decompression is dearer than copying.
 constexpr std::uint64_t kParallelHeapBytes = 64 << 10;
 
+// Flags may change after the commit, but an end that came since would have ended the example earlier.
+constexpr std::uint64_t kFixed = ~kFlagMask | kHasFinalObservation;
+
 constexpr std::size_t kMostWanted = 16;  // lines of an example: eight steps or so
 constexpr std::size_t kMostStepFields = 16;
 constexpr std::size_t kPiece = 64;
@@ -45,11 +48,8 @@ struct Transitions::Work {
         thread_local Work kept;
         return kept;
     }
-    // The rows read for the examples, to be looked at once more at the end.
-    struct Touched {
-        std::uint64_t slot, word, position;
-    };
-    std::vector<Touched> touched;  // room for all that the examples may touch
+    // The rows read for the examples, to be looked at once more at the end: room for all that they may touch.
+    std::vector<Touched> touched;
     std::size_t touched_count = 0;
     std::vector<std::uint64_t> last_slots, last_words, next_slots;  // one a position
     std::vector<Next> nexts;
@@ -124,7 +124,8 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
                                 std::uint64_t* words, std::uint32_t* missed, bool single) const {
     const std::uint64_t bytes = (end - begin) * example_bytes_;
     const std::uint64_t limit = table_.layout().uses_heap() ? kParallelHeapBytes : kParallelBytes;
-    if (bytes < limit || end - begin == 1) return gather_pieces(slots, begin, end, out, words, missed, single);
+    if (bytes < limit || end - begin == 1 || out.places)
+        return gather_pieces(slots, begin, end, out, words, missed, single);
     std::mutex mutex;
     std::size_t total = 0;
     in_parallel(end - begin, [&](std::size_t from, std::size_t to) {
@@ -230,8 +231,9 @@ inline bool Transitions::walk(Work& work, std::size_t position, std::uint64_t sl
 std::size_t Transitions::gather_pieces(const std::uint64_t* slots, std::size_t begin, std::size_t end,
                                        const Outputs& out, std::uint64_t* words, std::uint32_t* missed,
                                        bool single) const {
-    if (is_plain_) return gather_part(slots, begin, end, out, words, missed, single, end);
-    if (is_short_ && (!single || derives_)) return gather_steps(slots, begin, end, out, words, missed, single);
+    if (is_plain_ && !out.places) return gather_part(slots, begin, end, out, words, missed, single, end);
+    if (is_short_ && !out.places && (!single || derives_))
+        return gather_steps(slots, begin, end, out, words, missed, single);
     std::size_t misses = 0;
     for (std::size_t i = begin; i < std::min(begin + kPiece, end); ++i) prefetch(slots[i]);
     for (std::size_t from = begin; from < end; from += kPiece) {
@@ -314,10 +316,35 @@ bool Transitions::gather_one(std::uint64_t slot, std::size_t position, std::uint
 void Transitions::check_again(Work& work) const {
     fence(std::memory_order_acquire);
     for (std::size_t t = 0; t < work.touched_count; ++t) {
-        const Work::Touched& row = work.touched[t];
-        // Flags may change after the commit, but an end that came since would have ended the example earlier.
-        const std::uint64_t fixed = ~kFlagMask | kHasFinalObservation;
-        if ((load_word(table_, row.slot) ^ row.word) & fixed) work.failed[row.position] = true;
+        const Touched& row = work.touched[t];
+        if ((load_word(table_, row.slot) ^ row.word) & kFixed) work.failed[row.position] = true;
+    }
+}
+
+bool Transitions::are_unchanged(const std::vector<Touched>& touched) const {
+    fence(std::memory_order_acquire);
+    return std::none_of(touched.begin(), touched.end(),
+                        [&](const Touched& row) { return (load_word(table_, row.slot) ^ row.word) & kFixed; });
+}
+
+// Instead of their bytes, where the rows are. Only those of examples that did not fail are to be looked at again.
+void Transitions::name_rows(const Work& work, const std::uint64_t* slots, std::size_t count, Places& places) const {
+    const auto number = [](std::uint64_t slot) { return static_cast<std::int64_t>(slot); };
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t place = work.begin + i;
+        const bool is_row = work.nexts[i] == Next::row;
+        places.own[place] = number(slots[i]);
+        places.last[place] = number(work.last_slots[i]);
+        places.next[place] = is_row ? number(work.next_slots[i]) : -1;
+        for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
+            places.own_frames[place * stack_ + k] = number(work.own_frames[i * stack_ + k]);
+            places.next_frames[place * stack_ + k] = number(work.next_frames[i * stack_ + k]);
+        }
+        if (stack_ > 1 && !is_row) places.next_frames[place * stack_ + stack_ - 1] = -1;
+    }
+    for (std::size_t t = 0; t < work.touched_count; ++t) {
+        const Touched& row = work.touched[t];
+        if (!work.failed[row.position]) places.touched.push_back({row.slot, row.word, work.begin + row.position});
     }
 }
 
@@ -336,7 +363,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         const Gather job{rows_, table_.least_word(), from, moves, move_count, seen, streaming};
         return kernels().gather(job, first, last, bad);
     };
-    if (is_plain_ || (single && !derives_ && stack_ == 1 && !table_.layout().uses_heap())) {
+    if (!out.places && (is_plain_ || (single && !derives_ && stack_ == 1 && !table_.layout().uses_heap()))) {
         for (std::size_t i = 0; i < leaf_count; ++i) {
             const Field& field = fields[config_.leaves[i].field];
             moves[i] = {field.offset, field.bytes, out.flats[i], 0};
@@ -382,19 +409,22 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         const Gather job{rows_, 0, from, moves, move_count, nullptr, streaming};
         if (move_count) kernels().gather_warm(job, 0, count);
     };
-    copy_fixed(Role::own, slots + begin);
-    copy_fixed(Role::last, work.last_slots.data());
-    copy_fixed(Role::next, work.next_slots.data());
+    if (!out.places) {
+        copy_fixed(Role::own, slots + begin);
+        copy_fixed(Role::last, work.last_slots.data());
+        copy_fixed(Role::next, work.next_slots.data());
+    }
     for (std::size_t i = 0; i < leaf_count; ++i) {
         const ViewLeaf& leaf = config_.leaves[i];
         const Field& field = fields[leaf.field];
-        if (field.stack == 1 && !field.is_in_heap()) continue;
+        if ((field.stack == 1 || out.places) && !field.is_in_heap()) continue;
         copy_stacks(work, i, slots + begin, count, out, streaming);
     }
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (work.nexts[i] != Next::row && !work.failed[i]) work.failed[i] = !copy_next(work, i, out);
     }
     check_again(work);
+    if (out.places) name_rows(work, slots + begin, count, *out.places);
     std::size_t misses = 0;
     for (std::size_t i = 0; i < count; ++i) {
         if (work.failed[i]) missed[misses++] = static_cast<std::uint32_t>(begin + i);

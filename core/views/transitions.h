@@ -33,11 +33,28 @@ struct ViewConfig {
     std::vector<ViewLeaf> leaves;
 };
 
+// A row that an example was made from, and the word it had then.
+struct Touched {
+    std::uint64_t slot, word, position;
+};
+
+// Where an example's rows are, for whoever copies their bytes himself: a GPU. What a row does not hold (sums of
+// rewards, values in a heap, next observations that wait) goes to the outputs as ever.
+struct Places {
+    std::int64_t* own;                    // slots, one a position: of the row drawn ...
+    std::int64_t* last;                   // ... of the last of its steps ...
+    std::int64_t* next;                   // ... and of the row after that; -1: its observation is in the outputs
+    std::int64_t* own_frames = nullptr;   // of a stack, oldest first; as many a position as the longest stack has
+    std::int64_t* next_frames = nullptr;  // the same after the last step
+    std::vector<Touched> touched = {};    // to be looked at again once the bytes are copied
+};
+
 // The arrays of a batch.
 struct Outputs {
     std::byte* const* flats;                 // one a leaf: rows side by side, stacks oldest frame first
     std::int64_t* const* lengths = nullptr;  // one a leaf, null where it is not ragged: items in each row
     float* discounts = nullptr;              // gamma ^ steps; n_step > 1 only
+    Places* places = nullptr;                // given: rows are named and not copied
 };
 
 class Transitions {
@@ -48,6 +65,10 @@ public:
     const ViewConfig& config() const { return config_; }
     std::uint64_t leaf_bytes(const ViewLeaf& leaf) const;  // in a batch, of one example
     std::uint64_t example_bytes() const { return example_bytes_; }
+    std::uint32_t stack() const { return stack_; }  // the longest
+
+    // Whether none of the rows has changed since examples were made from them.
+    bool are_unchanged(const std::vector<Touched>& touched) const;
 
     // Makes the examples of positions begin..end that start at slots[begin..end); `words` gets the words of those rows.
     // Positions without one (the row is no longer there, or something it needs) go to `missed`; returns their number.
@@ -66,6 +87,7 @@ private:
     bool gather_one(std::uint64_t slot, std::size_t position, std::uint32_t n_step, const Outputs& out,
                     std::uint64_t* words) const;
     void check_again(Work& work) const;
+    void name_rows(const Work& work, const std::uint64_t* slots, std::size_t count, Places& places) const;
     bool walk(Work& work, std::size_t position, std::uint64_t slot, std::uint32_t n_step, std::uint64_t least,
               const Outputs& out) const;
     void add_reward(std::uint64_t slot, double factor, double* sums) const;

@@ -3,7 +3,7 @@ with words. A failed call changes nothing: the rows are written only after every
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from .errors import SchemaError
 from .schema import Field, Node, Schema
 
-__all__ = ["prepare", "priorities"]
+__all__ = ["as_array", "count_rows", "fit", "flatten", "match", "prepare", "priorities", "truths"]
 
 _TERMINATED = 1  # RowFlag of core/table/writer.h
 _TRUNCATED = 2
@@ -41,11 +41,11 @@ def prepare(
     priority = named.pop("priority", None)
     if priority is not None and not by_priority:
         raise SchemaError("add(): priority: rows are drawn uniformly; give the buffer sampler=Prioritized()")
-    values, truncated, mask = _match(schema, args, named)
+    values, truncated, mask = match(schema, args, named)
     raw: list[tuple[str, Field, Any]] = []
     for name, node in schema.fields.items():
-        _flatten(name, node, values[name], raw)
-    lead, rows = _count_rows(schema, capacity, num_envs, raw)
+        flatten(name, node, values[name], raw)
+    lead, rows = count_rows(schema, capacity, num_envs, raw)
     if one_row is not None and rows > 1:
         raise SchemaError(
             f"add(): got {rows} rows, and {one_row} needs their order; give the buffer num_envs= (1 if they are "
@@ -53,22 +53,22 @@ def prepare(
         )
     counted = raw[schema.rows_from][0]
     arrays: list[Any] = [
-        _fit_ragged(name, field, array, lead, rows) if field.ragged else _fit(name, field, array, lead, rows, counted)
+        _fit_ragged(name, field, array, lead, rows) if field.ragged else fit(name, field, array, lead, rows, counted)
         for name, field, array in raw
     ]
     flags = np.zeros(rows, np.uint8)
     if schema.done >= 0:
         flags[arrays[schema.done].reshape(rows).astype(bool)] |= _TERMINATED
     if truncated is not None:
-        flags[_truths("truncated", truncated, lead)] |= _TRUNCATED
+        flags[truths("truncated", truncated, lead)] |= _TRUNCATED
     if mask is not None:
-        flags[~_truths("mask", mask, lead)] |= _VOID
+        flags[~truths("mask", mask, lead)] |= _VOID
     return arrays, rows, flags, None if priority is None else priorities("add()", "priority", priority, lead)
 
 
 def priorities(where: str, name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Magnitudes as float32, one a row; anything but finite numbers is refused whole."""
-    array = _as_array(name, value, where)
+    array = as_array(name, value, where)
     if array.shape != lead:
         raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {array.shape}")
     if array.dtype.kind not in "biuf":
@@ -84,7 +84,7 @@ def priorities(where: str, name: str, value: Any, lead: tuple[int, ...]) -> np.n
     return np.ascontiguousarray(magnitudes)
 
 
-def _match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+def match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
     """Arguments to fields, by position and by name."""
     names = schema.names
     listed = ", ".join(names)
@@ -110,17 +110,20 @@ def _match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return values, truncated, mask
 
 
-def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, Any]]) -> None:
-    """A nested value to one array a leaf, in the schema's order. Ragged ones wait until the number of rows is known."""
+def flatten(
+    path: str, node: Node, value: Any, raw: list[tuple[str, Field, Any]], read: Callable[[str, Any], Any] | None = None
+) -> None:
+    """A nested value to one array a leaf, in the schema's order. Ragged ones wait until the number of rows is known.
+    ``read`` makes the arrays; without it they are NumPy's."""
     if isinstance(node, Field):
-        raw.append((path, node, value if node.ragged else _as_array(f"field {path!r}", value)))
+        raw.append((path, node, value if node.ragged else (read or as_array)(f"field {path!r}", value)))
         return
     if isinstance(node, tuple):
         if not isinstance(value, (tuple, list)) or len(value) != len(node):
             got = f"{len(value)} values" if isinstance(value, (tuple, list)) else type(value).__name__
             raise SchemaError(f"add(): field {path!r}: expected a tuple of {len(node)} values, got {got}")
         for i, part in enumerate(node):
-            _flatten(f"{path}/{i}", part, value[i], raw)
+            flatten(f"{path}/{i}", part, value[i], raw, read)
         return
     if not isinstance(value, Mapping):
         raise SchemaError(f"add(): field {path!r}: expected a dict with {', '.join(node)}, got {type(value).__name__}")
@@ -130,10 +133,10 @@ def _flatten(path: str, node: Node, value: Any, raw: list[tuple[str, Field, Any]
         problem = f"unknown {unknown}" if unknown else f"missing {missing}"
         raise SchemaError(f"add(): field {path!r}: expected the keys {', '.join(node)}, got {problem}")
     for key, part in node.items():
-        _flatten(f"{path}/{key}", part, value[key], raw)
+        flatten(f"{path}/{key}", part, value[key], raw, read)
 
 
-def _as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, Any]:
+def as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, Any]:
     if hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor
         if value.device.type != "cpu":
             raise SchemaError(f"{where}: {what}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()")
@@ -150,7 +153,7 @@ def _as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, An
     return array
 
 
-def _count_rows(
+def count_rows(
     schema: Schema, capacity: int, num_envs: int | None, raw: list[tuple[str, Field, Any]]
 ) -> tuple[tuple[int, ...], int]:
     name, field, array = raw[schema.rows_from]
@@ -187,7 +190,7 @@ def _row_shape(field: Field) -> str:
     return f"{field.shape} or (rows, {', '.join(map(str, field.shape))})"
 
 
-def _fit(
+def fit(
     name: str, field: Field, array: np.ndarray[Any, Any], lead: tuple[int, ...], rows: int, counted: str
 ) -> np.ndarray[Any, Any]:
     """The array in the field's shape and dtype, contiguous; or a reason why not."""
@@ -231,7 +234,7 @@ def _fit_ragged(
     longest, item = field.shape[0], field.shape[1:]
     fitted = []
     for i, part in enumerate(parts):
-        array = _as_array(f"field {name!r}", part)
+        array = as_array(f"field {name!r}", part)
         if array.shape == (0,) and item:
             array = array.reshape(0, *item)
         if array.ndim != len(field.shape) or array.shape[1:] != item or len(array) > longest:
@@ -271,8 +274,8 @@ def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[An
     raise SchemaError(f"{refusal}, and the cast would lose meaning; give the field dtype {have}")
 
 
-def _truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    array = _as_array(name, value)
+def truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    array = as_array(name, value)
     if array.shape != lead:
         raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {array.shape}")
     if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():

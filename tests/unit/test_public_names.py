@@ -38,7 +38,7 @@ def test_package_gives_exactly_these_names() -> None:
 
 def test_buffer_gives_exactly_these_names() -> None:
     names = {name for name in dir(sw.ReplayBuffer) if not name.startswith("_")}
-    verbs = {"add", "clear", "close", "flush", "get", "rows", "sample", "save", "stats", "writer", "for_env"}
+    verbs = {"add", "clear", "close", "flush", "get", "rows", "sample", "save", "stats", "stream", "writer", "for_env"}
     verbs |= {"tune", "update_priorities", "add_async", "sample_async", "batches"}
     assert names == verbs | {"capacity", "is_full", "num_envs", "pace", "sampler", "schema", "view"}
 

@@ -10,15 +10,22 @@ from typing import Any
 from .. import _core
 from ..address import to_path
 from ..checks import number, truth
+from ..errors import SchemaError
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
+from .torch_batch import read_device
 
 __all__ = ["open"]
 
 
 def open(
-    address: str | os.PathLike[str], *, view: View | None = None, timeout: float = 0, recover: bool = False
+    address: str | os.PathLike[str],
+    *,
+    view: View | None = None,
+    timeout: float = 0,
+    recover: bool = False,
+    device: Any = None,
 ) -> Any:
     """Opens a buffer that exists; which sort of buffer, the file says.
 
@@ -31,6 +38,8 @@ def open(
         recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
             and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved. The first one in
             does it: where others have the buffer open it has been looked over.
+        device: Where a snapshot of a ``ReplayBuffer`` is loaded to: ``"cuda"`` puts its rows on the GPU, ``"cpu"``
+            gives batches as tensors.
 
     Raises:
         StorageError: It is absent, foreign, truncated or damaged; the message says which.
@@ -46,7 +55,30 @@ def open(
     lost = table.lost_at_open
     if recover and lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
-    return buffer
+    return buffer if device is None else _move(buffer, text, path is not None, device)
+
+
+def _move(buffer: Any, address: str, is_live: bool, device: Any) -> Any:
+    try:
+        target = read_device("open(): device", device)[1]
+        if not isinstance(buffer, ReplayBuffer):
+            raise SchemaError(f"open(): device: expected a ReplayBuffer, got a {type(buffer).__name__}")
+        if target.type == "cpu":
+            buffer._device = device
+            return buffer
+        if is_live:
+            raise SchemaError(
+                f"open(): device: {address!r} is shared and stays on the host; leave out device=, and let "
+                "sample(device=...) or stream(device=...) bring batches there"
+            )
+        from .moving import to_device
+
+        moved = to_device(buffer, device)
+    except BaseException:
+        buffer.close()
+        raise
+    buffer.close()
+    return moved
 
 
 def _face_of(table: _core.Table) -> type[ReplayBuffer] | type[DistillationBuffer]:

@@ -35,7 +35,8 @@ from ..schema import Node, Schema, from_space, transitions
 from ..settings import check_together, engine_settings, index_columns
 from ..views import Hindsight, Transitions, View, Windows, view_from_plain
 from . import waiting
-from .torch_batch import as_host_arrays, torch_converter
+from .gpu_feed import GpuFeed
+from .torch_batch import as_host_arrays, read_device, torch_converter
 
 __all__ = ["ReplayBuffer", "Writer"]
 
@@ -57,6 +58,8 @@ class ReplayBuffer:
         view: What rows become; ``Transitions()`` by default, ``Transitions(n_step=3)`` for n-step returns,
             ``Windows(length)`` for sequences.
         pace: Lets adding and sampling wait for each other; None, the default, never waits.
+        device: None keeps rows on the host and gives NumPy arrays; ``"cpu"`` gives tensors; ``"cuda"`` keeps rows on
+            the GPU, where adding, drawing and gathering wait for nothing.
         storage: None is memory of this process; ``"shm://name"`` and ``"file://path"`` make a file with the whole
             state in it, which ``sharpwave.open`` attaches to.
         exist: What to do where that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
@@ -73,11 +76,24 @@ class ReplayBuffer:
     """
 
     _face = "ReplayBuffer"  # whose rows a file holds
+    _device: Any = None  # where batches go that are asked for without a device
+
+    def __new__(cls, *args: Any, device: Any = None, **options: Any) -> ReplayBuffer:
+        if (
+            cls is ReplayBuffer
+            and device is not None
+            and read_device(f"{cls._face}(): device", device)[1].type != "cpu"
+        ):
+            from .device_replay import DeviceReplayBuffer
+
+            return object.__new__(DeviceReplayBuffer)
+        return object.__new__(cls)
 
     def __init__(
         self,
         capacity: int,
         *,
+        device: Any = None,
         schema: Mapping[str, Node] | None = None,
         obs_shape: tuple[int, ...] | int | None = None,
         obs_dtype: Any = "float32",
@@ -109,6 +125,7 @@ class ReplayBuffer:
             raise SchemaError(f"{where}: pace: expected Pace() or None, got {pace!r}")
         if pace is not None:
             pace.check(where, capacity)
+        self._device = device
         if exist not in ("error", "replace", "attach"):
             raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {exist!r}")
         built = self._build_schema(
@@ -209,6 +226,7 @@ class ReplayBuffer:
             self._goals = shape, field.dtype, steps.n_step, steps.gamma, placed
         self._is_plain = self._pace is None and self._hindsight is None and not self._schema.ragged
         self._bell = waiting.Bell(table)
+        self._feeds: dict[str, GpuFeed | None] = {}
         if description.get("face") != self._face or (self._num_envs or 1) != table.width:
             raise StorageError(f"open(): the table was not written by a {self._face} of the Python package")
         self._dtypes = tuple((name, field.dtype) for name, field in self._schema.leaves)
@@ -340,6 +358,7 @@ class ReplayBuffer:
         Raises:
             NotReady: There is nothing to draw, or it did not become its turn in time.
         """
+        device = self._device if device is None else device
         if device is None and self._is_plain:
             return self._table.sample(batch_size, out)
         return self._draw(batch_size, out, device, timeout, True)
@@ -349,16 +368,29 @@ class ReplayBuffer:
     ) -> dict[str, Any]:
         if out is not None and self._schema.ragged:
             raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
+        if device is not None and out is None and (feed := self._feed(device)) is not None:
+            size = whole("sample()", "batch_size", batch_size, max(1, getattr(self._sampler, "newest", 0)), 2**31 - 1)
+            return feed.sample(size, timeout, deliver)
         convert = None if device is None else torch_converter(device, self._dtypes)  # before anything is drawn
         arrays = out if out is None or device is None else as_host_arrays(out, device)
-        if self._hindsight is None:
-            batch = self._table.sample_in_turn(batch_size, arrays, timeout, deliver)
-        else:
-            batch = self._draw_goals(self._hindsight, batch_size, arrays, timeout, deliver)
+        batch = self._fill(batch_size, arrays, timeout, deliver)
         if out is not None:
             return out
         batch = self._spread(batch)
         return batch if convert is None else convert(batch)
+
+    def _fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool) -> dict[str, Any]:
+        if self._hindsight is None:
+            return self._table.sample_in_turn(batch_size, arrays, timeout, deliver)
+        return self._draw_goals(self._hindsight, batch_size, arrays, timeout, deliver)
+
+    def _feed(self, device: Any) -> GpuFeed | None:
+        """What brings batches to a GPU; None where the device is none."""
+        key = str(device)
+        if key not in self._feeds:
+            _, target = read_device("sample(): device", device)
+            self._feeds[key] = GpuFeed(self, device) if target.type == "cuda" else None
+        return self._feeds[key]
 
     def _draw_goals(
         self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
@@ -410,6 +442,7 @@ class ReplayBuffer:
             device: As in ``sample``.
             timeout: Seconds to wait for one; None waits for ever.
         """
+        device = self._device if device is None else device
         size = whole("batches()", "batch_size", batch_size, 1)
         depth = whole("batches()", "prefetch", prefetch, 1)
         return waiting.batches(
@@ -418,6 +451,28 @@ class ReplayBuffer:
             depth,
             timeout,
         )
+
+    def stream(
+        self, batch_size: int, *, device: Any = None, prefetch: int = 2, timeout: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Batches without end on a GPU, each on its way while you learn from the one before.
+
+        The GPU reads the rows out of the host's memory, in a stream of its own beside yours; no thread is needed. Where
+        it may not, they go by way of pinned memory: ``stats()["feeds"]`` says which and why.
+
+        Args:
+            batch_size: Examples in each.
+            device: The GPU; without one this is ``batches``.
+            prefetch: How many may be on their way.
+            timeout: Seconds to wait for one; None waits for ever.
+        """
+        device = self._device if device is None else device
+        size = whole("stream()", "batch_size", batch_size, max(1, getattr(self._sampler, "newest", 0)), 2**31 - 1)
+        depth = whole("stream()", "prefetch", prefetch, 1)
+        feed = None if device is None else self._feed(device)
+        if feed is None:
+            return self.batches(size, prefetch=depth, device=device, timeout=timeout)
+        return feed.stream(size, depth, timeout)
 
     def _spread(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Values of different lengths as the user asked for them: behind each other, or padded with a mask."""
@@ -546,8 +601,10 @@ class ReplayBuffer:
         return dict(self._schema.fields)
 
     def stats(self) -> dict[str, Any]:
-        """Counts and sizes, as plain numbers: what a logger wants."""
-        return {"storage": self._address or "memory", **self._table.stats()}
+        """Counts and sizes, as plain numbers: what a logger wants. ``"feeds"``: how batches reach each GPU."""
+        stats = {"storage": self._address or "memory", **self._table.stats()}
+        feeds = {name: feed.describe() for name, feed in self._feeds.items() if feed is not None}
+        return stats | {"feeds": feeds} if feeds else stats
 
     def __repr__(self) -> str:
         state = "closed" if self._table.closed else f"{len(self)} of {self._capacity} rows"
@@ -594,6 +651,9 @@ class ReplayBuffer:
             unlink: Also removes the file behind ``shm://`` or ``file://``.
         """
         path = None if self._address is None else to_path(self._address, "close()")
+        for feed in self._feeds.values():
+            if feed is not None:
+                feed.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -19,10 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import on_device_of, start
+
 __all__ = ["discounted", "gae", "group_relative", "group_relative_of", "vtrace"]
 
 _TILE = 512
-_WARPS = 4
 _MOST_STEPS = 128
 
 
@@ -224,47 +225,12 @@ def _tile(steps: int, envs: int) -> tuple[int, int, tuple[int]]:
     return tall, wide, (triton.cdiv(envs, wide),)
 
 
-_ready: dict[Any, Any] = {}
-
-
-def _on_its_device(call: Any) -> Any:
-    """Kernels start on the current device, which need not be the tensors'."""
-
-    @functools.wraps(call)
-    def there(rewards: Any, *arguments: Any) -> None:
-        device = rewards.device
-        if device.type == "cpu" or device.index == torch.cuda.current_device():
-            call(rewards, *arguments)
-            return
-        with torch.cuda.device(device):
-            call(rewards, *arguments)
-
-    return there
-
-
 def _launch(kernel: Any, grid: tuple[int], arrays: tuple[Any, ...], numbers: tuple[Any, ...], shape: Any) -> None:
-    """Triton looks at every argument of every launch, which takes longer than the kernel. Which compiled kernel fits
-    depends on a few things only: looked up here, it is started in half of the time."""
     known = [None if array is None else (array.dtype, array.data_ptr() % 16) for array in arrays]
-    key = kernel, arrays[0].device, shape, *known
-    ready = _ready.get(key)
-    if ready is not None:
-        ready(*arrays, *numbers)
-        return
-    compiled = kernel[grid](*arrays, *numbers, num_warps=_WARPS)
-    if not hasattr(compiled, "__getitem__"):
-        return  # the interpreter has none
-    ready = compiled[(*grid, 1, 1)]
-    try:
-        ready(*arrays, *numbers)  # the same again: results do not change
-    except Exception:  # a version that starts its kernels in another way
-        ready = functools.partial(kernel[grid], num_warps=_WARPS)
-    if len(_ready) > 1000:
-        _ready.clear()
-    _ready[key] = ready
+    start((kernel, arrays[0].device, shape, *known), kernel, grid, (*arrays, *numbers), fuses=True)
 
 
-@_on_its_device
+@on_device_of
 def gae(
     rewards: Any,
     values: Any,
@@ -294,7 +260,7 @@ def discounted(
     gae(rewards, None, dones, last_values, truncated, final_values, None, gamma, 1.0, None, returns)
 
 
-@_on_its_device
+@on_device_of
 def vtrace(
     rewards: Any,
     values: Any,
@@ -336,7 +302,7 @@ def vtrace(
     )
 
 
-@_on_its_device
+@on_device_of
 def group_relative(rewards: Any, group_size: int, scales: bool, leaves_out: bool, eps: float, advantages: Any) -> None:
     """Groups of successive rows."""
     if group_size == 1:

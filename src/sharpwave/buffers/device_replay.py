@@ -1,0 +1,587 @@
+"""The ReplayBuffer whose rows are on a GPU: the same calls, no wait for the device."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import _core, arrays
+from ..checks import whole
+from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
+from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
+from ..schema import Field, Node, Schema
+from ..settings import engine_settings
+from ..views import Transitions, View
+from .columns import Torch
+from .loading import Load
+from .replay import ReplayBuffer
+
+__all__ = ["DeviceReplayBuffer"]
+
+_SLAB_BYTES = 32 << 20
+_SLAB_BATCHES = 16
+_CHUNK = 65_536  # rows at a time between the device and the host
+
+
+class DeviceReplayBuffer(ReplayBuffer):
+    """What ``ReplayBuffer(device="cuda")`` gives. Calls follow each other in the order of the current stream."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        device: Any = None,
+        schema: Mapping[str, Node] | None = None,
+        obs_shape: Any = None,
+        obs_dtype: Any = "float32",
+        action_shape: Any = (),
+        action_dtype: Any = "float32",
+        next_obs: Any = "stored",
+        sampler: Sampler | None = None,
+        view: View | None = None,
+        pace: Any = None,
+        storage: str | None = None,
+        exist: Any = "error",
+        num_envs: int | None = None,
+        writers: int = 64,
+        seed: int | None = None,
+    ) -> None:
+        where = f"{self._face}()"
+        self._capacity = whole(where, "capacity", capacity, 1)
+        self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs, 1)
+        self._writers = whole(where, "writers", writers, 1)
+        self._seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
+        self._sampler = Uniform() if sampler is None else sampler
+        self._view = Transitions() if view is None else view
+        self._pace = None
+        self._hindsight = None
+        self._schema = self._build_schema(
+            schema,
+            obs_shape=obs_shape,
+            obs_dtype=obs_dtype,
+            action_shape=action_shape,
+            action_dtype=action_dtype,
+            next_obs=next_obs,
+        )
+        width = self._num_envs or 1
+        if self._capacity % width:
+            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={width}, got {self._capacity}")
+        refuse_on_device(where, self._sampler, self._view, self._schema, pace, storage)
+        self._place = Torch(where, device, self._seed)
+        self._where = str(self._place.device)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._may_have_rows = False
+        self._slabs: dict[tuple[int, int], list[Any]] = {}
+        self._rows = self._make_table()
+
+    def _make_table(self) -> Any:
+        from ..device.table import DeviceTable, Index, Leaf
+
+        view, schema = self._view, self._schema
+        assert isinstance(view, Transitions)
+        leaves = [
+            Leaf(name, field.shape, field.dtype, name == "done" or name.startswith("next_obs"))
+            for name, field in schema.leaves
+        ]
+        for leaf in leaves:
+            self._place._dtype(leaf.dtype)  # refused before memory is taken
+        names = [leaf.name for leaf in leaves]
+        reward = dict(schema.leaves)["reward"]
+        if view.n_step > 1 and reward.dtype not in (np.float32, np.float64):
+            raise SchemaError(
+                f"ReplayBuffer(): field 'reward': n_step > 1 sums it: expected float32 or float64, got {reward.dtype}"
+            )
+        blocks, rows = _core.plan_blocks(schema.engine_fields(), self._capacity, self._num_envs or 1, self._writers)
+        settings = engine_settings(schema, self._sampler, view, None)["index"]
+        index = exponents = None
+        if settings is not None:
+            index = Index(*(settings[name] for name in Index._fields))
+            assert isinstance(self._sampler, Prioritized)
+            exponents = self._sampler.numbers()
+        self._has_index = index is not None
+        torch = self._place.torch
+        need = self._capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 14))
+        if self._place.device.type == "cuda" and need > torch.cuda.mem_get_info(self._place.device)[0]:
+            free = torch.cuda.mem_get_info(self._place.device)[0] + torch.cuda.memory_reserved(self._place.device)
+            if need > free:
+                raise StorageError(
+                    f"ReplayBuffer(): device: {self._capacity} rows need {need / 2**30:.1f} GiB on {self._where}, "
+                    f"{free / 2**30:.1f} GiB are free; give a smaller capacity"
+                )
+        return DeviceTable(
+            self._place.device,
+            leaves,
+            self._capacity,
+            blocks * rows,
+            self._num_envs or 1,
+            self._seed,
+            n_step=view.n_step,
+            gamma=view.gamma,
+            reward=names.index("reward"),
+            newest=getattr(self._sampler, "newest", 0),
+            index=index,
+            **({} if exponents is None else {"exponents": exponents}),
+        )
+
+    def _heed(self, where: str) -> None:
+        """Raises what a kernel had to tell after its call was over."""
+        if self._closed:
+            raise ClosedError("the buffer is closed")
+        if not self._rows.heard.any():
+            return
+        is_empty, not_finite = self._rows.heard.astype(bool)
+        self._rows.heard[:] = 0
+        if not_finite:
+            raise SchemaError(
+                f"{where}: an earlier update_priorities() or add(priority=...) on {self._where} brought a number that "
+                "is not finite; the update changed nothing, the rows of the add count as new ones without a priority"
+            )
+        if is_empty:
+            raise NotReady(f"{where}: an earlier sample() on {self._where} met an empty buffer; its batch is not one")
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """As of every ReplayBuffer. Tensors on the device are taken as they are; anything else is copied there in one
+        piece. Numbers on the device are not looked at: tensors have the field's dtype, or one that loses nothing."""
+        self._heed("add()")
+        named = dict(kwargs)
+        named.pop("timeout", None)
+        priority = named.pop("priority", None)
+        if priority is not None and not self._has_index:
+            raise SchemaError("add(): priority: rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        values, truncated, mask = arrays.match(self._schema, args, named)
+        raw: list[tuple[str, Field, Any]] = []
+        for name, node in self._schema.fields.items():
+            arrays.flatten(name, node, values[name], raw, self._read)
+        lead, rows = arrays.count_rows(self._schema, self._capacity, self._num_envs, raw)
+        order = None if self._num_envs is not None else self._reason_for_order()
+        if order is not None and rows > 1:
+            raise SchemaError(
+                f"add(): got {rows} rows, and {order} needs their order; give the buffer num_envs= (1 if they are "
+                "successive steps of one environment), or add one row at a time"
+            )
+        load = Load(self._place)
+        counted = raw[self._schema.rows_from][0]
+        sources = [self._fit(load, name, field, value, lead, rows, counted) for name, field, value in raw]
+        ends = self._ends(load, raw, sources)
+        flags = [
+            ends,
+            *(self._truths(load, name, value, lead) for name, value in (("truncated", truncated), ("mask", mask))),
+        ]
+        given = None if priority is None else self._magnitudes(load, "add()", "priority", priority, lead)
+        addresses = load.addresses()
+        with self._lock:
+            self._rows.add(
+                tuple(addresses[at] for at in sources),
+                rows,
+                tuple(0 if at is None else addresses[at] for at in flags),
+                0 if given is None else addresses[given],
+            )
+            self._may_have_rows = True
+
+    def _read(self, what: str, value: Any) -> Any:
+        if isinstance(value, self._place.torch.Tensor) and value.device == self._place.device:
+            return value.detach() if value.requires_grad else value
+        return arrays.as_array(what, value)
+
+    def _fit(self, load: Load, name: str, field: Field, value: Any, lead: Any, rows: int, counted: str) -> int:
+        if isinstance(value, np.ndarray):
+            return load.put(arrays.fit(name, field, value, lead, rows, counted))
+        shape = (*lead, *field.shape)
+        if tuple(value.shape) != shape:
+            raise SchemaError(
+                f"add(): field {name!r}: expected shape {shape} as {counted!r} has its rows, got {tuple(value.shape)}"
+            )
+        if self._place.dtype_of(value) != field.dtype or "bfloat16" in str(value.dtype):
+            if not self._place.fits(value, field.dtype):
+                raise SchemaError(
+                    f"add(): field {name!r}: expected {field.dtype}, got {value.dtype}, which would lose what it says; "
+                    "convert it, or give the field that dtype"
+                )
+            value = value.to(self._place._dtype(field.dtype))
+        return load.put(value)
+
+    def _ends(self, load: Load, raw: list[tuple[str, Field, Any]], sources: list[int]) -> int:
+        done = self._schema.done
+        part = load.parts[sources[done]]
+        if raw[done][1].dtype.itemsize == 1:
+            return sources[done]
+        return load.put(part != 0)
+
+    def _truths(self, load: Load, name: str, value: Any, lead: tuple[int, ...]) -> int | None:
+        if value is None:
+            return None
+        read = self._read(name, value)
+        if isinstance(read, np.ndarray):
+            return load.put(arrays.truths(name, read, lead))
+        if tuple(read.shape) != lead:
+            raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {tuple(read.shape)}")
+        return load.put(read if read.element_size() == 1 else read != 0)
+
+    def _magnitudes(self, load: Load, where: str, name: str, value: Any, lead: tuple[int, ...]) -> int:
+        read = value
+        if not (isinstance(value, self._place.torch.Tensor) and value.device == self._place.device):
+            return load.put(arrays.priorities(where, name, value, lead))
+        if tuple(read.shape) != lead:
+            raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {tuple(read.shape)}")
+        if read.dtype.is_complex:
+            raise SchemaError(f"{where}: {name}: expected numbers, got {read.dtype}")
+        return load.put(read.detach().to(self._place.torch.float32))
+
+    async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        """``add``: it never waits."""
+        self.add(*args, **kwargs)
+
+    def writer(self) -> Any:
+        raise SchemaError(f"writer(): rows on {self._where} have one writer, the buffer's own add(); call that")
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def sample(
+        self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """As of every ReplayBuffer: tensors on the buffer's device, drawn and gathered by one kernel."""
+        self._heed("sample()")
+        size = whole("sample()", "batch_size", batch_size, 1, 2**31 - 1)
+        newest = self._rows.newest
+        if size < newest:
+            raise SchemaError(f"sample(): batch_size: expected at least newest={newest}, got {size}")
+        if device is not None and self._place.torch.device(device) not in (
+            self._place.device,
+            self._place.torch.device(self._place.device.type),
+        ):
+            raise SchemaError(f"sample(): device: rows are on {self._where}, got {device!r}; move the batch")
+        if not self._may_have_rows:
+            raise NotReady("sample(): the buffer is empty; add rows first")
+        with self._lock:
+            if out is None:
+                tensors, outs, extras = self._outputs(size)
+                self._rows.draw(size, outs, extras)
+                return self._tree(tensors)
+            outs, extras = self._check_out(size, out)
+            self._rows.draw(size, outs, extras)
+            return out
+
+    async def sample_async(
+        self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """``sample``: it never waits."""
+        return self.sample(batch_size, out=out, device=device)
+
+    def batches(
+        self, batch_size: int, *, prefetch: int = 1, device: Any = None, timeout: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Batches without end. Nothing needs to be drawn ahead: no call waits for the device."""
+        size = whole("batches()", "batch_size", batch_size, 1)
+        whole("batches()", "prefetch", prefetch, 1)
+        while True:
+            yield self.sample(size, device=device)
+
+    def stream(
+        self, batch_size: int, *, device: Any = None, prefetch: int = 2, timeout: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """``batches``: the rows are on the device already."""
+        return self.batches(batch_size, prefetch=prefetch, device=device)
+
+    def _specs(self, size: int) -> list[tuple[tuple[int, ...], Any]]:
+        """Shapes and dtypes of a batch's tensors: fields, then discount, weights, probabilities, indices."""
+        torch = self._place.torch
+        specs: list[tuple[tuple[int, ...], Any]] = [
+            ((size, *leaf.shape), dtype) for leaf, dtype in zip(self._rows.leaves, self._rows.dtypes, strict=True)
+        ]
+        if self._rows.n_step > 1:
+            specs.append(((size,), torch.float32))
+        if self._has_index:
+            specs += [((size,), torch.float32), ((size,), torch.float64)]
+        return [*specs, ((size,), torch.int64)]
+
+    def _outputs(self, size: int) -> tuple[list[Any], tuple[int, ...], tuple[int, int, int, int]]:
+        """Memory for a batch. Making a tensor takes longer than filling it: those of some batches are made at once."""
+        torch = self._place.torch
+        is_gpu = self._place.device.type == "cuda"
+        # What a graph captures it keeps; memory of ours could be given to another batch.
+        if is_gpu and size % 16 == 0 and not torch.cuda.is_current_stream_capturing():
+            key = size, torch._C._cuda_getCurrentRawStream(self._place.device.index)
+            ready = self._slabs.get(key)
+            if ready:
+                return ready.pop()  # type: ignore[no-any-return]
+            specs = self._specs(size)
+            each = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs)
+            count = max(1, min(_SLAB_BATCHES, _SLAB_BYTES // each))
+            if count > 1:
+                with torch.inference_mode(False):
+                    parts = [torch.empty((count, *shape), dtype=dtype, device=self._place.device).unbind(0)
+                             for shape, dtype in specs]  # fmt: skip
+                made = [self._with_addresses(list(tensors)) for tensors in zip(*parts, strict=True)]
+                while len(self._slabs) >= 4:
+                    self._slabs.pop(next(iter(self._slabs)))
+                self._slabs[key] = made
+                return made.pop()
+        with torch.inference_mode(False):
+            tensors = [torch.empty(shape, dtype=dtype, device=self._place.device) for shape, dtype in self._specs(size)]
+        return self._with_addresses(tensors)
+
+    def _with_addresses(self, tensors: list[Any]) -> tuple[list[Any], tuple[int, ...], tuple[int, int, int, int]]:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        fields = len(self._rows.leaves)
+        rest = iter(addresses[fields:])
+        discount = next(rest) if self._rows.n_step > 1 else 0
+        weights, probabilities = (next(rest), next(rest)) if self._has_index else (0, 0)
+        return tensors, tuple(addresses[:fields]), (discount, weights, probabilities, next(rest))
+
+    def _extra_names(self) -> list[str]:
+        names = ["discount"] if self._rows.n_step > 1 else []
+        return [*names, *(["weights", "probabilities"] if self._has_index else []), "indices"]
+
+    def _tree(self, tensors: list[Any], extras: list[str] | None = None) -> dict[str, Any]:
+        at = iter(tensors)
+
+        def build(node: Node) -> Any:
+            if isinstance(node, Field):
+                return next(at)
+            if isinstance(node, tuple):
+                return tuple(build(part) for part in node)
+            return {name: build(part) for name, part in node.items()}
+
+        batch = {name: build(node) for name, node in self._schema.fields.items()}
+        for name in self._extra_names() if extras is None else extras:
+            batch[name] = next(at)
+        return batch
+
+    def _check_out(self, size: int, out: Any) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+        given: list[tuple[str, Any]] = []
+
+        def walk(path: str, node: Node, value: Any) -> None:
+            if isinstance(node, Field):
+                given.append((path, value))
+            elif isinstance(node, tuple):
+                parts = value if isinstance(value, tuple) else ()
+                for i, part in enumerate(node):
+                    walk(f"{path}[{i}]", part, parts[i] if i < len(parts) else None)
+            else:
+                for name, part in node.items():
+                    walk(f"{path}[{name!r}]", part, value.get(name) if isinstance(value, dict) else None)
+
+        if not isinstance(out, dict):
+            raise SchemaError(f"sample(): out: expected a batch of tensors, got {type(out).__name__}")
+        for name, node in self._schema.fields.items():
+            walk(f"[{name!r}]", node, out.get(name))
+        given += [(f"[{name!r}]", out.get(name)) for name in self._extra_names()]
+        for (path, value), (shape, dtype) in zip(given, self._specs(size), strict=True):
+            fits = isinstance(value, self._place.torch.Tensor) and value.device == self._place.device
+            if not fits or tuple(value.shape) != shape or value.dtype != dtype or not value.is_contiguous():
+                got = f"{value.dtype} of {tuple(value.shape)} on {value.device}" if hasattr(value, "device") else value
+                raise SchemaError(
+                    f"sample(): out{path}: expected a contiguous {dtype} tensor of {shape} on {self._where}, got "
+                    f"{got}; pass a batch of the same size"
+                )
+            if value.data_ptr() % 16:
+                raise SchemaError(
+                    f"sample(): out{path}: expected memory at a multiple of 16 bytes; pass a whole tensor"
+                )
+        tensors = [value for _, value in given]
+        spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors)
+        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):
+            raise SchemaError("sample(): out: two of its tensors share memory; give each its own")
+        _, outs, extras = self._with_addresses(tensors)
+        return outs, extras
+
+    def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, Any]:
+        """As of every ReplayBuffer; the counts are tensors on the device. Numbers on the device are looked at there:
+        one that is not finite makes the whole call do nothing, and the next call raises."""
+        where = "update_priorities()"
+        self._heed(where)
+        if not self._has_index:
+            raise SchemaError(f"{where}: rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        if mask is not None:
+            raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
+        load = Load(self._place)
+        torch = self._place.torch
+        if isinstance(indices, torch.Tensor) and indices.device == self._place.device:
+            if indices.dim() != 1 or indices.is_floating_point() or indices.dtype is torch.bool:
+                raise SchemaError(
+                    f"{where}: indices: expected a list of whole numbers, got {indices.dtype} of {tuple(indices.shape)}"
+                )
+            names = load.put(indices.to(torch.int64))
+        else:
+            from .replay import _as_serials
+
+            names = load.put(_as_serials(where, indices))
+        values = self._magnitudes(load, where, "priorities", priorities, (len(load.parts[names]),))
+        serials, magnitudes = load.tensors(names, values)
+        with self._lock:
+            applied, stale = self._rows.update(serials, magnitudes).unbind()
+        return {"applied": applied, "stale": stale}
+
+    def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
+        """As of every ReplayBuffer."""
+        self._heed("tune()")
+        if not self._has_index:
+            raise SchemaError("tune(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        new_alpha = None if alpha is None else read_alpha("tune()", alpha)
+        new_beta = None if beta is None else read_beta("tune()", beta)
+        with self._lock:
+            if new_alpha is not None:
+                self._rows.write_reals(alpha=new_alpha)
+                self._rows.remake()
+            if new_beta is not None:
+                first, last, steps = beta_numbers(new_beta)
+                self._rows.write_reals(beta_start=first, beta_end=last, beta_steps=steps)
+
+    def get(self, indices: Any) -> dict[str, Any]:
+        """As of every ReplayBuffer. Waits for the device."""
+        self._heed("get()")
+        from .replay import _as_serials
+
+        torch = self._place.torch
+        if isinstance(indices, torch.Tensor) and indices.device == self._place.device and indices.dim() == 1:
+            serials = indices.to(torch.int64)
+        else:
+            serials = torch.from_numpy(_as_serials("get()", indices)).to(self._place.device)
+        slots = self._rows.slots_of(serials)
+        gone = serials[slots < 0]
+        if len(gone):
+            raise StaleHandle(
+                f"get(): row {int(gone[0])} is not in the buffer: it was overwritten, cleared or never added"
+            )
+        return self._read_rows(slots, serials)
+
+    def _read_rows(self, slots: Any, serials: Any) -> dict[str, Any]:
+        truncated = (self._rows.flags[slots] & 4) != 0
+        return self._tree([*self._rows.read(slots), truncated, serials], ["truncated", "indices"])
+
+    def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
+        """As of every ReplayBuffer. Waits for the device."""
+        self._heed("rows()")
+        size = whole("rows()", "batch_size", batch_size, 1)
+        serials = self._rows.serials()
+
+        def parts() -> Iterator[dict[str, Any]]:
+            for first in range(0, len(serials), size):
+                part = serials[first : first + size]
+                slots = self._rows.slots_of(part)
+                there = slots >= 0
+                if bool(there.any()):
+                    yield self._read_rows(slots[there], part[there])
+
+        return parts()
+
+    # ---- facts ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        self._heed("len()")
+        return self._rows.read_numbers()["live"]  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> Any:
+        """Where the rows are."""
+        return self._place.device
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which rows are drawn, with the exponents that hold now."""
+        if not isinstance(self._sampler, Prioritized):
+            return self._sampler
+        real = self._rows.read_reals()
+        steps = int(real["beta_steps"])
+        beta = [real["beta_start"], real["beta_end"], steps] if steps else real["beta_end"]
+        return sampler_from_plain(self._sampler.to_plain() | {"alpha": real["alpha"], "beta": beta})
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes, as plain numbers. Waits for the device."""
+        self._heed("stats()")
+        numbers, table = self._rows.read_numbers(), self._rows
+        tensors = (table.rows, table.flags, table.priorities, table.nodes, table.winners)
+        stats: dict[str, Any] = {
+            "storage": self._where,
+            "size": numbers["live"],
+            "capacity": self._capacity,
+            "rows_added": numbers["added"],
+            "rows_voided": numbers["voided"],
+            "episodes": numbers["episodes"],
+            "rows_sampled": numbers["sampled"],
+            "sample_calls": numbers["calls"],
+            "redraws": numbers["redraws"],
+            "row_bytes": table.stride,
+            "payload_bytes": sum(leaf.bytes for leaf in table.leaves),
+            "storage_bytes": sum(t.numel() * t.element_size() for t in tensors if t is not None),
+            "seed": self._seed,
+        }
+        if self._has_index:
+            real = table.read_reals()
+            done = min(1.0, numbers["calls"] / real["beta_steps"]) if real["beta_steps"] else 1.0
+            stats |= {"updates_applied": numbers["applied"], "updates_stale": numbers["stale"], "alpha": real["alpha"]}
+            stats["beta"] = real["beta_start"] + (real["beta_end"] - real["beta_start"]) * done
+        return stats
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"capacity {self._capacity}"
+        return f"<ReplayBuffer on {self._where}: {state}, fields {', '.join(self._schema.names)}>"
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forgets every row. Serials go on; the seed's stream goes on."""
+        self._heed("clear()")
+        with self._lock:
+            self._rows.clear()
+            self._may_have_rows = False
+
+    def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
+        """Writes a snapshot, as of every ReplayBuffer: ``sharpwave.open(path)`` loads it into memory of the host,
+        ``sharpwave.open(path, device="cuda")`` onto a GPU. Waits for the device."""
+        self._heed("save()")
+        if incremental:
+            raise SchemaError(f"save(): incremental: rows on {self._where} are saved whole; leave it out")
+        from .moving import to_host
+
+        with to_host(self) as host:
+            host.save(path)
+
+    def flush(self) -> None:
+        """Returns when the device has done everything so far."""
+        self._heed("flush()")
+        self._rows.read_numbers()
+
+    def close(self, unlink: bool = False) -> None:
+        """Lets go of the device's memory. A second call does nothing."""
+        self._closed = True
+        self._slabs.clear()
+        self._rows = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._closed:
+            raise ClosedError("pickle: the buffer is closed")
+        raise TypeError(f"pickle: a buffer on {self._where} belongs to one process; save() it, or keep it on the host")
+
+
+def refuse_on_device(where: str, sampler: Any, view: Any, schema: Schema, pace: Any, storage: Any) -> None:
+    """What only rows on the host can do."""
+    mend = "leave out device=, and let sample(device=...) or stream(device=...) bring batches there"
+
+    def refuse(what: str, got: Any) -> None:
+        raise SchemaError(f"{where}: device: rows on a GPU have {what}, got {got!r}; {mend}")
+
+    if not isinstance(sampler, (Uniform, Prioritized)) or sampler.max_reads is not None:
+        refuse("sampler Uniform() or Prioritized(), without max_reads", sampler)
+    if isinstance(sampler, Prioritized) and sampler.rank_based:
+        refuse("priorities that are not rank_based", sampler)
+    if not isinstance(view, Transitions) or view.hindsight is not None:
+        refuse("view Transitions(), without hindsight", view)
+    if schema.derives_next:
+        refuse("next_obs='stored' or None", "derived")
+    for name, field in schema.leaves:
+        if field._options():
+            refuse(f"plain fields; {name!r} is not one", field)
+    if pace is not None:
+        refuse("no pace", pace)
+    if storage is not None:
+        refuse("no storage: they belong to one process", storage)

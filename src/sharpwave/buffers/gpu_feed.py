@@ -1,0 +1,229 @@
+"""From rows on the host to batches on a GPU: read by the GPU itself where it may, else by way of pinned memory."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import NotReady
+from ..schema import Field, Node
+from ..views import Transitions, Windows
+from .torch_batch import read_device, torch_converter
+
+if TYPE_CHECKING:
+    from .replay import ReplayBuffer
+
+__all__ = ["GpuFeed"]
+
+
+class GpuFeed:
+    """Batches of one buffer on one device."""
+
+    def __init__(self, buffer: ReplayBuffer, device: Any) -> None:
+        self.torch, self.device = read_device("sample(): device", device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = self.torch.device("cuda", self.torch.cuda.current_device())
+        self.buffer = weakref.proxy(buffer)
+        self.convert = torch_converter(device, buffer._dtypes)  # refuses dtypes that torch has not
+        self.retries = 0
+        self.pinned: dict[int, list[Any]] = {}
+        view = buffer._view
+        self.window = view.places if isinstance(view, Windows) else 0
+        self.extras = [
+            *(["discount"] if isinstance(view, Transitions) and view.n_step > 1 else []),
+            *(["weights", "probabilities"] if type(buffer._sampler).__name__ == "Prioritized" else []),
+            *(["relabelled"] if buffer._hindsight is not None else []),
+            *(["valid", "mask", "first"] if self.window else []),
+            "indices",
+        ]
+        self.feed: Any = None
+        self.reason = self._try_direct(buffer)
+        if self.feed is not None:
+            # Before the table's memory goes.
+            weakref.finalize(buffer, self.feed.close)
+
+    def _try_direct(self, buffer: ReplayBuffer) -> str:
+        """Why the GPU cannot read the rows itself; nothing where it can."""
+        if buffer._schema.ragged:
+            return "a field is ragged"
+        if buffer._hindsight is not None:
+            return "hindsight changes batches on the host"
+        if self.device.type != "cuda":
+            return f"{self.device.type} is no CUDA device"
+        try:
+            from ..device.feeding import Feed
+        except ImportError as error:
+            return f"Triton is not there ({error})"
+        n_step = buffer._view.n_step if isinstance(buffer._view, Transitions) else 1
+        address = buffer._address or ""
+        path = buffer._table.path if address.startswith("file://") else None
+        try:
+            with self.torch.cuda.device(self.device):
+                self.feed = Feed(
+                    buffer._table, buffer._schema, self.device, n_step, self.window, set(self.extras), path
+                )
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
+            self.reason = "the buffer is closed"
+
+    def describe(self) -> dict[str, Any]:
+        """For ``stats()``."""
+        if self.feed is None:
+            return {"way": "staged", "reason": self.reason, "registered_bytes": 0, "retries": self.retries}
+        return {
+            "way": "direct",
+            "reason": "",
+            "registered_bytes": self.feed.registered_bytes,
+            "retries": self.retries,
+        }
+
+    # ---- one batch --------------------------------------------------------------------------------------------
+
+    def sample(self, size: int, timeout: float | None, deliver: bool) -> dict[str, Any]:
+        """Returns when the batch has arrived, or is on its way in the current stream."""
+        if self.feed is None:
+            return self._stage(size, timeout, deliver)[0]
+        with self.torch.cuda.device(self.device):
+            ticket = self._begin(size, timeout)
+            return self._end(ticket, deliver)
+
+    def _begin(self, size: int, timeout: float | None) -> Any:
+        try:
+            return self.feed.begin(size, timeout, False)
+        except OSError as error:
+            if isinstance(error, NotReady):
+                raise
+            # The memory filled further, and the driver takes no more of it.
+            self.feed.close()
+            self.feed, self.reason = None, str(error)
+            return self._stage(size, timeout, False)
+
+    def _end(self, ticket: Any, deliver: bool) -> dict[str, Any]:
+        table = self.buffer._table
+        if isinstance(ticket, tuple):  # staged
+            batch, serials = ticket
+            if deliver:
+                table.settle(serials, True)
+            return batch  # type: ignore[no-any-return]
+        serials, size = ticket.sent.arrays["indices"].copy(), ticket.size
+        tensors = self.feed.end(ticket)
+        if tensors is None:
+            self.retries += 1
+            table.settle(serials, False)
+            return self._stage(size, None, deliver)[0]
+        if deliver:
+            table.settle(serials, True)
+        return self._tree(tensors)
+
+    def _stage(self, size: int, timeout: float | None, deliver: bool) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+        """Gathered by the engine into pinned memory, then sent in one piece."""
+        if self.buffer._schema.ragged:
+            arrays = self.buffer._fill(size, None, timeout, deliver)
+            return self.convert(self.buffer._spread(arrays)), arrays["indices"]
+        from ..device.pinned import Pinned
+
+        free = self.pinned.setdefault(size, [])
+        block = next((block for block in free if block.event.query()), None)
+        if block is None:
+            block = Pinned(self._specs(size), self.device)
+            block.event = self.torch.cuda.Event()
+            if len(free) < 8:
+                free.append(block)
+        arrays = self._tree(block.arrays)
+        self.buffer._fill(size, arrays, timeout, deliver)
+        with self.torch.cuda.device(self.device):
+            sent = block.send()
+            block.event.record()
+        return self._tree(block.tensors(sent)), block.arrays["indices"].copy()
+
+    def _specs(self, size: int) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
+        lead = (size, self.window) if self.window else (size,)
+        specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for leaf, (_, field) in enumerate(self.buffer._schema.leaves):
+            specs[leaf] = (*lead, *((field.stack,) if field.stack > 1 else ()), *field.shape), field.dtype
+        dtypes = {"discount": "f4", "weights": "f4", "probabilities": "f8", "indices": "i8"}
+        for name in self.extras:
+            specs[name] = lead if name in ("valid", "mask", "first") else (size,), np.dtype(dtypes.get(name, "?"))
+        return specs
+
+    def _tree(self, leaves: dict[Any, Any]) -> dict[str, Any]:
+        number = iter(range(len(self.buffer._schema.leaves)))
+
+        def build(node: Node) -> Any:
+            if isinstance(node, Field):
+                return leaves[next(number)]
+            if isinstance(node, tuple):
+                return tuple(build(part) for part in node)
+            return {name: build(part) for name, part in node.items()}
+
+        batch = {name: build(node) for name, node in self.buffer._schema.fields.items()}
+        return batch | {name: leaves[name] for name in self.extras}
+
+    # ---- batch after batch ------------------------------------------------------------------------------------
+
+    def stream(self, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
+        torch, table = self.torch, self.buffer._table
+        side = torch.cuda.Stream(self.device)
+        queue: collections.deque[Any] = collections.deque()
+
+        def begin(patience: float | None) -> None:
+            with torch.cuda.device(self.device), torch.cuda.stream(side):
+                queue.append(self._begin(size, patience) if self.feed else self._stage(size, patience, False))
+
+        def fill() -> None:
+            if not queue:
+                begin(timeout)
+            while len(queue) < prefetch:
+                try:
+                    begin(0)
+                except NotReady:  # it is not our turn yet
+                    return
+
+        try:
+            while True:
+                fill()
+                with torch.cuda.device(self.device), torch.cuda.stream(side):
+                    batch = self._end(queue[0], True)
+                queue.popleft()
+                self._hand_over(batch, side)
+                if queue:  # else the next call waits as long as it may
+                    fill()
+                yield batch
+        finally:
+            side.synchronize()
+            for ticket in queue:
+                serials = ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"]
+                if not table.closed:
+                    table.settle(np.ascontiguousarray(serials), False)
+
+    def _hand_over(self, batch: Any, side: Any) -> None:
+        """Its memory is the side stream's; whoever uses it does so in his own."""
+        here = self.torch.cuda.current_stream(self.device)
+        if self.feed is None:  # a batch that the GPU read itself has been waited for
+            here.wait_stream(side)
+        seen: set[int] = set()
+
+        def visit(value: Any) -> None:
+            if isinstance(value, dict):
+                for part in value.values():
+                    visit(part)
+            elif isinstance(value, tuple):
+                for part in value:
+                    visit(part)
+            else:
+                storage = value.untyped_storage().data_ptr()
+                if storage not in seen:
+                    seen.add(storage)
+                    value.record_stream(here)
+
+        visit(batch)

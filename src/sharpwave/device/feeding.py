@@ -1,0 +1,198 @@
+"""Batches of a table on the host for a GPU, which reads the rows itself where it may.
+
+The engine draws and names the rows; the GPU copies them; then the engine looks whether they held still. A batch in
+which a row was written over meanwhile is drawn again, through pinned memory of the host: there the engine checks every
+row while it copies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..schema import Field, Schema
+from .launch import start
+from .pinned import Pinned
+from .registering import Registered
+from .table import Moves, plan_moves, tile
+
+__all__ = ["Feed", "Ticket"]
+
+_OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
+_EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
+_DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
+
+
+class Plan:
+    """What the kernel copies, and what comes from the host: the same for all batches of a buffer."""
+
+    def __init__(self, schema: Schema, offsets: list[int], stride: int, n_step: int, window: int) -> None:
+        self.schema, self.stride, self.window = schema, stride, window
+        self.stack = max(field.stack for _, field in schema.leaves)
+        self.direct: list[int] = []
+        self.by_host: list[int] = []
+        of_direct: list[tuple[int, int, int, int, str, bool]] = []
+        for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
+            if field.compression or field.ragged or (role == _REWARD and n_step > 1):
+                self.by_host.append(leaf)
+                continue
+            size = math.prod(field.shape) * field.dtype.itemsize
+            kind = {_OWN: "own", _REWARD: "own", _LAST: "last", _NEXT: "next"}[role]
+            if field.stack > 1:
+                kind = "own_frames" if role == _OWN else "next_frames"
+            before = offsets[older] if role == _LAST and field.stack > 1 else offsets[number]
+            self.direct.append(leaf)
+            of_direct.append((offsets[number], before, size, field.stack, kind, role == _NEXT))
+        sizes = [size for _, _, size, *_ in of_direct]
+        at = [math.gcd(offset, before) for offset, before, *_ in of_direct]
+        moves: Moves = plan_moves(at, sizes, stride)
+        self.kinds = [kind for *_, kind, _ in of_direct]
+        self.spilled = [leaf for leaf, (*_, spills) in zip(self.direct, of_direct, strict=True) if spills]
+        rows, parts = tile(max(sum(sizes), 16))
+        self.shape = (
+            stride,
+            tuple(offset for offset, *_ in of_direct),
+            tuple(before for _, before, *_ in of_direct),
+            *moves[1:],
+            tuple(depth for _, _, _, depth, *_ in of_direct),
+            tuple(self.stack if kind.endswith("frames") else 1 for kind in self.kinds),
+            tuple(spills for *_, spills in of_direct),
+            rows,
+            parts,
+        )
+        self.tile = rows, parts
+
+    def batch_shape(self, leaf: int, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        field: Field = self.schema.leaves[leaf][1]
+        lead = (size, self.window) if self.window else (size,)
+        return (*lead, *((field.stack,) if field.stack > 1 else ()), *field.shape), field.dtype
+
+
+class Ticket:
+    """One batch on its way: memory for it, and what must be asked when it has arrived."""
+
+    def __init__(self, plan: Plan, size: int, device: torch.device, extras: set[str]) -> None:
+        rows = size * max(plan.window, 1)
+        lead = (size, plan.window)
+        names: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for name in ("own", "last", "next"):
+            names[name] = (rows,), np.dtype(np.int64)
+        if plan.stack > 1:
+            for name in ("own_frames", "next_frames"):
+                names[name] = (rows * plan.stack,), np.dtype(np.int64)
+        self.named = Pinned(names, device)
+        specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for leaf in plan.by_host:
+            specs[leaf] = plan.batch_shape(leaf, size)
+        for name, kind in zip(_EXTRAS, _DTYPES, strict=True):
+            if name in extras:
+                specs[name] = (lead if name in ("valid", "mask", "first") else (size,)), np.dtype(kind)
+        self.sent = Pinned(specs, device)
+        self.spills = Pinned({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device)
+        places = self.named.arrays
+        self.places = [places.get(name) for name in ("own", "last", "next", "own_frames", "next_frames")]
+        self.leaves = [
+            self.sent.arrays.get(leaf, self.spills.arrays.get(leaf)) for leaf in range(len(plan.schema.leaves))
+        ]
+        self.extras = [self.sent.arrays.get(name) for name in _EXTRAS]
+        self.spill_addresses = tuple(self.spills.address(leaf) if leaf in plan.spilled else 0 for leaf in plan.direct)
+        self.place_addresses = tuple(self.named.address(kind) for kind in plan.kinds)
+        self.outs = []
+        for leaf in plan.direct:
+            shape, dtype = plan.batch_shape(leaf, size)
+            self.outs.append((leaf, shape, torch.from_numpy(np.empty(0, dtype)).dtype))
+        self.size, self.rows = size, rows
+        self.reading: Any = None
+        self.event = torch.cuda.Event() if device.type == "cuda" else None
+        self.tensors: dict[Any, torch.Tensor] = {}
+
+
+class Feed:
+    """Reads a table's rows on a device.
+
+    Raises:
+        OSError: The memory cannot be registered.
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        schema: Schema,
+        device: torch.device,
+        n_step: int,
+        window: int,
+        extras: set[str],
+        path: str | None,
+    ) -> None:
+        address, stride, size, offset, _ = table.row_memory()
+        self.table, self.device, self.extras = table, device, extras
+        self.plan = Plan(schema, table.field_offsets, stride, n_step, window)
+        self.free: dict[int, list[Ticket]] = {}
+        self.memory: Registered | None = None
+        self.base = address
+        self.reached = 0
+        if device.type == "cuda":
+            torch.empty(0, device=device)  # the driver is asked in this device's context
+            self.memory = Registered(address, size, path, offset)
+            self.base = self.memory.base
+            self._reach()
+
+    @property
+    def registered_bytes(self) -> int:
+        return 0 if self.memory is None else self.memory.bytes
+
+    def _reach(self) -> None:
+        slots = self.table.row_memory()[4]
+        if self.memory is not None and slots * self.plan.stride > self.reached:
+            self.memory.reach(slots * self.plan.stride)
+            self.reached = slots * self.plan.stride
+
+    def begin(self, size: int, timeout: float | None, deliver: bool) -> Ticket:
+        """Draws a batch and lets the current stream fetch it."""
+        free = self.free.get(size)
+        ticket = free.pop() if free else Ticket(self.plan, size, self.device, self.extras)
+        try:
+            ticket.reading = self.table.name_rows(size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver)
+            self._reach()
+            plan = self.plan
+            outs = [torch.empty(shape, dtype=dtype, device=self.device) for _, shape, dtype in ticket.outs]
+            rows, parts = plan.tile
+            grid = (-(-ticket.rows // rows), parts)
+            addresses = tuple(out.data_ptr() for out in outs)
+            from .pulling import pull
+
+            start(
+                ("pull", self.device, grid, plan.shape),
+                pull,
+                grid,
+                (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, ticket.rows, *plan.shape),
+            )
+            sent = ticket.sent.send()
+            if ticket.event is not None:
+                ticket.event.record()
+            # While the device is at work.
+            ticket.tensors = {leaf: out for (leaf, *_), out in zip(ticket.outs, outs, strict=True)}
+            ticket.tensors |= ticket.sent.tensors(sent)
+        except BaseException:
+            self.free.setdefault(size, []).append(ticket)
+            raise
+        return ticket
+
+    def end(self, ticket: Ticket) -> dict[Any, torch.Tensor] | None:
+        """The tensors of a batch that has arrived, by leaf and by name; None if a row changed on the way."""
+        if ticket.event is not None:
+            ticket.event.synchronize()
+        held = ticket.reading.holds()
+        tensors, ticket.tensors, ticket.reading = ticket.tensors, {}, None
+        free = self.free.setdefault(ticket.size, [])
+        if len(free) < 8:
+            free.append(ticket)
+        return tensors if held else None
+
+    def close(self) -> None:
+        if self.memory is not None:
+            torch.cuda.synchronize(self.device)
+            self.memory.close()

@@ -1,0 +1,52 @@
+"""Memory of the host that a GPU reads without the processor's help."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Pinned"]
+
+
+class Pinned:
+    """Arrays side by side in memory that a GPU reads: on the host as NumPy's, on the device, once sent, as tensors."""
+
+    def __init__(self, specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]], device: torch.device) -> None:
+        self.device = device
+        self.event: Any = None  # after which it may be written to again
+        self.starts: dict[Any, int] = {}
+        total = 0
+        for name, (shape, dtype) in specs.items():
+            self.starts[name] = total
+            total += -(-math.prod(shape) * dtype.itemsize // 64) * 64
+        self.block = torch.empty(max(total, 64), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        memory = self.block.numpy()
+        self.arrays = {}
+        self.views = []
+        for name, (shape, dtype) in specs.items():
+            size = math.prod(shape) * dtype.itemsize
+            start = self.starts[name]
+            self.arrays[name] = memory[start : start + size].view(dtype).reshape(shape)
+            strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+            self.views.append(
+                (name, torch.from_numpy(np.empty(0, dtype)).dtype, shape, strides, start // dtype.itemsize)
+            )
+
+    def address(self, name: Any) -> int:
+        return self.block.data_ptr() + self.starts[name]
+
+    def send(self) -> torch.Tensor:
+        there = self.block.to(self.device, non_blocking=True)
+        return there.clone() if there is self.block else there
+
+    def tensors(self, sent: torch.Tensor) -> dict[Any, torch.Tensor]:
+        by_dtype: dict[torch.dtype, torch.Tensor] = {}
+        made = {}
+        for name, dtype, shape, strides, offset in self.views:
+            if dtype not in by_dtype:
+                by_dtype[dtype] = sent.view(dtype)
+            made[name] = by_dtype[dtype].as_strided(shape, strides, offset)
+        return made

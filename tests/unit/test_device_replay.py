@@ -1,0 +1,298 @@
+"""ReplayBuffer on a GPU, call by call: what it takes, what it refuses, what it tells late, what a graph captures."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.device_place import HAS_GPU, PLACES, device_of, here
+
+import sharpwave as sw
+from sharpwave.buffers.device_replay import DeviceReplayBuffer
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle
+
+torch = pytest.importorskip("torch")
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU here")
+
+
+@pytest.fixture(params=PLACES)
+def device(request: pytest.FixtureRequest) -> str:
+    return device_of(request.param)
+
+
+def make(device: str, capacity: int = 12, **options: Any) -> Any:
+    return DeviceReplayBuffer(capacity, device=device, **({"obs_shape": (3,), "seed": 0} | options))
+
+
+def rows(first: int, count: int, device: str | None = None) -> tuple[Any, ...]:
+    """Every number of a row names the row."""
+    name = np.arange(first, first + count, dtype=np.float32)
+    obs = np.stack([name] * 3, 1)
+    values = obs, name, name, obs + 1, name < 0
+    return values if device is None else tuple(torch.from_numpy(value.copy()).to(device) for value in values)
+
+
+def test_values_of_the_host_and_of_the_device_are_the_same(device: str) -> None:
+    one, other = make(device), make(device)
+    one.add(*rows(0, 5))
+    other.add(*rows(0, 5, device))
+    mixed = rows(5, 2, device)
+    one.add(*rows(5, 2))
+    other.add(mixed[0], np.asarray(rows(5, 2)[1]), *mixed[2:])
+    for a, b in zip(one.rows(), other.rows(), strict=True):
+        for name in a:
+            assert torch.equal(a[name], b[name])
+    assert isinstance(one.sample(4)["obs"], torch.Tensor)
+    assert len(one) == 7
+
+
+def test_one_row_and_nested_fields_and_gradients(device: str) -> None:
+    schema = {"obs": {"a": sw.Field((2,)), "b": (sw.Field((), "int64"), sw.Field((3,), "uint8"))}, "action": sw.Field()}
+    buffer = make(device, obs_shape=None, schema=schema)
+    there = torch.ones(2, device=device, requires_grad=True)
+    obs = {"a": there * 2, "b": (7, [1, 2, 3])}
+    buffer.add(obs, 0.5, 1.0, obs, terminated=True)
+    batch = buffer.sample(3)
+    assert here(batch["obs"]["b"][1]).tolist() == [[1, 2, 3]] * 3
+    assert here(batch["obs"]["a"]).tolist() == [[2, 2]] * 3
+    assert here(batch["done"]).all()
+    assert not batch["obs"]["a"].requires_grad
+
+
+def test_slices_of_something_larger_and_other_dtypes(device: str) -> None:
+    buffer = make(device)
+    wide = torch.arange(80.0, device=device, dtype=torch.float64).reshape(8, 10)
+    buffer.add(
+        wide[1:4, 1:4], wide[1:4, 0], wide[1:4, 0], wide[1:4, 2:5], torch.zeros(3, dtype=torch.bool, device=device)
+    )
+    assert here(next(buffer.rows())["obs"]).tolist() == wide[1:4, 1:4].tolist()
+    odd = torch.arange(10, dtype=torch.uint8, device=device)[1:4]
+    small = make(device, obs_shape=(), obs_dtype="uint8")
+    small.add(odd, odd.float(), odd.float(), odd, odd > 100)
+    assert here(next(small.rows())["obs"]).tolist() == [1, 2, 3]
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing(device: str) -> None:
+    buffer = make(device, action_shape=(), action_dtype="int64")
+    good = [torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, 3), torch.zeros(2) > 0]
+    good = [value.to(device) for value in good]
+    for at, wrong, what in (
+        (0, torch.zeros(2, 4), "field 'obs': expected shape"),
+        (1, torch.zeros(2), "field 'action': expected int64"),
+        (3, torch.zeros(3, 3), "field 'next_obs': expected shape"),
+    ):
+        values = list(good)
+        values[at] = wrong.to(device)
+        with pytest.raises(SchemaError, match=what):
+            buffer.add(*values)
+    with pytest.raises(SchemaError, match="missing 'done'"):
+        buffer.add(*good[:4])
+    with pytest.raises(SchemaError, match="capacity is 12"):
+        buffer.add(*rows(0, 13))
+    with pytest.raises(SchemaError, match="priority"):
+        buffer.add(*good, priority=torch.ones(2, device=device))
+    with pytest.raises(SchemaError, match="drawn uniformly"):
+        buffer.update_priorities([1], [1.0])
+    assert len(buffer) == 0
+    with pytest.raises(NotReady, match="empty"):
+        buffer.sample(1)
+    with pytest.raises(SchemaError, match="multiple of num_envs"):
+        make(device, 13, num_envs=2)
+    with pytest.raises(SchemaError, match="needs their order"):
+        make(device, view=sw.Transitions(n_step=2)).add(*rows(0, 2))
+
+
+def test_out_is_filled_and_checked(device: str) -> None:
+    buffer = make(device, sampler=sw.Prioritized(), view=sw.Transitions(n_step=2), num_envs=1)
+    buffer.add(*rows(0, 6, device))
+    twin = make(device, sampler=sw.Prioritized(), view=sw.Transitions(n_step=2), num_envs=1)
+    twin.add(*rows(0, 6, device))
+    out = buffer.sample(4)
+    twin.sample(4)
+    assert buffer.sample(4, out=out) is out
+    again = twin.sample(4)
+    for name in again:
+        assert torch.equal(out[name], again[name]), name
+    with pytest.raises(SchemaError, match=r"out\['weights'\]"):
+        buffer.sample(4, out={**out, "weights": out["weights"][:3]})
+    with pytest.raises(SchemaError, match="share memory"):
+        buffer.sample(4, out={**out, "weights": out["discount"]})
+    with pytest.raises(SchemaError, match="expected a batch of tensors"):
+        buffer.sample(4, out=[1])
+    with pytest.raises(SchemaError, match="rows are on"):
+        buffer.sample(4, device="meta")
+
+
+def test_last_of_several_updates_holds_and_large_ones_do_the_same(device: str) -> None:
+    few, many = (make(device, 2500, sampler=sw.Prioritized(alpha=1.0, eps=0.0)) for _ in range(2))
+    for buffer in (few, many):
+        buffer.add(*rows(0, 2400, device))
+    serials = np.random.default_rng(0).integers(0, 2500, 2200)
+    errors = np.random.default_rng(1).normal(size=2200).astype(np.float32)
+    told = many.update_priorities(torch.from_numpy(serials).to(device), torch.from_numpy(errors).to(device))
+    applied = stale = 0
+    for first in range(0, 2200, 500):
+        part = few.update_priorities(serials[first : first + 500], errors[first : first + 500])
+        applied, stale = applied + int(part["applied"]), stale + int(part["stale"])
+    assert (int(told["applied"]), int(told["stale"])) == (applied, stale)
+    expected = np.ones(2400, np.float32)
+    for serial, error in zip(serials, errors, strict=True):
+        if serial < 2400:
+            expected[serial] = abs(error)
+    for buffer in (few, many):
+        assert here(buffer._rows.priorities)[:2400].tolist() == expected.tolist()
+        total = here(buffer._rows.nodes.view(torch.float64))[buffer._rows.levels[-1]]
+        assert total == pytest.approx(expected.astype(np.float64).sum(), rel=1e-12)
+        assert buffer.stats()["updates_applied"] == applied
+
+
+def test_number_that_is_none_is_told_by_the_next_call(device: str) -> None:
+    buffer = make(device, sampler=sw.Prioritized())
+    buffer.add(*rows(0, 6, device))
+    before = here(buffer._rows.priorities).copy()
+    bad = torch.tensor([1.0, float("nan"), 2.0], device=device)
+    told = buffer.update_priorities(torch.tensor([0, 1, 2], device=device), bad)
+    assert (int(told["applied"]), int(told["stale"])) == (0, 0)
+    with pytest.raises(SchemaError, match=r"earlier update_priorities.* not finite"):
+        buffer.sample(2)
+    np.testing.assert_array_equal(here(buffer._rows.priorities), before)
+    buffer.sample(2)
+    with pytest.raises(SchemaError, match="expected finite numbers, got nan at position 1"):
+        buffer.update_priorities([0, 1], [1.0, float("nan")])
+    buffer.update_priorities([0, 1], [1.0, 3.0])
+    assert here(buffer._rows.priorities)[:2].tolist() == [1.0, 3.0]
+
+
+def test_priorities_that_come_with_rows(device: str) -> None:
+    buffer = make(device, sampler=sw.Prioritized(alpha=1.0, eps=0.0))
+    buffer.add(*rows(0, 3), priority=[1.0, -4.0, 0.5])
+    buffer.add(*rows(3, 2, device), priority=torch.tensor([2.0, 3.0], device=device))
+    buffer.add(*rows(5, 1))
+    assert here(buffer._rows.priorities)[:6].tolist() == [1, 4, 0.5, 2, 3, 4]
+    buffer.add(*rows(6, 11))  # over the 4
+    assert here(buffer._rows.priorities)[:5].tolist() == [4, 4, 4, 4, 4]
+    buffer.add(*rows(17, 2, device), priority=torch.tensor([float("nan"), 9.0], device=device))
+    with pytest.raises(SchemaError, match=r"add\(priority=...\) on .* not finite"):
+        len(buffer)
+    assert here(buffer._rows.priorities)[5:7].tolist() == [4, 9]
+
+
+def test_empty_buffer_of_masked_rows_is_told_by_the_next_call(device: str) -> None:
+    buffer = make(device)
+    buffer.add(*rows(0, 3), mask=np.zeros(3, bool))
+    buffer.sample(2)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    with pytest.raises(NotReady, match="met an empty buffer"):
+        buffer.sample(2)
+    assert len(buffer) == 0
+
+
+def test_handles_go_stale_and_life_ends(device: str) -> None:
+    buffer = make(device)
+    buffer.add(*rows(0, 12))
+    assert here(buffer.get([3, 3, 11])["obs"])[:, 0].tolist() == [3, 3, 11]
+    buffer.add(*rows(12, 4))
+    with pytest.raises(StaleHandle, match="row 3 is not in the buffer"):
+        buffer.get([5, 3])
+    assert buffer.is_full
+    assert "cpu" in repr(buffer) or "cuda" in repr(buffer)
+    with pytest.raises(TypeError, match="belongs to one process"):
+        pickle.dumps(buffer)
+    with pytest.raises(SchemaError, match="one writer"):
+        buffer.writer()
+    with pytest.raises(SchemaError, match="saved whole"):
+        buffer.save("never", incremental=True)
+    buffer.close()
+    buffer.close()
+    for call in (lambda: buffer.sample(1), lambda: len(buffer), lambda: buffer.add(*rows(0, 1)), buffer.stats):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_batches_are_never_changed_by_later_ones(device: str) -> None:
+    buffer = make(device, 64)
+    buffer.add(*rows(0, 64))
+    batches = [buffer.sample(16) for _ in range(40)]
+    for batch in batches:
+        assert torch.equal(batch["obs"][:, 0].long(), batch["indices"])
+
+
+@gpu
+@needs_gpu
+def test_constructor_and_open_give_a_buffer_on_the_gpu(tmp_path: Any) -> None:
+    buffer = sw.ReplayBuffer(100, obs_shape=(3,), device="cuda", seed=1)
+    assert isinstance(buffer, sw.ReplayBuffer)
+    buffer.add(*rows(0, 10))
+    assert buffer.sample(4)["obs"].device.type == "cuda"
+    buffer.save(tmp_path / "snapshot")
+    again = sw.open(tmp_path / "snapshot", device="cuda")
+    assert torch.equal(buffer.sample(16)["indices"], again.sample(16)["indices"])
+    host = sw.ReplayBuffer(100, obs_shape=(3,), storage=f"file://{tmp_path}/live.sw")
+    with pytest.raises(SchemaError, match="stays on the host"):
+        sw.open(f"file://{tmp_path}/live.sw", device="cuda")
+    host.close()
+
+
+@gpu
+@needs_gpu
+def test_nothing_waits_for_the_device() -> None:
+    buffer = sw.ReplayBuffer(4096, obs_shape=(3,), device="cuda", sampler=sw.Prioritized(), seed=0)
+    values = rows(0, 512, "cuda")
+    errors = torch.rand(256, device="cuda")
+
+    def step() -> None:
+        buffer.add(*values)
+        batch = buffer.sample(256)
+        buffer.update_priorities(batch["indices"], errors)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(buffer) == 6 * 512
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("sampler", [sw.Uniform(), sw.Prioritized()], ids=str)
+def test_graph_goes_on_from_where_the_last_replay_ended(sampler: Any) -> None:
+    def build() -> Any:
+        return sw.ReplayBuffer(
+            600, obs_shape=(3,), device="cuda", sampler=sampler, seed=5, num_envs=2, view=sw.Transitions(n_step=3)
+        )
+
+    eager, caught = build(), build()
+    inputs = [value.clone() for value in rows(0, 64, "cuda")]
+    errors = torch.rand(128, device="cuda")
+
+    def step(buffer: Any) -> Any:
+        buffer.add(*inputs)
+        batch = buffer.sample(128)
+        if isinstance(sampler, sw.Prioritized):
+            buffer.update_priorities(batch["indices"], errors)
+        return batch
+
+    for _ in range(3):  # kernels are compiled outside
+        step(eager)
+        step(caught)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = step(caught)
+    for turn in range(30):
+        for value, fresh in zip(inputs, rows(64 * turn, 64, "cuda"), strict=True):
+            value.copy_(fresh)
+        errors.uniform_()
+        expected = step(eager)
+        graph.replay()
+        for name in expected:
+            assert torch.equal(expected[name], batch[name]), (turn, name)
+    assert len(eager) == len(caught) == 600
+    assert eager.stats() == caught.stats()
