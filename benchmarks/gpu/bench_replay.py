@@ -1,10 +1,10 @@
-"""Times replay on a GPU against what people write with torch, and batches from the host's memory against a gather on the
-CPU and a pinned copy; feeds a DQN and says how long it waited.
+"""Times replay on a GPU against what people write with torch, and batches from the host's memory against a gather on
+the CPU and a pinned copy; feeds a DQN and says how long it waited.
 
     python benchmarks/gpu/bench_replay.py [--results FOLDER]
 
-Everybody is timed in turn within one run. On the device by events around many calls: what counts is how long a call keeps
-the device or the host busy, whichever is longer, as in training. Batches from the host by the wall, each waited for.
+Everybody is timed in turn within one run. On the device by events around many calls: what counts is how long a call
+keeps the device or the host busy, whichever is longer, as in training. Batches from the host by the wall, each waited for.
 Writes `results/gpu_replay.json`.
 """
 
@@ -339,7 +339,8 @@ def main() -> None:
         share = direct["bytes"] / took["median_ns"] * 1e9 / link
         print(f"256 image rows: {name}: {took['median_ns'] / 1e3:.0f} us, {share:.0%} of the link")
     print(
-        f"link {link / 1e9:.1f} GB/s, registering {direct['registered_bytes'] >> 20} MiB took {direct['registering_s']:.2f} s"
+        f"link {link / 1e9:.1f} GB/s; registering {direct['registered_bytes'] >> 20} MiB took "
+        f"{direct['registering_s']:.2f} s"
     )
     feed = direct["dqn"]
     print(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["below", "copy_value", "stream_key", "unit"]
+__all__ = ["below", "copy_shifted", "copy_value", "stream_key", "unit"]
 
 _STEP = tl.constexpr(0x9E3779B97F4A7C15)
 _CALL_STEP = tl.constexpr(0xD1342543DE82EF95)
@@ -93,3 +93,29 @@ def copy_value(
             there = inside[:, None] & (first + column < COUNT)[None, :]
             at = from_[:, None] + (first + column)[None, :]
             tl.store(to[:, None] + (first + column)[None, :], tl.load(at, there), there)
+
+
+@triton.jit
+def copy_shifted(
+    source,
+    target,
+    inside,
+    part,
+    COUNT: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """COUNT words of 4 bytes from addresses that all lie SHIFT bytes behind a multiple of 4: read as the words that
+    they lie across. A byte at a time a bus would carry a quarter of what it can."""
+    column = tl.arange(0, WIDE)
+    from_ = tl.multiple_of(pointer(source - SHIFT, 4), ALIGN)
+    to = tl.multiple_of(pointer(target, 4), 16 if COUNT % 4 == 0 else 4)
+    for first in range(part * WIDE, COUNT, PARTS * WIDE):
+        there = inside[:, None] & (first + column < COUNT)[None, :]
+        at = from_[:, None] + (first + column)[None, :]
+        low = tl.load(at, there).to(tl.uint32, bitcast=True)
+        high = tl.load(at + 1, there).to(tl.uint32, bitcast=True)
+        word = (low >> (8 * SHIFT)) | (high << (32 - 8 * SHIFT))
+        tl.store(to[:, None] + (first + column)[None, :], word.to(tl.int32, bitcast=True), there)

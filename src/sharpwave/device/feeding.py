@@ -21,9 +21,24 @@ from .table import Moves, plan_moves, tile
 
 __all__ = ["Feed", "Ticket"]
 
+_ASKEW_FROM = 64  # bytes of a value
+_POWER = 1024
 _OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
 _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
 _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
+
+
+def _narrow(moves: Moves, sizes: list[int], shifts: list[int]) -> Moves:
+    """Words of 4 bytes for those that stand askew."""
+    rows = [
+        (offset, size // 4, 4, min(align, 4), min(_POWER, max(1, 1 << (size // 4 - 1).bit_length())))
+        if shift
+        else (offset, count, width, align, wide)
+        for (offset, count, width, align, wide), size, shift in zip(
+            zip(*moves, strict=True), sizes, shifts, strict=True
+        )
+    ]
+    return Moves(*map(tuple, zip(*rows, strict=True)))
 
 
 class Plan:
@@ -47,8 +62,17 @@ class Plan:
             self.direct.append(leaf)
             of_direct.append((offsets[number], before, size, field.stack, kind, role == _NEXT))
         sizes = [size for _, _, size, *_ in of_direct]
-        at = [math.gcd(offset, before) for offset, before, *_ in of_direct]
+        # Large values that stand askew, images behind a flag, are read in words all the same.
+        self.shifts = [
+            offset % 4 if size % 4 == 0 and size >= _ASKEW_FROM and offset % 4 == before % 4 else 0
+            for offset, before, size, *_ in of_direct
+        ]
+        at = [
+            math.gcd(offset - shift, before - shift)
+            for (offset, before, *_), shift in zip(of_direct, self.shifts, strict=True)
+        ]
         moves: Moves = plan_moves(at, sizes, stride)
+        moves = _narrow(moves, sizes, self.shifts)
         self.kinds = [kind for *_, kind, _ in of_direct]
         self.spilled = [leaf for leaf, (*_, spills) in zip(self.direct, of_direct, strict=True) if spills]
         rows, parts = tile(max(sum(sizes), 16))
@@ -56,7 +80,9 @@ class Plan:
             stride,
             tuple(offset for offset, *_ in of_direct),
             tuple(before for _, before, *_ in of_direct),
-            *moves[1:],
+            *moves[1:4],
+            tuple(self.shifts),
+            moves.wides,
             tuple(depth for _, _, _, depth, *_ in of_direct),
             tuple(self.stack if kind.endswith("frames") else 1 for kind in self.kinds),
             tuple(spills for *_, spills in of_direct),
@@ -91,7 +117,9 @@ class Ticket:
             if name in extras:
                 specs[name] = (lead if name in ("valid", "mask", "first") else (size,)), np.dtype(kind)
         self.sent = Pinned(specs, device)
-        self.spills = Pinned({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device)
+        # They stand as askew as in the rows.
+        shifts = dict(zip(plan.direct, plan.shifts, strict=True))
+        self.spills = Pinned({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device, shifts)
         places = self.named.arrays
         self.places = [places.get(name) for name in ("own", "last", "next", "own_frames", "next_frames")]
         self.leaves = [

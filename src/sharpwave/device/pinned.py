@@ -14,14 +14,20 @@ __all__ = ["Pinned"]
 class Pinned:
     """Arrays side by side in memory that a GPU reads: on the host as NumPy's, on the device, once sent, as tensors."""
 
-    def __init__(self, specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]], device: torch.device) -> None:
+    def __init__(
+        self,
+        specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]],
+        device: torch.device,
+        shifts: dict[Any, int] | None = None,
+    ) -> None:
         self.device = device
         self.event: Any = None  # after which it may be written to again
         self.starts: dict[Any, int] = {}
         total = 0
         for name, (shape, dtype) in specs.items():
-            self.starts[name] = total
-            total += -(-math.prod(shape) * dtype.itemsize // 64) * 64
+            shift = (shifts or {}).get(name, 0)
+            self.starts[name] = total + shift
+            total += -(-(math.prod(shape) * dtype.itemsize + shift) // 64) * 64
         self.block = torch.empty(max(total, 64), dtype=torch.uint8, pin_memory=device.type == "cuda")
         memory = self.block.numpy()
         self.arrays = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .copying import copy_value
+from .copying import copy_shifted, copy_value
 
 __all__ = ["pull"]
 
@@ -23,6 +23,7 @@ def pull(
     COUNTS: tl.constexpr,
     WIDTHS: tl.constexpr,
     ALIGNS: tl.constexpr,
+    SHIFTS: tl.constexpr,
     WIDES: tl.constexpr,
     DEPTHS: tl.constexpr,
     STACKS: tl.constexpr,
@@ -37,13 +38,21 @@ def pull(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = i < n
     for k in tl.static_range(len(COUNTS)):
-        size: tl.constexpr = COUNTS[k] * WIDTHS[k]
-        numbers = places[k].to(tl.pointer_type(tl.int64))
-        for frame in tl.static_range(DEPTHS[k]):
-            row = tl.load(numbers + i * STACKS[k] + (STACKS[k] - DEPTHS[k] + frame), inside, other=0)
-            at: tl.constexpr = OFFSETS[k] if frame == DEPTHS[k] - 1 else OLDER[k]
-            source = rows + row * STRIDE + at
-            where = (i * DEPTHS[k] + frame) * size
-            if SPILLS[k]:
-                source = tl.where(row < 0, spills[k] + where, source)
-            copy_value(source, outs[k] + where, inside, part, COUNTS[k], WIDTHS[k], ALIGNS[k], WIDES[k], PARTS)
+        _field(rows, places[k], spills[k], outs[k], i, inside, part, STRIDE, OFFSETS[k], OLDER[k], COUNTS[k], WIDTHS[k],
+               ALIGNS[k], SHIFTS[k], WIDES[k], DEPTHS[k], STACKS[k], SPILLS[k], PARTS)  # fmt: skip
+
+
+@triton.jit
+def _field(rows, places, spill, out, i, inside, part, STRIDE: tl.constexpr, OFFSET: tl.constexpr, OLDER: tl.constexpr,
+           COUNT: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr,
+           DEPTH: tl.constexpr, STACK: tl.constexpr, SPILLS: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    for frame in tl.static_range(DEPTH):
+        row = tl.load(places.to(tl.pointer_type(tl.int64)) + i * STACK + (STACK - DEPTH + frame), inside, other=0)
+        source = rows + row * STRIDE + (OFFSET if frame == DEPTH - 1 else OLDER)
+        where = (i * DEPTH + frame) * (COUNT * WIDTH)
+        if SPILLS:
+            source = tl.where(row < 0, spill + where, source)
+        if SHIFT > 0:
+            copy_shifted(source, out + where, inside, part, COUNT, SHIFT, ALIGN, WIDE, PARTS)
+        else:
+            copy_value(source, out + where, inside, part, COUNT, WIDTH, ALIGN, WIDE, PARTS)
