@@ -119,7 +119,7 @@ def priority_cases(fields: Fields) -> list[dict[str, Any]]:
     for size in SIZES:
         batch = buffer.sample(size)
         is_same(batch, fields, buffer._rows.span)
-        wanted = fields.masses[batch["indices"] % buffer._rows.span] / total
+        wanted = fields.masses[batch["indices"] % buffer._rows.span].double() / total
         assert torch.allclose(batch["probabilities"], wanted, rtol=1e-9), size
         errors = torch.rand(size, device="cuda")
         index = batch["indices"].clone()

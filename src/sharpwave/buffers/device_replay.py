@@ -24,7 +24,7 @@ from .replay import ReplayBuffer
 
 __all__ = ["DeviceReplayBuffer"]
 
-_SLAB_BYTES = 32 << 20
+_SLAB_BYTES = 128 << 20
 _SLAB_BATCHES = 16
 _CHUNK = 65_536  # rows at a time between the device and the host
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..schema import Field, Schema
-from .launch import start
+from .launch import launch, name_of
 from .pinned import Pinned
 from .registering import Registered
 from .table import Moves, plan_moves, tile
@@ -90,6 +90,7 @@ class Plan:
             parts,
         )
         self.tile = rows, parts
+        self.name = name_of(self.shape)
 
     def batch_shape(self, leaf: int, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         field: Field = self.schema.leaves[leaf][1]
@@ -192,12 +193,8 @@ class Feed:
             addresses = tuple(out.data_ptr() for out in outs)
             from .pulling import pull
 
-            start(
-                ("pull", self.device, grid, plan.shape),
-                pull,
-                grid,
-                (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, ticket.rows, *plan.shape),
-            )
+            numbers = (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, ticket.rows)
+            launch(("pull", self.device.index, plan.name, grid), pull, grid, numbers, plan.shape)
             sent = ticket.sent.send()
             if ticket.event is not None:
                 ticket.event.record()

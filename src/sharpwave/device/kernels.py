@@ -12,7 +12,20 @@ import triton.language as tl
 
 from .copying import below, copy_value, stream_key, unit
 
-__all__ = ["ALARMS", "NUMBERS", "REALS", "apply", "draw", "enter", "mark", "refresh", "remass", "settle", "write"]
+__all__ = [
+    "ALARMS",
+    "NUMBERS",
+    "REALS",
+    "apply",
+    "draw",
+    "enter",
+    "mark",
+    "refresh",
+    "remass",
+    "settle",
+    "weigh",
+    "write",
+]
 
 # Places in a table's whole numbers.
 NUMBERS = (
@@ -48,7 +61,7 @@ LEAST = tl.constexpr(12)
 SEED = tl.constexpr(13)
 REFUSED = tl.constexpr(14)
 
-REALS = ("alpha", "beta_start", "beta_end", "beta_steps", "running_max", "eps", "mix")
+REALS = ("alpha", "beta_start", "beta_end", "beta_steps", "running_max", "eps", "mix", "reference", "beta")
 ALPHA = tl.constexpr(0)
 BETA_START = tl.constexpr(1)
 BETA_END = tl.constexpr(2)
@@ -56,6 +69,8 @@ BETA_STEPS = tl.constexpr(3)
 RUNNING_MAX = tl.constexpr(4)
 EPS = tl.constexpr(5)
 MIX = tl.constexpr(6)
+REFERENCE = tl.constexpr(7)  # of the last draw: the probability whose weight is 1 ...
+BETA = tl.constexpr(8)  # ... and the exponent
 
 # What a kernel tells the host without being waited for: words of the host's memory.
 ALARMS = ("empty", "not_finite")
@@ -517,6 +532,7 @@ def draw(
     STRATIFIED: tl.constexpr,
     NORMALIZE: tl.constexpr,
     HAS_MIX: tl.constexpr,
+    WEIGH_ALONE: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -636,7 +652,8 @@ def draw(
                 counted = tl.where(inside & (i >= NEWEST), chance, _INFINITE)
                 tl.atomic_min(state + LEAST, tl.min(counted, axis=0).to(tl.int64, bitcast=True))
         else:
-            tl.atomic_add(state + REDRAWS, misses)
+            if misses > 0:
+                tl.atomic_add(state + REDRAWS, misses)
     # Whoever is last moves the stream on: all others have read where it is.
     if tl.atomic_add(state + PROGRAMS, 1) == tl.num_programs(0) * tl.num_programs(1) - 1:
         tl.store(state + PROGRAMS, 0)
@@ -657,5 +674,17 @@ def draw(
             length = tl.load(real + BETA_STEPS)
             way = tl.minimum(1.0, call.to(tl.float64) / tl.maximum(length, 1.0))
             beta = tl.where(length > 0, start + (end - start) * way, end)
-            for first in range(0, n, ITEMS):
-                _weigh(weights, probabilities, first, n, reference, beta, NEWEST, ITEMS)
+            if n <= WEIGH_ALONE:
+                for first in range(0, n, ITEMS):
+                    _weigh(weights, probabilities, first, n, reference, beta, NEWEST, ITEMS)
+            else:
+                tl.store(real + REFERENCE, reference)
+                tl.store(real + BETA, beta)
+
+
+@triton.jit(do_not_specialize=["n"])
+def weigh(reals, weights, probabilities, n, NEWEST: tl.constexpr, ITEMS: tl.constexpr):
+    """The weights of a large draw, by many programs."""
+    real = reals.to(tl.pointer_type(tl.float64))
+    first = tl.program_id(0) * ITEMS
+    _weigh(weights, probabilities, first, n, tl.load(real + REFERENCE), tl.load(real + BETA), NEWEST, ITEMS)

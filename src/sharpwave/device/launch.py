@@ -1,34 +1,123 @@
-"""Starting kernels: Triton looks at every argument of every launch, which takes longer than a small kernel does. Which
-compiled kernel fits depends on a few things only: looked up by them, it is started in half of the time."""
+"""Starting kernels. Triton looks at every argument of every launch, which takes longer than a small kernel does; which
+compiled kernel fits depends on a few things only, and is looked up by them here."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["on_device_of", "start"]
+__all__ = ["launch", "name_of", "on_device_of", "start"]
 
-_ready: dict[Any, Any] = {}
+_ready: dict[Any, Callable[..., None]] = {}
+_names: dict[Any, int] = {}
 
 
-def start(
-    key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], *, warps: int = 4, fuses: bool = False
-) -> None:
-    """Launches a kernel. ``key`` names all that the compiled code depends on, and the grid. ``fuses``: products and
-    sums may be rounded once together; without it results are those of the host."""
+def name_of(constants: tuple[Any, ...]) -> int:
+    """A number for them, to look kernels up by: a long tuple is hashed anew every time."""
+    return _names.setdefault(constants, len(_names))
+
+
+def start(key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    """Starts a kernel on tensors. ``key`` names all that the compiled code depends on, and the grid."""
     ready = _ready.get(key)
     if ready is not None:
         ready(*arguments)
         return
-    options = {"num_warps": warps, "enable_fp_fusion": fuses}
+    options = {"num_warps": 4, "enable_fp_fusion": True}
     compiled = kernel[grid](*arguments, **options)
     if not hasattr(compiled, "__getitem__"):
         return  # the interpreter has none
+    _keep(key, _once_checked(key, compiled[(*grid, 1, 1)[:3]], functools.partial(kernel[grid], **options)))
+
+
+def launch(
+    key: Any, kernel: Any, grid: tuple[int, int], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int = 4
+) -> None:
+    """Starts a kernel on addresses and other whole numbers, or tuples of them, at multiples of 16; the constants come
+    last. Products and sums are rounded one by one, as on the host."""
+    ready = _ready.get(key)
+    if ready is not None:
+        ready(numbers)
+        return
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    compiled = kernel[grid](*numbers, *constants, **options)
+    if not hasattr(compiled, "__getitem__"):
+        return
+    try:
+        quick: Callable[..., None] = _Quick(compiled, grid, numbers)
+    except (AttributeError, OSError, TypeError, ValueError):  # a driver or a Triton that does it in another way
+
+        def quick(numbers: tuple[Any, ...]) -> None:
+            kernel[grid](*numbers, *constants, **options)
+
+    _keep(key, quick)
+
+
+def _keep(key: Any, ready: Callable[..., None]) -> None:
     if len(_ready) > 1000:
         _ready.clear()
-    _ready[key] = _once_checked(key, compiled[(*grid, 1, 1)[:3]], functools.partial(kernel[grid], **options))
+    _ready[key] = ready
+
+
+class _Quick:
+    """A compiled kernel, started by the driver itself.
+
+    Raises:
+        ValueError: The kernel takes other parameters than those that it was called with.
+    """
+
+    def __init__(self, compiled: Any, grid: tuple[int, int], numbers: tuple[Any, ...]) -> None:
+        meta = compiled.metadata
+        others = meta.num_ctas - 1, meta.launch_cooperative_grid, meta.launch_pdl
+        if any(others) or meta.global_scratch_size or meta.profile_scratch_size:
+            raise ValueError
+        driver = ctypes.PyDLL("libcuda.so.1")  # holds the interpreter's lock: the memory of the numbers is shared
+        sizes: list[int] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        while (
+            driver.cuFuncGetParamInfo(
+                ctypes.c_void_p(compiled.function),
+                ctypes.c_size_t(len(sizes)),
+                ctypes.byref(offset),
+                ctypes.byref(size),
+            )
+            == 0
+        ):
+            sizes.append(size.value)
+        count = len(_flat(numbers))
+        # Behind the kernel's own stand two addresses of scratch memory, which it does not need.
+        if len(sizes) != count + 2 or not set(sizes) <= {4, 8}:
+            raise ValueError
+        self.memory = ctypes.create_string_buffer(8 * len(sizes))
+        self.layout = struct.Struct("<" + "".join("q" if size == 8 else "i4x" for size in sizes))
+        places = [ctypes.addressof(self.memory) + 8 * i for i in range(len(sizes))]
+        self.places = (ctypes.c_void_p * len(sizes))(*places)
+        self.device = torch.cuda.current_device()
+        self.run = driver.cuLaunchKernel
+        self.run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self.fixed = (compiled.function, *grid, 1, 32 * meta.num_warps, 1, 1, meta.shared)
+
+    def __call__(self, numbers: tuple[Any, ...]) -> None:
+        self.layout.pack_into(self.memory, 0, *_flat(numbers), 0, 0)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        code = self.run(*self.fixed, stream, self.places, None)
+        if code:
+            raise RuntimeError(f"the CUDA driver cannot start a kernel: error {code}")
+
+
+def _flat(numbers: tuple[Any, ...]) -> list[int]:
+    flat: list[int] = []
+    for number in numbers:
+        if type(number) is tuple:
+            flat += number
+        else:
+            flat.append(number)
+    return flat
 
 
 def _once_checked(key: Any, quick: Any, slow: Any) -> Any:

@@ -227,7 +227,7 @@ def _tile(steps: int, envs: int) -> tuple[int, int, tuple[int]]:
 
 def _launch(kernel: Any, grid: tuple[int], arrays: tuple[Any, ...], numbers: tuple[Any, ...], shape: Any) -> None:
     known = [None if array is None else (array.dtype, array.data_ptr() % 16) for array in arrays]
-    start((kernel, arrays[0].device, shape, *known), kernel, grid, (*arrays, *numbers), fuses=True)
+    start((kernel, arrays[0].device, shape, *known), kernel, grid, (*arrays, *numbers))
 
 
 @on_device_of

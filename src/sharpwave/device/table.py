@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from . import kernels
-from .launch import on_device_of, start
+from .launch import launch, name_of, on_device_of
 
 __all__ = ["DeviceTable", "Index", "Leaf"]
 
 _ONE_PROGRAM = 1024  # rows that one program takes into the index; more are many programs' work
 _ITEMS = 128
+_WEIGH_ALONE = 4096  # draws up to which the weights are worked out by who draws last
 _PART_BYTES = 16 << 10  # of a row: more is shared among programs
 _TILE_BYTES = 8 << 10  # of a program's rows, where they are small
 
@@ -117,7 +118,7 @@ class DeviceTable:
             self.flags = zeros(capacity, torch.uint8)
             self.numbers = zeros(len(kernels.NUMBERS), torch.int64)
             self.reals = torch.tensor(
-                [*exponents, 1.0, *((index.eps, index.mix) if index else (0.0, 0.0))],
+                [*exponents, 1.0, *((index.eps, index.mix) if index else (0.0, 0.0)), 1.0, 0.0],
                 dtype=torch.float64,
                 device=device,
             )
@@ -133,8 +134,10 @@ class DeviceTable:
             *(reward, _power_above(max(1, math.prod(of_reward.shape))), of_reward.dtype.itemsize == 8),
             *(n_step, num_envs, newest, self.padded, self.total, self.levels),
             *((index.stratified, index.normalize, index.mix > 0) if index else (False, 2, False)),
-            *(*self.tile, _ITEMS * 8),
+            *(_WEIGH_ALONE, *self.tile, _ITEMS * 8),
         )
+        self.draw_name = name_of(self.draw_shape)
+        self.powers_at = self.powers.data_ptr()
         self.fixed = tuple(
             0 if tensor is None else tensor.data_ptr()
             for tensor in (self.rows, self.flags, self.numbers, self.reals, self.priorities, self.nodes, self.alarms)
@@ -171,8 +174,9 @@ class DeviceTable:
         has = tuple(address != 0 for address in flags)
         shape = (self.capacity, self.stride, *self.moves, rows, parts, *has)
         grid = (-(-count // rows), parts)
-        arguments = (*self.fixed[:3], sources, *flags, count, *shape)
-        start(("write", self.device, grid, shape), kernels.write, grid, arguments)
+        launch(
+            ("write", self.device, grid, shape), kernels.write, grid, (*self.fixed[:3], sources, *flags, count), shape
+        )
         if self.index is not None:
             self._enter(count, priorities)
 
@@ -180,23 +184,19 @@ class DeviceTable:
         index = self.index
         assert index is not None
 
-        def launch(phase: int, programs: int) -> None:
+        def enter(phase: int, programs: int) -> None:
             shape = (
                 *(self.capacity, self.padded, self.total, self.levels, index.mix > 0, index.new_rows),
                 *(index.new_priority, given != 0, phase, _ITEMS),
             )
-            start(
-                ("enter", self.device, programs, shape),
-                kernels.enter,
-                (programs,),
-                (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], self.fixed[6], given, count, *shape),
-            )
+            numbers = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], self.fixed[6], given, count)
+            launch(("enter", self.device, programs, shape), kernels.enter, (programs, 1), numbers, shape)
 
         if count <= _ONE_PROGRAM:
-            launch(0, 1)
+            enter(0, 1)
             return
         for phase in (1, 2):
-            launch(phase, -(-count // _ITEMS))
+            enter(phase, -(-count // _ITEMS))
             for level in range(len(self.levels)):
                 self._refresh(level, 0, 0, count)
 
@@ -207,13 +207,9 @@ class DeviceTable:
             *(self.capacity, self.span, self.padded, self.total, self.levels[level], below, 32 ** (level + 1)),
             *(self.index.mix > 0, which, _ITEMS),
         )
-        grid = (-(-count // _ITEMS),)
-        start(
-            ("refresh", self.device, grid, shape),
-            kernels.refresh,
-            grid,
-            (*self.fixed[4:6], self.fixed[2], self.fixed[1], serials, count, *shape),
-        )
+        grid = -(-count // _ITEMS), 1
+        numbers = (*self.fixed[4:6], self.fixed[2], self.fixed[1], serials, count)
+        launch(("refresh", self.device, grid, shape), kernels.refresh, grid, numbers, shape)
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
@@ -221,12 +217,17 @@ class DeviceTable:
         """Fills the memory at the addresses: a field each; discounts, weights, probabilities and serials, or 0."""
         rows, parts = self.tile
         grid = (-(-count // rows), parts)
-        start(
-            ("draw", self.device, grid, self.draw_shape),
-            kernels.draw,
-            grid,
-            (*self.fixed, outs, *extras, self.powers.data_ptr(), count, *self.draw_shape),
-        )
+        numbers = (*self.fixed, outs, *extras, self.powers_at, count)
+        launch(("draw", self.device.index, self.draw_name, grid), kernels.draw, grid, numbers, self.draw_shape)
+        if self.index is not None and count > _WEIGH_ALONE:
+            weigh = (-(-count // 1024), 1)
+            launch(
+                ("weigh", self.device, weigh),
+                kernels.weigh,
+                weigh,
+                (self.fixed[3], *extras[1:3], count),
+                (self.newest, 1024),
+            )
 
     # ---- priorities -------------------------------------------------------------------------------------------
 
@@ -242,16 +243,16 @@ class DeviceTable:
         names, values, winners = serials.data_ptr(), priorities.data_ptr(), self.winners.data_ptr()
         shape = (self.capacity, self.span)
         one = count <= _ONE_PROGRAM
-        grid = (1 if one else -(-count // _ITEMS),)
+        grid = 1 if one else -(-count // _ITEMS), 1
         if not one:
-            arguments = (self.fixed[2], self.fixed[1], winners, names, values, self.fixed[6], count, *shape, _ITEMS)
-            start(("mark", self.device, grid, shape), kernels.mark, grid, arguments)
+            numbers = (self.fixed[2], self.fixed[1], winners, names, values, self.fixed[6], count)
+            launch(("mark", self.device, grid, shape), kernels.mark, grid, numbers, (*shape, _ITEMS))
         whole = (*shape, self.padded, self.total, self.levels, index.mix > 0, 0 if one else 1, _ITEMS)
         known = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], winners, names, values, self.fixed[6])
-        start(("apply", self.device, grid, whole), kernels.apply, grid, (*known, counts.data_ptr(), count, *whole))
+        launch(("apply", self.device, grid, whole), kernels.apply, grid, (*known, counts.data_ptr(), count), whole)
         if not one:
-            settle = (self.fixed[2], self.fixed[1], winners, names, counts.data_ptr(), count, *shape, _ITEMS)
-            start(("settle", self.device, grid, shape), kernels.settle, grid, settle)
+            told = (self.fixed[2], self.fixed[1], winners, names, counts.data_ptr(), count)
+            launch(("settle", self.device, grid, shape), kernels.settle, grid, told, (*shape, _ITEMS))
             for level in range(len(self.levels)):
                 self._refresh(level, 1, names, count)
         return counts
@@ -259,10 +260,10 @@ class DeviceTable:
     def remake(self) -> None:
         """The masses of all rows and everything above them, from priorities and alpha."""
         assert self.index is not None
-        grid = (-(-self.padded // 1024),)
+        grid = -(-self.padded // 1024), 1
         shape = (self.padded, 1024)
-        arguments = (self.fixed[4], self.fixed[3], self.padded, *shape)
-        start(("remass", self.device, grid, shape), kernels.remass, grid, arguments)
+        numbers = (self.fixed[4], self.fixed[3], self.padded)
+        launch(("remass", self.device, grid, shape), kernels.remass, grid, numbers, shape)
         for level, size in enumerate(self.level_sizes):
             self._refresh(level, 2, 0, size)
 
