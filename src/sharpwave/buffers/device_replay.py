@@ -75,6 +75,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         refuse_on_device(where, self._sampler, self._view, self._schema, pace, storage)
         self._place = Torch(where, device, self._seed)
         self._where = str(self._place.device)
+        self._is_gpu = self._place.device.type == "cuda"
         self._lock = threading.Lock()
         self._closed = False
         self._may_have_rows = False
@@ -134,7 +135,8 @@ class DeviceReplayBuffer(ReplayBuffer):
         """Raises what a kernel had to tell after its call was over."""
         if self._closed:
             raise ClosedError("the buffer is closed")
-        if not self._rows.heard.any():
+        heard = self._rows.alarm
+        if not (heard[0] or heard[1]):
             return
         is_empty, not_finite = self._rows.heard.astype(bool)
         self._rows.heard[:] = 0
@@ -250,7 +252,9 @@ class DeviceReplayBuffer(ReplayBuffer):
     ) -> dict[str, Any]:
         """As of every ReplayBuffer: tensors on the buffer's device, drawn and gathered by one kernel."""
         self._heed("sample()")
-        size = whole("sample()", "batch_size", batch_size, 1, 2**31 - 1)
+        size = batch_size
+        if type(size) is not int or not 0 < size < 2**31:
+            size = whole("sample()", "batch_size", batch_size, 1, 2**31 - 1)
         newest = self._rows.newest
         if size < newest:
             raise SchemaError(f"sample(): batch_size: expected at least newest={newest}, got {size}")
@@ -263,11 +267,10 @@ class DeviceReplayBuffer(ReplayBuffer):
             raise NotReady("sample(): the buffer is empty; add rows first")
         with self._lock:
             if out is None:
-                tensors, outs, extras = self._outputs(size)
-                self._rows.draw(size, outs, extras)
-                return self._tree(tensors)
-            outs, extras = self._check_out(size, out)
-            self._rows.draw(size, outs, extras)
+                batch, numbers = self._outputs(size)
+                self._rows.draw(numbers)
+                return batch
+            self._rows.draw(self._check_out(size, out))
             return out
 
     async def sample_async(
@@ -303,12 +306,12 @@ class DeviceReplayBuffer(ReplayBuffer):
             specs += [((size,), torch.float32), ((size,), torch.float64)]
         return [*specs, ((size,), torch.int64)]
 
-    def _outputs(self, size: int) -> tuple[list[Any], tuple[int, ...], tuple[int, int, int, int]]:
-        """Memory for a batch. Making a tensor takes longer than filling it: those of some batches are made at once."""
+    def _outputs(self, size: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Memory for a batch, and the numbers to draw it with. Making a tensor takes longer than filling it: those of
+        some batches are made at once."""
         torch = self._place.torch
-        is_gpu = self._place.device.type == "cuda"
         # What a graph captures it keeps; memory of ours could be given to another batch.
-        if is_gpu and size % 16 == 0 and not torch.cuda.is_current_stream_capturing():
+        if self._is_gpu and size % 16 == 0 and not torch.cuda.is_current_stream_capturing():
             key = size, torch._C._cuda_getCurrentRawStream(self._place.device.index)
             ready = self._slabs.get(key)
             if ready:
@@ -318,24 +321,27 @@ class DeviceReplayBuffer(ReplayBuffer):
             count = max(1, min(_SLAB_BATCHES, _SLAB_BYTES // each))
             if count > 1:
                 with torch.inference_mode(False):
-                    parts = [torch.empty((count, *shape), dtype=dtype, device=self._place.device).unbind(0)
-                             for shape, dtype in specs]  # fmt: skip
-                made = [self._with_addresses(list(tensors)) for tensors in zip(*parts, strict=True)]
+                    parts = [
+                        torch.empty((count, *shape), dtype=dtype, device=self._place.device).unbind(0)
+                        for shape, dtype in specs
+                    ]
+                made = [(self._tree(list(part)), self._numbers(size, part)) for part in zip(*parts, strict=True)]
                 while len(self._slabs) >= 4:
                     self._slabs.pop(next(iter(self._slabs)))
                 self._slabs[key] = made
                 return made.pop()
         with torch.inference_mode(False):
             tensors = [torch.empty(shape, dtype=dtype, device=self._place.device) for shape, dtype in self._specs(size)]
-        return self._with_addresses(tensors)
+        return self._tree(tensors), self._numbers(size, tensors)
 
-    def _with_addresses(self, tensors: list[Any]) -> tuple[list[Any], tuple[int, ...], tuple[int, int, int, int]]:
+    def _numbers(self, size: int, tensors: Any) -> tuple[Any, ...]:
         addresses = [tensor.data_ptr() for tensor in tensors]
         fields = len(self._rows.leaves)
         rest = iter(addresses[fields:])
         discount = next(rest) if self._rows.n_step > 1 else 0
         weights, probabilities = (next(rest), next(rest)) if self._has_index else (0, 0)
-        return tensors, tuple(addresses[:fields]), (discount, weights, probabilities, next(rest))
+        extras = discount, weights, probabilities, next(rest)
+        return self._rows.draw_numbers(size, tuple(addresses[:fields]), extras)  # type: ignore[no-any-return]
 
     def _extra_names(self) -> list[str]:
         names = ["discount"] if self._rows.n_step > 1 else []
@@ -356,7 +362,7 @@ class DeviceReplayBuffer(ReplayBuffer):
             batch[name] = next(at)
         return batch
 
-    def _check_out(self, size: int, out: Any) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+    def _check_out(self, size: int, out: Any) -> tuple[Any, ...]:
         given: list[tuple[str, Any]] = []
 
         def walk(path: str, node: Node, value: Any) -> None:
@@ -391,8 +397,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors)
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):
             raise SchemaError("sample(): out: two of its tensors share memory; give each its own")
-        _, outs, extras = self._with_addresses(tensors)
-        return outs, extras
+        return self._numbers(size, tensors)
 
     def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, Any]:
         """As of every ReplayBuffer; the counts are tensors on the device. Numbers on the device are looked at there:

@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["GpuFeed"]
 
 
+def _registered(buffer: ReplayBuffer) -> Any:
+    """The buffer's rows as GPUs may read them: registered once for all of them."""
+    from ..device.registering import Registered
+
+    if buffer._registered is None:
+        address, _, size, offset, _ = buffer._table.row_memory()
+        is_file = (buffer._address or "").startswith("file://")
+        memory = Registered(address, size, buffer._table.path if is_file else None, offset)
+        buffer._registered = memory
+        weakref.finalize(buffer, memory.close)  # before the table's memory goes
+    return buffer._registered
+
+
 class GpuFeed:
     """Batches of one buffer on one device."""
 
@@ -42,9 +55,6 @@ class GpuFeed:
         ]
         self.feed: Any = None
         self.reason = self._try_direct(buffer)
-        if self.feed is not None:
-            # Before the table's memory goes.
-            weakref.finalize(buffer, self.feed.close)
 
     def _try_direct(self, buffer: ReplayBuffer) -> str:
         """Why the GPU cannot read the rows itself; nothing where it can."""
@@ -59,22 +69,19 @@ class GpuFeed:
         except ImportError as error:
             return f"Triton is not there ({error})"
         n_step = buffer._view.n_step if isinstance(buffer._view, Transitions) else 1
-        address = buffer._address or ""
-        path = buffer._table.path if address.startswith("file://") else None
         try:
             with self.torch.cuda.device(self.device):
+                self.torch.empty(0, device=self.device)  # the driver is asked in this device's context
+                memory = _registered(buffer)
                 self.feed = Feed(
-                    buffer._table, buffer._schema, self.device, n_step, self.window, set(self.extras), path
+                    buffer._table, buffer._schema, self.device, n_step, self.window, set(self.extras), memory
                 )
         except OSError as error:
             return str(error)
         return ""
 
     def close(self) -> None:
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
-            self.reason = "the buffer is closed"
+        self.feed, self.reason = None, "the buffer is closed"
 
     def describe(self) -> dict[str, Any]:
         """For ``stats()``."""
@@ -104,7 +111,6 @@ class GpuFeed:
             if isinstance(error, NotReady):
                 raise
             # The memory filled further, and the driver takes no more of it.
-            self.feed.close()
             self.feed, self.reason = None, str(error)
             return self._stage(size, timeout, False)
 
@@ -130,7 +136,7 @@ class GpuFeed:
         if self.buffer._schema.ragged:
             arrays = self.buffer._fill(size, None, timeout, deliver)
             return self.convert(self.buffer._spread(arrays)), arrays["indices"]
-        from ..device.pinned import Pinned
+        from ..device.pinned import Pinned, views_of
 
         free = self.pinned.setdefault(size, [])
         block = next((block for block in free if block.event.query()), None)
@@ -144,7 +150,7 @@ class GpuFeed:
         with self.torch.cuda.device(self.device):
             sent = block.send()
             block.event.record()
-        return self._tree(block.tensors(sent)), block.arrays["indices"].copy()
+        return self._tree(views_of(sent, block.views)), block.arrays["indices"].copy()
 
     def _specs(self, size: int) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
         lead = (size, self.window) if self.window else (size,)

@@ -227,6 +227,7 @@ class ReplayBuffer:
         self._is_plain = self._pace is None and self._hindsight is None and not self._schema.ragged
         self._bell = waiting.Bell(table)
         self._feeds: dict[str, GpuFeed | None] = {}
+        self._registered: Any = None  # the rows' memory, where a GPU reads it
         if description.get("face") != self._face or (self._num_envs or 1) != table.width:
             raise StorageError(f"open(): the table was not written by a {self._face} of the Python package")
         self._dtypes = tuple((name, field.dtype) for name, field in self._schema.leaves)
@@ -654,6 +655,8 @@ class ReplayBuffer:
         for feed in self._feeds.values():
             if feed is not None:
                 feed.close()
+        if self._registered is not None:
+            self._registered.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

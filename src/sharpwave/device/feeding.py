@@ -15,7 +15,8 @@ import torch
 
 from ..schema import Field, Schema
 from .launch import launch, name_of
-from .pinned import Pinned
+from .pinned import Pinned, views_of
+from .pulling import pull
 from .registering import Registered
 from .table import Moves, plan_moves, tile
 
@@ -23,6 +24,7 @@ __all__ = ["Feed", "Ticket"]
 
 _ASKEW_FROM = 64  # bytes of a value
 _POWER = 1024
+_PROGRAMS = 64  # enough to fill a bus
 _OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
 _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
 _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
@@ -129,10 +131,15 @@ class Ticket:
         self.extras = [self.sent.arrays.get(name) for name in _EXTRAS]
         self.spill_addresses = tuple(self.spills.address(leaf) if leaf in plan.spilled else 0 for leaf in plan.direct)
         self.place_addresses = tuple(self.named.address(kind) for kind in plan.kinds)
-        self.outs = []
+        # One piece of memory for all: to make a tensor takes longer than to launch the kernel.
+        self.outs, self.out_starts, self.out_bytes = [], [], 0
         for leaf in plan.direct:
             shape, dtype = plan.batch_shape(leaf, size)
-            self.outs.append((leaf, shape, torch.from_numpy(np.empty(0, dtype)).dtype))
+            strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+            there = torch.from_numpy(np.empty(0, dtype)).dtype
+            self.outs.append((leaf, there, shape, strides, self.out_bytes // dtype.itemsize))
+            self.out_starts.append(self.out_bytes)
+            self.out_bytes += -(-math.prod(shape) * dtype.itemsize // 256) * 256
         self.size, self.rows = size, rows
         self.reading: Any = None
         self.event = torch.cuda.Event() if device.type == "cuda" else None
@@ -140,7 +147,7 @@ class Ticket:
 
 
 class Feed:
-    """Reads a table's rows on a device.
+    """Reads a table's rows on a device. ``memory``: the rows, as the device may read them.
 
     Raises:
         OSError: The memory cannot be registered.
@@ -154,20 +161,16 @@ class Feed:
         n_step: int,
         window: int,
         extras: set[str],
-        path: str | None,
+        memory: Registered | None,
     ) -> None:
-        address, stride, size, offset, _ = table.row_memory()
+        address, stride, *_ = table.row_memory()
         self.table, self.device, self.extras = table, device, extras
         self.plan = Plan(schema, table.field_offsets, stride, n_step, window)
         self.free: dict[int, list[Ticket]] = {}
-        self.memory: Registered | None = None
-        self.base = address
+        self.memory = memory
+        self.base = address if memory is None else memory.base
         self.reached = 0
-        if device.type == "cuda":
-            torch.empty(0, device=device)  # the driver is asked in this device's context
-            self.memory = Registered(address, size, path, offset)
-            self.base = self.memory.base
-            self._reach()
+        self._reach()
 
     @property
     def registered_bytes(self) -> int:
@@ -187,20 +190,18 @@ class Feed:
             ticket.reading = self.table.name_rows(size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver)
             self._reach()
             plan = self.plan
-            outs = [torch.empty(shape, dtype=dtype, device=self.device) for _, shape, dtype in ticket.outs]
             rows, parts = plan.tile
-            grid = (-(-ticket.rows // rows), parts)
-            addresses = tuple(out.data_ptr() for out in outs)
-            from .pulling import pull
-
+            grid = (min(-(-ticket.rows // rows) * parts, _PROGRAMS), 1)
+            out = torch.empty(ticket.out_bytes, dtype=torch.uint8, device=self.device)
+            base = out.data_ptr()
+            addresses = tuple(base + start for start in ticket.out_starts)
             numbers = (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, ticket.rows)
             launch(("pull", self.device.index, plan.name, grid), pull, grid, numbers, plan.shape)
             sent = ticket.sent.send()
             if ticket.event is not None:
                 ticket.event.record()
             # While the device is at work.
-            ticket.tensors = {leaf: out for (leaf, *_), out in zip(ticket.outs, outs, strict=True)}
-            ticket.tensors |= ticket.sent.tensors(sent)
+            ticket.tensors = views_of(out, ticket.outs) | views_of(sent, ticket.sent.views)
         except BaseException:
             self.free.setdefault(size, []).append(ticket)
             raise
@@ -216,8 +217,3 @@ class Feed:
         if len(free) < 8:
             free.append(ticket)
         return tensors if held else None
-
-    def close(self) -> None:
-        if self.memory is not None:
-            torch.cuda.synchronize(self.device)
-            self.memory.close()

@@ -36,9 +36,14 @@ def start(key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ..
 
 
 def launch(
-    key: Any, kernel: Any, grid: tuple[int, int], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int = 4
+    key: Any,
+    kernel: Any,
+    grid: tuple[int, int],
+    numbers: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    warps: int = 4,
 ) -> None:
-    """Starts a kernel on addresses and other whole numbers, or tuples of them, at multiples of 16; the constants come
+    """Starts a kernel on addresses, at multiples of 16, and other whole numbers, or tuples of them; the constants come
     last. Products and sums are rounded one by one, as on the host."""
     ready = _ready.get(key)
     if ready is not None:
@@ -142,7 +147,7 @@ def on_device_of(call: Any) -> Any:
     @functools.wraps(call)
     def there(first: Any, *arguments: Any, **named: Any) -> Any:
         device = first.device
-        if device.type == "cpu" or device.index == torch.cuda.current_device():
+        if device.type == "cpu" or device.index == torch._C._cuda_getDevice():
             return call(first, *arguments, **named)
         with torch.cuda.device(device):
             return call(first, *arguments, **named)

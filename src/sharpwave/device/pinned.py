@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Pinned"]
+__all__ = ["Pinned", "views_of"]
 
 
 class Pinned:
@@ -48,11 +48,13 @@ class Pinned:
         there = self.block.to(self.device, non_blocking=True)
         return there.clone() if there is self.block else there
 
-    def tensors(self, sent: torch.Tensor) -> dict[Any, torch.Tensor]:
-        by_dtype: dict[torch.dtype, torch.Tensor] = {}
-        made = {}
-        for name, dtype, shape, strides, offset in self.views:
-            if dtype not in by_dtype:
-                by_dtype[dtype] = sent.view(dtype)
-            made[name] = by_dtype[dtype].as_strided(shape, strides, offset)
-        return made
+
+def views_of(block: torch.Tensor, views: list[Any]) -> dict[Any, torch.Tensor]:
+    """Tensors inside a block of bytes: (name, dtype, shape, strides, offset) each."""
+    by_dtype: dict[torch.dtype, torch.Tensor] = {}
+    made = {}
+    for name, dtype, shape, strides, offset in views:
+        if dtype not in by_dtype:
+            by_dtype[dtype] = block.view(dtype)
+        made[name] = by_dtype[dtype].as_strided(shape, strides, offset)
+    return made

@@ -1,4 +1,8 @@
-"""A kernel that reads rows out of the host's memory: every field from the row it stands in, in one launch."""
+"""A kernel that reads rows out of the host's memory: every field from the row it stands in, in one launch.
+
+A bus is kept busy by few programs with many loads each; more would only take the processors from whoever is learning
+meanwhile. So a program goes from piece to piece.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,15 @@ def pull(
 ):
     """``places``: for each field the numbers of its rows, ``STACKS`` a position, of which the last ``DEPTHS`` are its
     frames. A negative one: the value is in ``spills``, at the same place as in the batch. The frames before a stored
-    next observation stand at ``OLDER``."""
-    part = tl.program_id(1)
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = i < n
-    for k in tl.static_range(len(COUNTS)):
-        _field(rows, places[k], spills[k], outs[k], i, inside, part, STRIDE, OFFSETS[k], OLDER[k], COUNTS[k], WIDTHS[k],
-               ALIGNS[k], SHIFTS[k], WIDES[k], DEPTHS[k], STACKS[k], SPILLS[k], PARTS)  # fmt: skip
+    next observation stand at ``OLDER``. A piece is ROWS rows, or one of PARTS parts of a large one."""
+    pieces = tl.cdiv(n, ROWS) * PARTS
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        part = piece % PARTS
+        i = tl.arange(0, ROWS).to(tl.int64) + piece // PARTS * ROWS
+        inside = i < n
+        for k in tl.static_range(len(COUNTS)):
+            _field(rows, places[k], spills[k], outs[k], i, inside, part, STRIDE, OFFSETS[k], OLDER[k], COUNTS[k],
+                   WIDTHS[k], ALIGNS[k], SHIFTS[k], WIDES[k], DEPTHS[k], STACKS[k], SPILLS[k], PARTS)  # fmt: skip
 
 
 @triton.jit

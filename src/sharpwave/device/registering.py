@@ -12,6 +12,8 @@ import mmap
 import os
 from typing import Any
 
+import torch
+
 __all__ = ["Registered"]
 
 _PAGE = 4096
@@ -85,7 +87,9 @@ class Registered:
             self.bytes += length
 
     def close(self) -> None:
-        """Everything that reads it is done."""
+        """Waits for whoever reads it."""
+        if self.parts:
+            torch.cuda.synchronize()
         for at in self.parts:
             _driver().cuMemHostUnregister(ctypes.c_void_p(at))
         self.parts.clear()

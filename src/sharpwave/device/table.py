@@ -127,6 +127,7 @@ class DeviceTable:
             self.powers = torch.tensor(powers, dtype=torch.float64, device=device)
             self.alarms = torch.zeros(len(kernels.ALARMS), dtype=torch.int64, pin_memory=device.type == "cuda")
             self.heard = self.alarms.numpy()
+            self.alarm = memoryview(self.heard.data)  # the quickest to look at
             self._make_index(zeros)
         of_reward = self.leaves[reward]
         self.draw_shape = (
@@ -213,11 +214,16 @@ class DeviceTable:
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
-    def draw(self, count: int, outs: tuple[int, ...], extras: tuple[int, int, int, int]) -> None:
-        """Fills the memory at the addresses: a field each; discounts, weights, probabilities and serials, or 0."""
+    def draw_numbers(self, count: int, outs: tuple[int, ...], extras: tuple[int, int, int, int]) -> tuple[Any, ...]:
+        """For ``draw``: the addresses of what it fills, a field each; of discounts, weights, probabilities and serials,
+        or 0."""
+        return (*self.fixed, outs, *extras, self.powers_at, count)
+
+    def draw(self, numbers: tuple[Any, ...]) -> None:
+        """Draws and gathers a batch."""
         rows, parts = self.tile
+        count, extras = numbers[-1], numbers[-6:-2]
         grid = (-(-count // rows), parts)
-        numbers = (*self.fixed, outs, *extras, self.powers_at, count)
         launch(("draw", self.device.index, self.draw_name, grid), kernels.draw, grid, numbers, self.draw_shape)
         if self.index is not None and count > _WEIGH_ALONE:
             weigh = (-(-count // 1024), 1)
