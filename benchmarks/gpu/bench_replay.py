@@ -4,8 +4,8 @@ the CPU and a pinned copy; feeds a DQN and says how long it waited.
     python benchmarks/gpu/bench_replay.py [--results FOLDER]
 
 Everybody is timed in turn within one run. On the device by events around many calls: what counts is how long a call
-keeps the device or the host busy, whichever is longer, as in training. Batches from the host by the wall, each waited for.
-Writes `results/gpu_replay.json`.
+keeps the device or the host busy, whichever is longer, as in training. Batches from the host by the wall, each waited
+for. Writes `results/gpu_replay.json`.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def direct_cases(link: float) -> dict[str, Any]:
     cases = walls(
         {
             "torch, gather and pinned copy": pinned_gather(buffer, size),
-            "sharpwave, engine gather and pinned copy": lambda: staged._stage(size, None, True),
+            "sharpwave, engine gather and pinned copy": lambda: staged._stage(size, None),
             "sharpwave, sample(device=)": lambda: twin.sample(size, device="cuda"),
             "sharpwave, stream(device=)": lambda: next(stream),
         }
@@ -262,12 +262,14 @@ def network() -> torch.nn.Module:
     return nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
 
 
-def dqn(buffer: sw.ReplayBuffer, steps: int = 400) -> dict[str, Any]:
+def dqn(buffer: sw.ReplayBuffer, steps: int = 280) -> dict[str, Any]:
     """Updates of a DQN on batches from the stream, and the same on one batch that is there: the difference is what the
-    feeding costs."""
+    feeding costs. Eager, where the host is busy with launches, and as a CUDA graph, where it is not."""
     torch.manual_seed(0)
     online, target = network().cuda(), network().cuda()
-    optimizer = torch.optim.Adam(online.parameters(), 1e-4)
+    optimizer = torch.optim.Adam(online.parameters(), 1e-4, capturable=True)
+    stream = buffer.stream(256, device="cuda", prefetch=2)
+    still = {name: tensor.clone() for name, tensor in next(stream).items()}
 
     def update(batch: dict[str, Any]) -> None:
         with torch.no_grad():
@@ -275,39 +277,47 @@ def dqn(buffer: sw.ReplayBuffer, steps: int = 400) -> dict[str, Any]:
             goal = batch["reward"] + 0.99 * best * ~batch["done"]
         chosen = online(batch["obs"].float() / 255).gather(1, batch["action"][:, None])[:, 0]
         loss = torch.nn.functional.smooth_l1_loss(chosen, goal)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         loss.backward()
         optimizer.step()
 
-    stream = buffer.stream(256, device="cuda", prefetch=2)
-    still = {name: tensor.clone() for name, tensor in next(stream).items()}
     for _ in range(20):
         update(next(stream))
-    fed, alone, waited = [], [], []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        begin, wait = time.perf_counter(), 0.0
-        for _ in range(steps // 7):
-            before = time.perf_counter()
-            batch = next(stream)
-            wait += time.perf_counter() - before
-            update(batch)
-        torch.cuda.synchronize()
-        fed.append((time.perf_counter() - begin) / (steps // 7))
-        waited.append(wait / (steps // 7))
-        begin = time.perf_counter()
-        for _ in range(steps // 7):
-            update(still)
-        torch.cuda.synchronize()
-        alone.append((time.perf_counter() - begin) / (steps // 7))
-    one, other = statistics.median(fed), statistics.median(alone)
-    return {
-        "batch": 256,
-        "update_with_stream_s": one,
-        "update_on_one_batch_s": other,
-        "waiting_share": max(0.0, 1 - other / one),
-        "host_in_next_s": statistics.median(waited),
-    }
+    graph = captured(lambda: update(still))
+
+    def replay(batch: dict[str, Any]) -> None:
+        for name, tensor in still.items():
+            tensor.copy_(batch[name])
+        graph.replay()
+
+    other = {name: tensor.clone() for name, tensor in next(stream).items()}
+    result: dict[str, Any] = {"batch": 256}
+    for name, learn in (("eager", update), ("graph", replay)):
+        times: dict[str, list[float]] = {"fed": [], "alone": [], "in_next": []}
+        for _ in range(7):
+            torch.cuda.synchronize()
+            begin, inside = time.perf_counter(), 0.0
+            for _ in range(steps // 7):
+                before = time.perf_counter()
+                batch = next(stream)
+                inside += time.perf_counter() - before
+                learn(batch)
+            torch.cuda.synchronize()
+            times["fed"].append((time.perf_counter() - begin) / (steps // 7))
+            times["in_next"].append(inside / (steps // 7))
+            begin = time.perf_counter()
+            for _ in range(steps // 7):
+                learn(other)
+            torch.cuda.synchronize()
+            times["alone"].append((time.perf_counter() - begin) / (steps // 7))
+        fed, alone = statistics.median(times["fed"]), statistics.median(times["alone"])
+        result[name] = {
+            "update_with_stream_s": fed,
+            "update_on_one_batch_s": alone,
+            "waiting_share": max(0.0, 1 - alone / fed),
+            "host_in_next_s": statistics.median(times["in_next"]),
+        }
+    return result
 
 
 def main() -> None:
@@ -342,11 +352,13 @@ def main() -> None:
         f"link {link / 1e9:.1f} GB/s; registering {direct['registered_bytes'] >> 20} MiB took "
         f"{direct['registering_s']:.2f} s"
     )
-    feed = direct["dqn"]
-    print(
-        f"DQN on batches of 256 images: {feed['update_with_stream_s'] * 1e3:.2f} ms an update with stream(), "
-        f"{feed['update_on_one_batch_s'] * 1e3:.2f} ms on one batch: waiting for data {feed['waiting_share']:.1%}"
-    )
+    for name in ("eager", "graph"):
+        feed = direct["dqn"][name]
+        print(
+            f"DQN, 256 images, {name}: {feed['update_with_stream_s'] * 1e3:.2f} ms an update with stream(), "
+            f"{feed['update_on_one_batch_s'] * 1e3:.2f} ms on one batch: waiting for data {feed['waiting_share']:.1%}; "
+            f"host in next() {feed['host_in_next_s'] * 1e6:.0f} us"
+        )
 
 
 if __name__ == "__main__":

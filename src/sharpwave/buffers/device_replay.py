@@ -81,6 +81,8 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._may_have_rows = False
         self._slabs: dict[tuple[int, int], list[Any]] = {}
         self._rows = self._make_table()
+        self._is_flat = all(isinstance(node, Field) for node in self._schema.fields.values())
+        self._keys = [*self._schema.fields, *self._extra_names()]
 
     def _make_table(self) -> Any:
         from ..device.table import DeviceTable, Index, Leaf
@@ -267,10 +269,10 @@ class DeviceReplayBuffer(ReplayBuffer):
             raise NotReady("sample(): the buffer is empty; add rows first")
         with self._lock:
             if out is None:
-                batch, numbers = self._outputs(size)
-                self._rows.draw(numbers)
+                batch, numbers, weights, _ = self._outputs(size)
+                self._rows.draw(size, numbers, weights)
                 return batch
-            self._rows.draw(self._check_out(size, out))
+            self._rows.draw(size, *self._check_out(size, out))
             return out
 
     async def sample_async(
@@ -306,7 +308,7 @@ class DeviceReplayBuffer(ReplayBuffer):
             specs += [((size,), torch.float32), ((size,), torch.float64)]
         return [*specs, ((size,), torch.int64)]
 
-    def _outputs(self, size: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    def _outputs(self, size: int) -> tuple[dict[str, Any], Any, tuple[int, int], Any]:
         """Memory for a batch, and the numbers to draw it with. Making a tensor takes longer than filling it: those of
         some batches are made at once."""
         torch = self._place.torch
@@ -320,35 +322,45 @@ class DeviceReplayBuffer(ReplayBuffer):
             each = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs)
             count = max(1, min(_SLAB_BATCHES, _SLAB_BYTES // each))
             if count > 1:
-                with torch.inference_mode(False):
-                    parts = [
-                        torch.empty((count, *shape), dtype=dtype, device=self._place.device).unbind(0)
-                        for shape, dtype in specs
-                    ]
-                made = [(self._tree(list(part)), self._numbers(size, part)) for part in zip(*parts, strict=True)]
                 while len(self._slabs) >= 4:
                     self._slabs.pop(next(iter(self._slabs)))
-                self._slabs[key] = made
+                made = self._slabs[key] = self._slab(size, count, specs)
                 return made.pop()
         with torch.inference_mode(False):
             tensors = [torch.empty(shape, dtype=dtype, device=self._place.device) for shape, dtype in self._specs(size)]
-        return self._tree(tensors), self._numbers(size, tensors)
+        return (self._tree(tensors), *self._numbers(size, [tensor.data_ptr() for tensor in tensors]), None)
 
-    def _numbers(self, size: int, tensors: Any) -> tuple[Any, ...]:
-        addresses = [tensor.data_ptr() for tensor in tensors]
+    def _slab(self, size: int, count: int, specs: Any) -> list[tuple[dict[str, Any], Any, tuple[int, int], Any]]:
+        from ..device.launch import pack
+
+        torch = self._place.torch
+        with torch.inference_mode(False):
+            slabs = [torch.empty((count, *shape), dtype=dtype, device=self._place.device) for shape, dtype in specs]
+        bases = [(slab.data_ptr(), slab.stride(0) * slab.element_size()) for slab in slabs]
+        many = [self._numbers(size, [base + i * step for base, step in bases]) for i in range(count)]
+        packed = pack(self._rows.draw_key(size), [numbers for numbers, _ in many])
+        numbers: list[Any] = [numbers for numbers, _ in many] if packed is None else packed[1]
+        batches = map(self._tree, zip(*(slab.unbind(0) for slab in slabs), strict=True))
+        # With each the memory behind its packed numbers.
+        return [(batch, number, two, packed) for batch, number, (_, two) in zip(batches, numbers, many, strict=True)]
+
+    def _numbers(self, size: int, addresses: list[int]) -> tuple[tuple[Any, ...], tuple[int, int]]:
         fields = len(self._rows.leaves)
         rest = iter(addresses[fields:])
         discount = next(rest) if self._rows.n_step > 1 else 0
-        weights, probabilities = (next(rest), next(rest)) if self._has_index else (0, 0)
-        extras = discount, weights, probabilities, next(rest)
-        return self._rows.draw_numbers(size, tuple(addresses[:fields]), extras)  # type: ignore[no-any-return]
+        weights = (next(rest), next(rest)) if self._has_index else (0, 0)
+        extras = discount, *weights, next(rest)
+        return self._rows.draw_numbers(size, tuple(addresses[:fields]), extras), weights
 
     def _extra_names(self) -> list[str]:
         names = ["discount"] if self._rows.n_step > 1 else []
         return [*names, *(["weights", "probabilities"] if self._has_index else []), "indices"]
 
-    def _tree(self, tensors: list[Any], extras: list[str] | None = None) -> dict[str, Any]:
+    def _tree(self, tensors: Any, extras: list[str] | None = None) -> dict[str, Any]:
         at = iter(tensors)
+
+        if self._is_flat and extras is None:
+            return dict(zip(self._keys, tensors, strict=True))
 
         def build(node: Node) -> Any:
             if isinstance(node, Field):
@@ -362,7 +374,7 @@ class DeviceReplayBuffer(ReplayBuffer):
             batch[name] = next(at)
         return batch
 
-    def _check_out(self, size: int, out: Any) -> tuple[Any, ...]:
+    def _check_out(self, size: int, out: Any) -> tuple[Any, tuple[int, int]]:
         given: list[tuple[str, Any]] = []
 
         def walk(path: str, node: Node, value: Any) -> None:
@@ -397,7 +409,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors)
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):
             raise SchemaError("sample(): out: two of its tensors share memory; give each its own")
-        return self._numbers(size, tensors)
+        return self._numbers(size, [tensor.data_ptr() for tensor in tensors])
 
     def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, Any]:
         """As of every ReplayBuffer; the counts are tensors on the device. Numbers on the device are looked at there:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import NotReady
+from ..sampling import Prioritized, Uniform
 from ..schema import Field, Node
 from ..views import Transitions, Windows
 from .torch_batch import read_device, torch_converter
@@ -48,11 +50,17 @@ class GpuFeed:
         self.window = view.places if isinstance(view, Windows) else 0
         self.extras = [
             *(["discount"] if isinstance(view, Transitions) and view.n_step > 1 else []),
-            *(["weights", "probabilities"] if type(buffer._sampler).__name__ == "Prioritized" else []),
+            *(["weights", "probabilities"] if isinstance(buffer._sampler, Prioritized) else []),
             *(["relabelled"] if buffer._hindsight is not None else []),
             *(["valid", "mask", "first"] if self.window else []),
             "indices",
         ]
+        # Whether anybody wants to know what became of a batch.
+        self.settles = (
+            buffer._pace is not None
+            or not isinstance(buffer._sampler, Uniform)
+            or (buffer._sampler.max_reads is not None)
+        )
         self.feed: Any = None
         self.reason = self._try_direct(buffer)
 
@@ -98,13 +106,19 @@ class GpuFeed:
 
     def sample(self, size: int, timeout: float | None, deliver: bool) -> dict[str, Any]:
         """Returns when the batch has arrived, or is on its way in the current stream."""
-        if self.feed is None:
-            return self._stage(size, timeout, deliver)[0]
-        with self.torch.cuda.device(self.device):
-            ticket = self._begin(size, timeout)
-            return self._end(ticket, deliver)
+        with self._there():
+            return self._end(self._begin(size, timeout), deliver)[0]
+
+    def _there(self) -> Any:
+        """The device, where it is not the current one."""
+        if self.torch._C._cuda_getDevice() == self.device.index:
+            return contextlib.nullcontext()
+        return self.torch.cuda.device(self.device)
 
     def _begin(self, size: int, timeout: float | None) -> Any:
+        """A batch on its way: a ticket of the feed, or what ``_stage`` gives."""
+        if self.feed is None:
+            return self._stage(size, timeout)
         try:
             return self.feed.begin(size, timeout, False)
         except OSError as error:
@@ -112,30 +126,33 @@ class GpuFeed:
                 raise
             # The memory filled further, and the driver takes no more of it.
             self.feed, self.reason = None, str(error)
-            return self._stage(size, timeout, False)
+            return self._stage(size, timeout)
 
-    def _end(self, ticket: Any, deliver: bool) -> dict[str, Any]:
-        table = self.buffer._table
-        if isinstance(ticket, tuple):  # staged
-            batch, serials = ticket
-            if deliver:
-                table.settle(serials, True)
-            return batch  # type: ignore[no-any-return]
-        serials, size = ticket.sent.arrays["indices"].copy(), ticket.size
-        tensors = self.feed.end(ticket)
-        if tensors is None:
+    def _end(self, ticket: Any, deliver: bool) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """The batch, and the memory behind it."""
+        if not isinstance(ticket, tuple):
+            serials, size, blocks = ticket.sent.arrays["indices"], ticket.size, ticket.blocks
+            serials = serials.copy() if self.settles else serials
+            tensors = ticket.feed.end(ticket)
+            if tensors is not None:
+                if deliver and self.settles:
+                    self.buffer._table.settle(serials, True)
+                return self._tree(tensors), blocks
             self.retries += 1
-            table.settle(serials, False)
-            return self._stage(size, None, deliver)[0]
-        if deliver:
-            table.settle(serials, True)
-        return self._tree(tensors)
+            if self.settles:
+                self.buffer._table.settle(serials, False)
+            ticket = self._stage(size, None)
+        batch, serials, blocks = ticket
+        if deliver and self.settles:
+            self.buffer._table.settle(serials, True)
+        return batch, blocks
 
-    def _stage(self, size: int, timeout: float | None, deliver: bool) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-        """Gathered by the engine into pinned memory, then sent in one piece."""
+    def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...]]:
+        """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory."""
         if self.buffer._schema.ragged:
-            arrays = self.buffer._fill(size, None, timeout, deliver)
-            return self.convert(self.buffer._spread(arrays)), arrays["indices"]
+            arrays = self.buffer._fill(size, None, timeout, False)
+            batch = self.convert(self.buffer._spread(arrays))
+            return batch, arrays["indices"], tuple(_tensors(batch))
         from ..device.pinned import Pinned, views_of
 
         free = self.pinned.setdefault(size, [])
@@ -145,12 +162,11 @@ class GpuFeed:
             block.event = self.torch.cuda.Event()
             if len(free) < 8:
                 free.append(block)
-        arrays = self._tree(block.arrays)
-        self.buffer._fill(size, arrays, timeout, deliver)
-        with self.torch.cuda.device(self.device):
-            sent = block.send()
-            block.event.record()
-        return self._tree(views_of(sent, block.views)), block.arrays["indices"].copy()
+        self.buffer._fill(size, self._tree(block.arrays), timeout, False)
+        serials = block.arrays["indices"].copy()
+        sent = block.send()
+        block.event.record()
+        return self._tree(views_of(sent, block.views)), serials, (sent,)
 
     def _specs(self, size: int) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
         lead = (size, self.window) if self.window else (size,)
@@ -178,58 +194,44 @@ class GpuFeed:
     # ---- batch after batch ------------------------------------------------------------------------------------
 
     def stream(self, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
-        torch, table = self.torch, self.buffer._table
+        torch, buffer = self.torch, self.buffer
         side = torch.cuda.Stream(self.device)
         queue: collections.deque[Any] = collections.deque()
 
-        def begin(patience: float | None) -> None:
-            with torch.cuda.device(self.device), torch.cuda.stream(side):
-                queue.append(self._begin(size, patience) if self.feed else self._stage(size, patience, False))
-
         def fill() -> None:
-            if not queue:
-                begin(timeout)
             while len(queue) < prefetch:
                 try:
-                    begin(0)
+                    queue.append(self._begin(size, 0))
                 except NotReady:  # it is not our turn yet
                     return
 
         try:
             while True:
-                fill()
-                with torch.cuda.device(self.device), torch.cuda.stream(side):
-                    batch = self._end(queue[0], True)
-                queue.popleft()
-                self._hand_over(batch, side)
-                if queue:  # else the next call waits as long as it may
-                    fill()
+                here = torch.cuda.current_stream(self.device)
+                with self._there(), torch.cuda.stream(side):
+                    if not queue:
+                        queue.append(self._begin(size, timeout))
+                        fill()
+                    batch, blocks = self._end(queue[0], True)
+                    queue.popleft()
+                    if queue:  # else the next call waits as long as it may
+                        fill()
+                if self.feed is None:  # what the GPU reads itself has been waited for
+                    here.wait_stream(side)
+                for block in blocks:  # the side stream's memory, used in another
+                    block.record_stream(here)
                 yield batch
         finally:
             side.synchronize()
             for ticket in queue:
                 serials = ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"]
-                if not table.closed:
-                    table.settle(np.ascontiguousarray(serials), False)
+                if self.settles and not buffer._table.closed:
+                    buffer._table.settle(np.ascontiguousarray(serials), False)
 
-    def _hand_over(self, batch: Any, side: Any) -> None:
-        """Its memory is the side stream's; whoever uses it does so in his own."""
-        here = self.torch.cuda.current_stream(self.device)
-        if self.feed is None:  # a batch that the GPU read itself has been waited for
-            here.wait_stream(side)
-        seen: set[int] = set()
 
-        def visit(value: Any) -> None:
-            if isinstance(value, dict):
-                for part in value.values():
-                    visit(part)
-            elif isinstance(value, tuple):
-                for part in value:
-                    visit(part)
-            else:
-                storage = value.untyped_storage().data_ptr()
-                if storage not in seen:
-                    seen.add(storage)
-                    value.record_stream(here)
-
-        visit(batch)
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in _tensors(part)]
+    if isinstance(value, tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return [value]

@@ -142,8 +142,10 @@ class Ticket:
             self.out_bytes += -(-math.prod(shape) * dtype.itemsize // 256) * 256
         self.size, self.rows = size, rows
         self.reading: Any = None
+        self.feed: Any = None
         self.event = torch.cuda.Event() if device.type == "cuda" else None
         self.tensors: dict[Any, torch.Tensor] = {}
+        self.blocks: tuple[torch.Tensor, ...] = ()  # the memory behind them
 
 
 class Feed:
@@ -186,6 +188,7 @@ class Feed:
         """Draws a batch and lets the current stream fetch it."""
         free = self.free.get(size)
         ticket = free.pop() if free else Ticket(self.plan, size, self.device, self.extras)
+        ticket.feed = self
         try:
             ticket.reading = self.table.name_rows(size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver)
             self._reach()
@@ -201,6 +204,7 @@ class Feed:
             if ticket.event is not None:
                 ticket.event.record()
             # While the device is at work.
+            ticket.blocks = out, sent
             ticket.tensors = views_of(out, ticket.outs) | views_of(sent, ticket.sent.views)
         except BaseException:
             self.free.setdefault(size, []).append(ticket)
@@ -212,7 +216,7 @@ class Feed:
         if ticket.event is not None:
             ticket.event.synchronize()
         held = ticket.reading.holds()
-        tensors, ticket.tensors, ticket.reading = ticket.tensors, {}, None
+        tensors, ticket.tensors, ticket.reading, ticket.blocks, ticket.feed = ticket.tensors, {}, None, (), None
         free = self.free.setdefault(ticket.size, [])
         if len(free) < 8:
             free.append(ticket)

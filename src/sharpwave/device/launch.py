@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["launch", "name_of", "on_device_of", "start"]
+__all__ = ["launch", "name_of", "on_device_of", "pack", "start"]
 
 _ready: dict[Any, Callable[..., None]] = {}
 _names: dict[Any, int] = {}
@@ -39,12 +39,12 @@ def launch(
     key: Any,
     kernel: Any,
     grid: tuple[int, int],
-    numbers: tuple[Any, ...],
+    numbers: Any,
     constants: tuple[Any, ...],
     warps: int = 4,
 ) -> None:
-    """Starts a kernel on addresses, at multiples of 16, and other whole numbers, or tuples of them; the constants come
-    last. Products and sums are rounded one by one, as on the host."""
+    """Starts a kernel on addresses, at multiples of 16, and other whole numbers, or tuples of them, or what ``pack``
+    made of all that; the constants come last. Products and sums are rounded one by one, as on the host."""
     ready = _ready.get(key)
     if ready is not None:
         ready(numbers)
@@ -82,37 +82,53 @@ class _Quick:
         if any(others) or meta.global_scratch_size or meta.profile_scratch_size:
             raise ValueError
         driver = ctypes.PyDLL("libcuda.so.1")  # holds the interpreter's lock: the memory of the numbers is shared
-        sizes: list[int] = []
-        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        function, offset, size = ctypes.c_void_p(compiled.function), ctypes.c_size_t(), ctypes.c_size_t()
+        layout, end, count = "<", 0, 0
         while (
-            driver.cuFuncGetParamInfo(
-                ctypes.c_void_p(compiled.function),
-                ctypes.c_size_t(len(sizes)),
-                ctypes.byref(offset),
-                ctypes.byref(size),
-            )
-            == 0
+            driver.cuFuncGetParamInfo(function, ctypes.c_size_t(count), ctypes.byref(offset), ctypes.byref(size)) == 0
         ):
-            sizes.append(size.value)
-        count = len(_flat(numbers))
+            if size.value not in (4, 8):
+                raise ValueError
+            layout += f"{offset.value - end}x" + ("q" if size.value == 8 else "i")
+            end, count = offset.value + size.value, count + 1
         # Behind the kernel's own stand two addresses of scratch memory, which it does not need.
-        if len(sizes) != count + 2 or not set(sizes) <= {4, 8}:
+        if count != len(_flat(numbers)) + 2:
             raise ValueError
-        self.memory = ctypes.create_string_buffer(8 * len(sizes))
-        self.layout = struct.Struct("<" + "".join("q" if size == 8 else "i4x" for size in sizes))
-        places = [ctypes.addressof(self.memory) + 8 * i for i in range(len(sizes))]
-        self.places = (ctypes.c_void_p * len(sizes))(*places)
+        self.layout = struct.Struct(layout)
+        self.memory = ctypes.create_string_buffer(self.layout.size)
+        self.size = ctypes.c_size_t(self.layout.size)
+        self.own = ctypes.addressof(self.memory)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, its value, ..._SIZE, its address, ..._END
+        self.extra = (ctypes.c_void_p * 5)(1, self.own, 2, ctypes.addressof(self.size), 0)
         self.device = torch.cuda.current_device()
         self.run = driver.cuLaunchKernel
         self.run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
         self.fixed = (compiled.function, *grid, 1, 32 * meta.num_warps, 1, 1, meta.shared)
 
-    def __call__(self, numbers: tuple[Any, ...]) -> None:
-        self.layout.pack_into(self.memory, 0, *_flat(numbers), 0, 0)
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        code = self.run(*self.fixed, stream, self.places, None)
+    def pack(self, many: list[tuple[Any, ...]]) -> tuple[Any, list[int]]:
+        """The numbers of some launches, made ready in one piece of memory, and the address of each."""
+        room = -(-self.layout.size // 16) * 16
+        memory = ctypes.create_string_buffer(room * len(many))
+        for i, numbers in enumerate(many):
+            self.layout.pack_into(memory, i * room, *_flat(numbers), 0, 0)
+        first = ctypes.addressof(memory)
+        return memory, [first + i * room for i in range(len(many))]
+
+    def __call__(self, numbers: tuple[Any, ...] | int) -> None:
+        if type(numbers) is int:
+            self.extra[1] = numbers
+        else:
+            self.layout.pack_into(self.memory, 0, *_flat(numbers), 0, 0)  # type: ignore[arg-type]
+            self.extra[1] = self.own
+        code = self.run(*self.fixed, torch._C._cuda_getCurrentRawStream(self.device), None, self.extra)
         if code:
             raise RuntimeError(f"the CUDA driver cannot start a kernel: error {code}")
+
+
+def pack(key: Any, many: list[tuple[Any, ...]]) -> tuple[Any, list[int]] | None:
+    """The numbers of launches to come, in the form that starts quickest; None where there is none."""
+    ready = _ready.get(key)
+    return ready.pack(many) if isinstance(ready, _Quick) else None
 
 
 def _flat(numbers: tuple[Any, ...]) -> list[int]:

@@ -219,21 +219,16 @@ class DeviceTable:
         or 0."""
         return (*self.fixed, outs, *extras, self.powers_at, count)
 
-    def draw(self, numbers: tuple[Any, ...]) -> None:
-        """Draws and gathers a batch."""
+    def draw_key(self, count: int) -> tuple[Any, ...]:
+        return "draw", self.device.index, self.draw_name, -(-count // self.tile[0])
+
+    def draw(self, count: int, numbers: Any, weights: tuple[int, int]) -> None:
+        """Draws and gathers a batch. ``numbers``: of ``draw_numbers``, or packed."""
         rows, parts = self.tile
-        count, extras = numbers[-1], numbers[-6:-2]
-        grid = (-(-count // rows), parts)
-        launch(("draw", self.device.index, self.draw_name, grid), kernels.draw, grid, numbers, self.draw_shape)
+        launch(self.draw_key(count), kernels.draw, (-(-count // rows), parts), numbers, self.draw_shape)
         if self.index is not None and count > _WEIGH_ALONE:
-            weigh = (-(-count // 1024), 1)
-            launch(
-                ("weigh", self.device, weigh),
-                kernels.weigh,
-                weigh,
-                (self.fixed[3], *extras[1:3], count),
-                (self.newest, 1024),
-            )
+            grid, shape = (-(-count // 1024), 1), (self.newest, 1024)
+            launch(("weigh", self.device, grid, shape), kernels.weigh, grid, (self.fixed[3], *weights, count), shape)
 
     # ---- priorities -------------------------------------------------------------------------------------------
 
