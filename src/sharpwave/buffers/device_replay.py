@@ -313,7 +313,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         some batches are made at once."""
         torch = self._place.torch
         # What a graph captures it keeps; memory of ours could be given to another batch.
-        if self._is_gpu and size % 16 == 0 and not torch.cuda.is_current_stream_capturing():
+        if self._is_gpu and size % 16 == 0 and not torch._C._cuda_isCurrentStreamCapturing():
             key = size, torch._C._cuda_getCurrentRawStream(self._place.device.index)
             ready = self._slabs.get(key)
             if ready:
@@ -337,12 +337,17 @@ class DeviceReplayBuffer(ReplayBuffer):
         with torch.inference_mode(False):
             slabs = [torch.empty((count, *shape), dtype=dtype, device=self._place.device) for shape, dtype in specs]
         bases = [(slab.data_ptr(), slab.stride(0) * slab.element_size()) for slab in slabs]
-        many = [self._numbers(size, [base + i * step for base, step in bases]) for i in range(count)]
-        packed = pack(self._rows.draw_key(size), [numbers for numbers, _ in many])
-        numbers: list[Any] = [numbers for numbers, _ in many] if packed is None else packed[1]
+
+        def numbers_of(i: int) -> tuple[tuple[Any, ...], tuple[int, int]]:
+            return self._numbers(size, [base + i * step for base, step in bases])
+
+        first, weights = numbers_of(0)
+        packed = pack(self._rows.draw_key(size), first, numbers_of(1)[0], count)
+        numbers: list[Any] = [numbers_of(i)[0] for i in range(count)] if packed is None else packed[1]
+        pairs = [numbers_of(i)[1] for i in range(count)] if self._has_index else [weights] * count
         batches = map(self._tree, zip(*(slab.unbind(0) for slab in slabs), strict=True))
         # With each the memory behind its packed numbers.
-        return [(batch, number, two, packed) for batch, number, (_, two) in zip(batches, numbers, many, strict=True)]
+        return [(batch, number, pair, packed) for batch, number, pair in zip(batches, numbers, pairs, strict=True)]
 
     def _numbers(self, size: int, addresses: list[int]) -> tuple[tuple[Any, ...], tuple[int, int]]:
         fields = len(self._rows.leaves)

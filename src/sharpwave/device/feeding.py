@@ -140,6 +140,12 @@ class Ticket:
             self.outs.append((leaf, there, shape, strides, self.out_bytes // dtype.itemsize))
             self.out_starts.append(self.out_bytes)
             self.out_bytes += -(-math.prod(shape) * dtype.itemsize // 256) * 256
+        self.sent_start = self.out_bytes
+        self.words = self.sent.block.numel() // 8
+        for name, there, shape, strides, offset in self.sent.views:
+            self.outs.append((name, there, shape, strides, self.sent_start // there.itemsize + offset))
+        self.out_bytes += -(-self.sent.block.numel() // 256) * 256
+        self.sent_address = self.sent.block.data_ptr()
         self.size, self.rows = size, rows
         self.reading: Any = None
         self.feed: Any = None
@@ -198,14 +204,14 @@ class Feed:
             out = torch.empty(ticket.out_bytes, dtype=torch.uint8, device=self.device)
             base = out.data_ptr()
             addresses = tuple(base + start for start in ticket.out_starts)
-            numbers = (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, ticket.rows)
+            made = (ticket.sent_address, base + ticket.sent_start, ticket.words)
+            numbers = (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, *made, ticket.rows)
             launch(("pull", self.device.index, plan.name, grid), pull, grid, numbers, plan.shape)
-            sent = ticket.sent.send()
             if ticket.event is not None:
                 ticket.event.record()
             # While the device is at work.
-            ticket.blocks = out, sent
-            ticket.tensors = views_of(out, ticket.outs) | views_of(sent, ticket.sent.views)
+            ticket.blocks = (out,)
+            ticket.tensors = views_of(out, ticket.outs)
         except BaseException:
             self.free.setdefault(size, []).append(ticket)
             raise

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["launch", "name_of", "on_device_of", "pack", "start"]
@@ -83,18 +84,19 @@ class _Quick:
             raise ValueError
         driver = ctypes.PyDLL("libcuda.so.1")  # holds the interpreter's lock: the memory of the numbers is shared
         function, offset, size = ctypes.c_void_p(compiled.function), ctypes.c_size_t(), ctypes.c_size_t()
-        layout, end, count = "<", 0, 0
+        layout, end, count, is_even = "<", 0, 0, True
         while (
             driver.cuFuncGetParamInfo(function, ctypes.c_size_t(count), ctypes.byref(offset), ctypes.byref(size)) == 0
         ):
             if size.value not in (4, 8):
                 raise ValueError
+            is_even = is_even and offset.value == 8 * count
             layout += f"{offset.value - end}x" + ("q" if size.value == 8 else "i")
             end, count = offset.value + size.value, count + 1
         # Behind the kernel's own stand two addresses of scratch memory, which it does not need.
         if count != len(_flat(numbers)) + 2:
             raise ValueError
-        self.layout = struct.Struct(layout)
+        self.layout, self.is_even = struct.Struct(layout), is_even
         self.memory = ctypes.create_string_buffer(self.layout.size)
         self.size = ctypes.c_size_t(self.layout.size)
         self.own = ctypes.addressof(self.memory)
@@ -105,14 +107,15 @@ class _Quick:
         self.run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
         self.fixed = (compiled.function, *grid, 1, 32 * meta.num_warps, 1, 1, meta.shared)
 
-    def pack(self, many: list[tuple[Any, ...]]) -> tuple[Any, list[int]]:
-        """The numbers of some launches, made ready in one piece of memory, and the address of each."""
-        room = -(-self.layout.size // 16) * 16
-        memory = ctypes.create_string_buffer(room * len(many))
-        for i, numbers in enumerate(many):
-            self.layout.pack_into(memory, i * room, *_flat(numbers), 0, 0)
-        first = ctypes.addressof(memory)
-        return memory, [first + i * room for i in range(len(many))]
+    def pack(self, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, list[int]] | None:
+        """Numbers of ``count`` launches that go on as the first two do, in one piece of memory; and where each is."""
+        if not self.is_even:
+            return None
+        one = np.array([*_flat(first), 0, 0], np.int64)
+        step = np.array([*_flat(second), 0, 0], np.int64) - one
+        memory = one + np.arange(count)[:, None] * step
+        base, row = memory.ctypes.data, memory.strides[0]
+        return memory, [base + i * row for i in range(count)]
 
     def __call__(self, numbers: tuple[Any, ...] | int) -> None:
         if type(numbers) is int:
@@ -125,10 +128,10 @@ class _Quick:
             raise RuntimeError(f"the CUDA driver cannot start a kernel: error {code}")
 
 
-def pack(key: Any, many: list[tuple[Any, ...]]) -> tuple[Any, list[int]] | None:
+def pack(key: Any, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, list[int]] | None:
     """The numbers of launches to come, in the form that starts quickest; None where there is none."""
     ready = _ready.get(key)
-    return ready.pack(many) if isinstance(ready, _Quick) else None
+    return ready.pack(first, second, count) if isinstance(ready, _Quick) else None
 
 
 def _flat(numbers: tuple[Any, ...]) -> list[int]:

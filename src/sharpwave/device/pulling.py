@@ -14,12 +14,15 @@ from .copying import copy_shifted, copy_value
 __all__ = ["pull"]
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "words"])
 def pull(
     rows,
     places,
     spills,
     outs,
+    made,
+    to,
+    words,
     n,
     STRIDE: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -37,7 +40,13 @@ def pull(
 ):
     """``places``: for each field the numbers of its rows, ``STACKS`` a position, of which the last ``DEPTHS`` are its
     frames. A negative one: the value is in ``spills``, at the same place as in the batch. The frames before a stored
-    next observation stand at ``OLDER``. A piece is ROWS rows, or one of PARTS parts of a large one."""
+    next observation stand at ``OLDER``. A piece is ROWS rows, or one of PARTS parts of a large one. ``made``: what the
+    host worked out, so many words of 8 bytes, copied as it is."""
+    column = tl.arange(0, 512)
+    for first in range(tl.program_id(0) * 512, words, tl.num_programs(0) * 512):
+        there = first + column < words
+        word = tl.load(made.to(tl.pointer_type(tl.int64)) + first + column, there)
+        tl.store(to.to(tl.pointer_type(tl.int64)) + first + column, word, there)
     pieces = tl.cdiv(n, ROWS) * PARTS
     for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
         part = piece % PARTS
