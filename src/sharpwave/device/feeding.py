@@ -24,7 +24,7 @@ __all__ = ["Feed", "Ticket"]
 
 _ASKEW_FROM = 64  # bytes of a value
 _POWER = 1024
-_PROGRAMS = 64  # enough to fill a bus
+_PROGRAMS = 48  # enough to fill a bus
 _OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
 _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
 _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)

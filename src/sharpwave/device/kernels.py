@@ -446,10 +446,12 @@ def remass(leaves, reals, n, PADDED: tl.constexpr, ITEMS: tl.constexpr):
 @triton.jit
 def _child(part, x, node):
     """Which of 32 children a target lies in, and how far."""
-    upto = tl.cumsum(part, axis=1)
-    passes = upto <= x[:, None]
-    passed = tl.minimum(tl.sum(passes.to(tl.int32), axis=1), 31)
-    return node * 32 + passed, tl.maximum(x - tl.max(tl.where(passes, upto, 0.0), axis=1), 0.0)
+    child = tl.arange(0, 32)[None, :]
+    passed = tl.sum((tl.cumsum(part, axis=1) <= x[:, None]).to(tl.int32), axis=1)
+    last = tl.max(tl.where(part > 0, child, 0), axis=1)  # rounding leads past the end at most
+    chosen = tl.minimum(passed, last)
+    before = tl.sum(tl.where(child < chosen[:, None], part, 0.0), axis=1)
+    return node * 32 + chosen, tl.maximum(x - before, 0.0)
 
 
 @triton.jit
@@ -572,8 +574,7 @@ def draw(
         mix = tl.load(real + MIX)
         floor = tl.where(total > 0, mix / rows_, 1.0 / rows_)
         share = tl.where(total > 0, (1.0 - mix) / total, 0.0)
-        # Rounding can lead past the last mass, once in very many draws: then any row does.
-        is_uniform = inside & ((u * 0 + total <= 0) | (tl.load(mass + slot, inside, other=1.0) <= 0))
+        is_uniform = inside & (u * 0 + total <= 0)
         if HAS_MIX:
             is_uniform = is_uniform | (inside & (unit(key, i, zero + _COIN) < mix))
         if tl.sum(is_uniform.to(tl.int32), axis=0) > 0:

@@ -107,15 +107,16 @@ class _Quick:
         self.run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
         self.fixed = (compiled.function, *grid, 1, 32 * meta.num_warps, 1, 1, meta.shared)
 
-    def pack(self, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, list[int]] | None:
-        """Numbers of ``count`` launches that go on as the first two do, in one piece of memory; and where each is."""
+    def pack(self, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, Any, list[int]] | None:
+        """Numbers of ``count`` launches that go on as the first two do, in one piece of memory; what
+        starts them, that memory, and where each is in it."""
         if not self.is_even:
             return None
         one = np.array([*_flat(first), 0, 0], np.int64)
         step = np.array([*_flat(second), 0, 0], np.int64) - one
         memory = one + np.arange(count)[:, None] * step
         base, row = memory.ctypes.data, memory.strides[0]
-        return memory, [base + i * row for i in range(count)]
+        return self, memory, [base + i * row for i in range(count)]
 
     def __call__(self, numbers: tuple[Any, ...] | int) -> None:
         if type(numbers) is int:
@@ -128,7 +129,7 @@ class _Quick:
             raise RuntimeError(f"the CUDA driver cannot start a kernel: error {code}")
 
 
-def pack(key: Any, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, list[int]] | None:
+def pack(key: Any, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, Any, list[int]] | None:
     """The numbers of launches to come, in the form that starts quickest; None where there is none."""
     ready = _ready.get(key)
     return ready.pack(first, second, count) if isinstance(ready, _Quick) else None

@@ -222,11 +222,15 @@ class DeviceTable:
     def draw_key(self, count: int) -> tuple[Any, ...]:
         return "draw", self.device.index, self.draw_name, -(-count // self.tile[0])
 
+    def draws_alone(self, count: int) -> bool:
+        """Whether one launch makes the whole batch."""
+        return self.index is None or count <= _WEIGH_ALONE
+
     def draw(self, count: int, numbers: Any, weights: tuple[int, int]) -> None:
         """Draws and gathers a batch. ``numbers``: of ``draw_numbers``, or packed."""
         rows, parts = self.tile
         launch(self.draw_key(count), kernels.draw, (-(-count // rows), parts), numbers, self.draw_shape)
-        if self.index is not None and count > _WEIGH_ALONE:
+        if not self.draws_alone(count):
             grid, shape = (-(-count // 1024), 1), (self.newest, 1024)
             launch(("weigh", self.device, grid, shape), kernels.weigh, grid, (self.fixed[3], *weights, count), shape)
 
