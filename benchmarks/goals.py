@@ -51,6 +51,10 @@ def at_most(goal: str, limit: float, value: float | None, show: Callable[[float]
     return Verdict(goal, show(value), value <= limit)
 
 
+def at_least(goal: str, limit: float, value: float, show: Callable[[float], str]) -> Verdict:
+    return Verdict(f"{goal} at least {show(limit)}", show(value), value >= limit)
+
+
 def times_faster(goal: str, least: float, ours: float | None, rival: tuple[str, float] | None) -> Verdict:
     goal = f"{goal}: at least {least:g}x the speed"
     if ours is None or rival is None:
@@ -267,6 +271,28 @@ def gpu_returns_goals(document: Document | None) -> Iterator[Verdict]:
         yield times_faster(title, 90, ours, ("loop", loop))
 
 
+def gpu_replay_goals(document: Document | None) -> Iterator[Verdict]:
+    for kind, title, times in (("uniform", "a field at a time", 3), ("priority", "cumsum and searchsorted", 5)):
+        for case in (document or {}).get(kind, []):
+            peer = case["cases"][f"torch, {title}"]["median_ns"]
+            for label in ("sharpwave", "sharpwave, as a CUDA graph"):
+                ours = case["cases"][label]["median_ns"]
+                called = f"{kind} draws of {case['size']:,} on a GPU{label.removeprefix('sharpwave')}, torch, {title}"
+                yield times_faster(called, times, ours, ("torch", peer))
+    if document is None:
+        return
+    direct = document["direct"]
+    cases = direct["cases"]
+    ours, peer = (
+        cases[label]["median_ns"] for label in ("sharpwave, stream(device=)", "torch, gather and pinned copy")
+    )
+    yield times_faster("256 rows of images to a GPU, gather and pinned copy", 3, ours, ("torch", peer))
+    share = direct["bytes"] / ours * 1e9 / direct["link_bytes_per_s"]
+    yield at_least("256 rows of images to a GPU, of the link", 0.8, share, percent)
+    waits = direct["dqn"]["graph"]["waiting_share"]
+    yield at_most("a DQN fed by stream(), as a CUDA graph: share of time waiting for data", 0.05, waits, percent)
+
+
 GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "replay": replay_goals,
     "memory": memory_goals,
@@ -282,6 +308,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "snapshot": snapshot_goals,
     "returns": returns_goals,
     "gpu_returns": gpu_returns_goals,
+    "gpu_replay": gpu_replay_goals,
 }
 
 

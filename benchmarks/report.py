@@ -44,6 +44,9 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
             yield name, getattr(tables, name)(document)
     if gpu := documents["gpu_returns"]:
         yield "gpu_returns", tables.gpu_returns(gpu)
+    if gpu := documents["gpu_replay"]:
+        yield "gpu_replay", tables.gpu_replay(gpu)
+        yield "gpu_direct", tables.gpu_direct(gpu)
     if processes := documents["processes"]:
         for form in processes["crowds"]:
             yield f"processes_{form}", tables.crowds(form, processes)

@@ -265,6 +265,55 @@ def gpu_returns(document: Document) -> str:
     )
 
 
+def gpu_line(document: Document) -> str:
+    facts = document["machine"]
+    return (
+        f"{facts['gpu']}, torch {facts['torch']}, Triton {facts['triton']}, Python {facts['python']}, {facts['date']}. "
+        "Medians of interleaved slices, the minimum in brackets."
+    )
+
+
+def gpu_times(cases: list[Document], key: str) -> list[list[str]]:
+    """A row a contender, a column a size."""
+    rows = []
+    for label in cases[0][key]:
+        called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
+        times = [case[key][label] for case in cases]
+        rows.append([called, *(f"{duration(one['median_ns'])} ({duration(one['min_ns'])})" for one in times)])
+    return rows
+
+
+def gpu_replay(document: Document) -> str:
+    parts = []
+    for kind, key, title in (
+        ("uniform", "cases", "uniform draws of"),
+        ("priority", "cases", "draws by priority of"),
+        ("priority", "update", "new priorities for"),
+        ("add", "cases", "rows added at once:"),
+    ):
+        cases = document[kind]
+        parts.append(table([title, *(f"{case['size']:,}" for case in cases)], gpu_times(cases, key)))
+    return "\n\n".join([*parts, small(gpu_line(document))])
+
+
+def gpu_direct(document: Document) -> str:
+    direct = document["direct"]
+    link, rows = direct["link_bytes_per_s"], []
+    for label, took in direct["cases"].items():
+        called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
+        share = direct["bytes"] / took["median_ns"] * 1e9 / link
+        rows.append([called, f"{duration(took['median_ns'])} ({duration(took['min_ns'])})", percent(share)])
+    fed = []
+    for name, title in (("eager", "launched one by one"), ("graph", "as a CUDA graph")):
+        one = direct["dqn"][name]
+        times = [duration(one[key] * 1e9) for key in ("update_with_stream_s", "update_on_one_batch_s")]
+        fed.append([title, *times, percent(one["waiting_share"]), duration(one["host_in_next_s"] * 1e9)])
+    head = ["a DQN update on 256 images", "fed by stream()", "on one batch", "waiting for data", "host in next()"]
+    line = f"The link carries {figure(link / 1e9)} GB/s. " + gpu_line(document)
+    first = table([f"{direct['size']} rows of images, {figure(direct['bytes'] / 1e6)} MB", "", "of the link"], rows)
+    return "\n\n".join([first, table(head, fed), small(line)])
+
+
 def drawn_windows(document: Document) -> str:
     return f"sample({document['windows']}) of {document['steps']} steps"
 

@@ -425,7 +425,7 @@ TableStats Table::stats() const {
     stats.blocks = header_->blocks;
     stats.block_rows = header_->block_rows;
     stats.row_bytes = header_->row_bytes;
-    stats.payload_bytes = layout_->payload_bytes();
+    for (const Field& field : layout_->fields()) stats.payload_bytes += field.bytes;
     stats.storage_bytes = storage_.bytes();
     stats.huge_page_bytes = storage_.huge_page_bytes();
     stats.incarnation = counters_->incarnation.value.load(std::memory_order_relaxed);
