@@ -11,6 +11,8 @@ from sharpwave import errors
 
 def test_package_gives_exactly_these_names() -> None:
     assert sw.__all__ == [
+        "Consumer",
+        "Dataflow",
         "DistillationBuffer",
         "Field",
         "Fifo",
@@ -22,6 +24,8 @@ def test_package_gives_exactly_these_names() -> None:
         "Recent",
         "ReplayBuffer",
         "RolloutBuffer",
+        "SequenceBuffer",
+        "SequenceSample",
         "Shuffle",
         "Transitions",
         "Uniform",
