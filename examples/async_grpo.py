@@ -35,17 +35,17 @@ class Config:
     seconds: float = 150.0
     steps: int = 10**9  # the trainer's, at most
     seed: int = 0
-    digits: int = 4  # to sort
-    kinds: int = 8  # of digits
+    digits: int = 5  # to sort
+    kinds: int = 10  # of digits
     group: int = 16  # answers to each question
     batch: int = 32  # questions a step
     chunk: int = 16  # questions that a generator answers at once
     generators: int = 2
     max_staleness: int = 4
     minibatches: int = 2
-    learning_rate: float = 1e-3
+    learning_rate: float = 6e-4
     clip: float = 0.2
-    entropy: float = 0.003
+    entropy: float = 0.001
     cap: float = 5.0  # on the weight between the proximal policy and the one that acted
 
 
