@@ -35,7 +35,7 @@ class Config:
     seconds: float = 150.0
     steps: int = 10**9  # the trainer's, at most
     seed: int = 0
-    digits: int = 5  # to sort
+    digits: int = 4  # to sort
     kinds: int = 10  # of digits
     group: int = 16  # answers to each question
     batch: int = 32  # questions a step
@@ -43,7 +43,7 @@ class Config:
     generators: int = 2
     max_staleness: int = 4
     minibatches: int = 2
-    learning_rate: float = 6e-4
+    learning_rate: float = 1e-3  # falls to a tenth
     clip: float = 0.2
     entropy: float = 0.001
     cap: float = 5.0  # on the weight between the proximal policy and the one that acted
@@ -203,6 +203,7 @@ def train(config: Config, report=lambda result: None) -> Result:
         try:
             while result.steps < config.steps and time.monotonic() - began < config.seconds:
                 start = time.monotonic()
+                optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - 0.9 * (start - began) / config.seconds)
                 with seq.get("prox") as lease, torch.no_grad():
                     result.trainer_idle += time.monotonic() - start
                     question = rows(lease.batch, "question", config).repeat_interleave(config.group, 0)

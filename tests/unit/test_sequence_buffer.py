@@ -813,7 +813,10 @@ def test_many_getters_and_cancellations_lose_nothing() -> None:
             if int(stream.integers(4)) == 0:
                 victim.cancel()
         tasks += [asyncio.create_task(take(0.2)) for _ in range(64)]
-        await asyncio.wait(tasks, timeout=20)
+        for _ in range(500):
+            if len(got) == 32:
+                break
+            await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

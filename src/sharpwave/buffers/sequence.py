@@ -50,7 +50,8 @@ class SequenceBuffer:
         duplicate_ids: Whether an id may be put while a sample of that id is held.
         journal: A file in which everything survives the process; opened again, the buffer is what it was.
         sync: Whether each call waits for the disk: then the journal also survives a power cut.
-        resume: The name of the ``checkpoint`` to take up from: what was acknowledged since is undone.
+        resume: The name of the ``checkpoint`` to take up from: what consumers without outputs acknowledged since is
+            undone, since it is not in the model that you saved.
         epoch_size: How many ids make an epoch: ``used_ids`` forgets an epoch that is over.
         version: The policy's version to begin with, where no journal knows it.
 
@@ -552,11 +553,10 @@ class SequenceBuffer:
         with self._lock:
             return list(self._ledger.used)
 
-    def skip_once(self, ids: Iterable[Any]) -> None:
-        """After a restart without a journal: ``wanted`` leaves each of these out once. Give it the ``used_ids`` that you
-        saved."""
+    def take_up(self, used_ids: Iterable[Any]) -> None:
+        """After a restart without a journal: these were used, as your checkpoint knows. ``wanted`` leaves each out once."""
         with self._lock:
-            self._ledger.skip_once(ids)
+            self._ledger.take_up(used_ids)
 
     def wanted(self, ids: Iterable[Any]) -> list[str]:
         """Which of these ids are still to be made: not held, and not trained in this epoch before the restart."""
@@ -584,7 +584,8 @@ class SequenceBuffer:
         self._evict_old(entries)
         if resume is not None:
             base, freed, first = self._ledger.base(self._version, self._next_serial)
-            journal.rewrite(base, freed | set(self._index.entries), first, resume)
+            trainers = frozenset(consumer.name for consumer in self.flow if not consumer.outputs)
+            journal.rewrite(base, freed | set(self._index.entries), first, resume, trainers)
 
     def _note_waste(self, entries: list[Entry]) -> None:
         if self._journal is not None:

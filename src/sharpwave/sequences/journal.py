@@ -6,7 +6,7 @@ acknowledged; ``sync=True`` also waits for the disk, for power cuts. A torn reco
 is cut. Damage with whole records behind it is refused.
 
 The trainer's own checkpoint and the journal meet by name: ``mark`` writes a name, and a restart that resumes from it
-undoes every acknowledgement behind it. The last two marks can be resumed from: a process may die between its mark and
+undoes what trainers acknowledged behind it. The last two marks can be resumed from: a process may die between its mark and
 its own checkpoint. What nobody can ask for any more is left out when the file is rewritten.
 """
 
@@ -188,7 +188,12 @@ class Journal:
         return self.waste_bytes > _SLACK and self.waste_bytes > self._end // 2
 
     def rewrite(
-        self, base: dict[str, Any], needed: set[int], from_mark: str | None, until_mark: str | None = None
+        self,
+        base: dict[str, Any],
+        needed: set[int],
+        from_mark: str | None,
+        until_mark: str | None = None,
+        undone: frozenset[str] = frozenset(),
     ) -> None:
         """Leaves out what no restart needs, in a new file that takes the old one's name when it is whole.
 
@@ -196,7 +201,8 @@ class Journal:
             base: What the left-out records had led to.
             needed: The samples whose records stay.
             from_mark: Marks and versions in front of this mark go: they are in ``base``.
-            until_mark: Acknowledgements, versions and marks behind this mark go: the buffer was resumed from it.
+            until_mark: Versions and marks behind this mark go, and the acknowledgements of ``undone``: the buffer was
+                resumed from it.
         """
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
@@ -210,7 +216,7 @@ class Journal:
             os.pwrite(new, _MAGIC, 0)
             self.write(BASE, base)
             records = (record for record, _ in self._walk(old, old_end))
-            for record in _needed(records, needed, from_mark, until_mark):
+            for record in _needed(records, needed, from_mark, until_mark, undone):
                 self.write(record.kind, record.head, [record.body])
             os.fsync(new)
             beside.replace(self.path)
@@ -229,7 +235,11 @@ class Journal:
 
 
 def _needed(
-    records: Iterator[Record], needed: set[int], from_mark: str | None, until_mark: str | None
+    records: Iterator[Record],
+    needed: set[int],
+    from_mark: str | None,
+    until_mark: str | None,
+    undone: frozenset[str],
 ) -> Iterator[Record]:
     begun, over = from_mark is None, False
     for record in records:
@@ -242,7 +252,9 @@ def _needed(
         elif kind == VERSION:
             if begun and not over:
                 yield record
-        elif kind != BASE and not (kind == ACK and over) and not needed.isdisjoint(head["serials"]):
+        elif kind == BASE or (kind == ACK and over and head["consumer"] in undone):
+            continue
+        elif not needed.isdisjoint(head["serials"]):
             yield record
             if kind == PUT and (left := [serial for serial in head["serials"] if serial not in needed]):
                 yield Record(EVICT, {"serials": left}, memoryview(b""))  # they came with one that stays

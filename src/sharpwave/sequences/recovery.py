@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import SchemaError, StorageError
+from ..errors import StorageError
 from .dataflow import Dataflow
 from .journal import ACK, AMEND, BASE, EVICT, MARK, PUT, VERSION, Journal
 from .sample import SequenceSample
@@ -45,8 +45,10 @@ class Ledger:
     def mark(self, name: str, version: int) -> None:
         self.marks = [*self.marks[-1:], Mark(name, version, list(self.used), self.trained)]
 
-    def skip_once(self, ids: Iterable[Any]) -> None:
-        self.skips.update(str(one) for one in ids)
+    def take_up(self, ids: Iterable[Any]) -> None:
+        """These were used before the restart: they count, and are skipped once each."""
+        self.used = [str(one) for one in ids]
+        self.skips = Counter(self.used)
 
     def skips_now(self, name: str) -> bool:
         """Whether this one was trained before the restart; it is skipped once for each time."""
@@ -84,6 +86,9 @@ def replay(journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None)
     if resume is not None and not any(r.kind == MARK and r.head["name"] == resume for r in journal.records()):
         names = [r.head["name"] for r in journal.records() if r.kind == MARK]
         raise StorageError(f"journal: {journal.path}: resume: expected one of the marks {names}, got {resume!r}")
+    strangers = {r.head["consumer"] for r in journal.records() if r.kind == ACK} - {one.name for one in flow}
+    if strangers:
+        raise StorageError(f"journal: {journal.path}: acknowledged by {sorted(strangers)}, consumers that are not here")
     held: dict[int, Restored] = {}
     version, next_serial, undone = 0, 0, False
     for record in journal.records():
@@ -103,24 +108,22 @@ def replay(journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None)
         elif kind == EVICT:
             for serial in head["serials"]:
                 held.pop(serial, None)
+        elif kind == ACK:
+            # What a producer acknowledged is in the sample; what a trainer acknowledged is in the model that was lost.
+            if not undone or flow[head["consumer"]].outputs:
+                _ack(held, flow, ledger, head)
         elif undone:
             continue
-        elif kind == ACK:
-            _ack(held, flow, ledger, head)
         elif kind == VERSION:
             version = head["version"]
         elif kind == MARK:
             ledger.mark(head["name"], version)
             undone = head["name"] == resume
-    ledger.skip_once(ledger.used)
+    ledger.take_up(ledger.used)
     return held, version, next_serial
 
 
 def _ack(held: dict[int, Restored], flow: Dataflow, ledger: Ledger, head: dict[str, Any]) -> None:
-    try:
-        flow[head["consumer"]]
-    except SchemaError as error:
-        raise StorageError(f"journal: acknowledged by a consumer that is not here: {error}") from None
     for serial in head["serials"]:
         entry = held.get(serial)
         if entry is None:
