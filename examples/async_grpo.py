@@ -3,10 +3,10 @@
     python examples/async_grpo.py                  # about three minutes on two cores
     python examples/async_grpo.py --seconds 20
 
-A transformer learns to sort digits by trial and error alone: it starts from random weights and sees only how many places
-of its answers were right. Generators push groups of answers through a stream into a SequenceBuffer; "prox" computes
-the log-probabilities of the policy as it is at the start of a step (decoupled objective), "train" takes the step. New
-weights reach the generators between two tokens, so an answer may have several authors: each token carries its version.
+A transformer learns to sort digits by trial and error alone: it starts from random weights and sees only how many
+places of its answers were right. Generators push groups of answers through a stream into a SequenceBuffer; "prox"
+computes the log-probabilities of the policy at the start of a step (decoupled objective), "train" takes the step. New
+weights reach generators between two tokens, so an answer may have several authors: each token carries its version.
 """
 
 import argparse
@@ -52,7 +52,6 @@ class Config:
 @dataclass
 class Result:
     steps: int = 0
-    tokens: int = 0
     seconds: float = 0.0
     rewards: list[float] = field(default_factory=list)  # mean of each step
     staleness: Counter[int] = field(default_factory=Counter)  # of each token trained on
@@ -95,7 +94,7 @@ def score(question: Tensor, answer: Tensor) -> Tensor:
     return (question.sort(1).values == answer).float().mean(1)
 
 
-# ---- generation: its own processes -------------------------------------------------------------------------------------
+# ---- generation: its own processes -----------------------------------------------------------------------------------
 
 
 def generate(config: Config, number: int, address: str, folder: str, version, permits, stop, idle) -> None:
@@ -105,10 +104,9 @@ def generate(config: Config, number: int, address: str, folder: str, version, pe
     policy, loaded, asked, waited, began = Policy(config), -1, 0, 0.0, time.monotonic()
     with Pusher(address, window=4) as pusher, torch.no_grad():
         while not stop.is_set():
-            start = time.monotonic()
-            has_permit = permits.acquire(timeout=0.2)
+            start, is_free = time.monotonic(), permits.acquire(timeout=0.2)
             waited += time.monotonic() - start
-            if not has_permit:
+            if not is_free:
                 continue
             question = torch.randint(config.kinds, (config.chunk, config.digits))
             prompts = question.repeat_interleave(config.group, 0)
@@ -139,7 +137,7 @@ def generate(config: Config, number: int, address: str, folder: str, version, pe
             idle[number] = waited / (time.monotonic() - began)
 
 
-# ---- training: this process ---------------------------------------------------------------------------------------------
+# ---- training: this process ------------------------------------------------------------------------------------------
 
 
 def receive(config: Config, puller: Puller, seq: sw.SequenceBuffer, gate, permits, workers) -> None:
@@ -175,23 +173,19 @@ def train_step(policy: Policy, optimizer: torch.optim.Optimizer, batch: sw.Seque
         optimizer.step()
 
 
-def train(config: Config, report=lambda result: None) -> Result:
+def train(config: Config) -> Result:
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     policy = Policy(config)
     optimizer = torch.optim.Adam(policy.parameters(), config.learning_rate)
     made = {"question", "answer", "log_probs", "versions", "rewards"}
-    flow = sw.Dataflow(
-        [
-            sw.Consumer("prox", {"question", "answer"}, {"prox_log_probs"}, batch_size=config.batch),
-            sw.Consumer("train", made | {"prox_log_probs"}, batch_size=config.batch),
-        ]
-    )
-    seq = sw.SequenceBuffer(flow, 4096, max_staleness=config.max_staleness, lease_timeout=60, watchdog_timeout=60)
+    prox = sw.Consumer("prox", {"question", "answer"}, {"prox_log_probs"}, batch_size=config.batch)
+    flow = sw.Dataflow([prox, sw.Consumer("train", made | {"prox_log_probs"}, batch_size=config.batch)])
+    seq = sw.SequenceBuffer(flow, 4096, max_staleness=config.max_staleness, watchdog_timeout=60)
     gate = seq.admission(config.batch)
     context = mp.get_context("spawn")
     version, permits, stop = context.Value("q", 0), context.Semaphore(0), context.Event()
-    idle = context.Array("d", config.generators)
+    idle = context.Array("d", config.generators)  # each generator's share
     result, began = Result(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Puller() as puller:
         save_file(policy.state_dict(), Path(folder) / "0.safetensors")
@@ -206,31 +200,27 @@ def train(config: Config, report=lambda result: None) -> Result:
                 optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - 0.9 * (start - began) / config.seconds)
                 with seq.get("prox") as lease, torch.no_grad():
                     result.trainer_idle += time.monotonic() - start
-                    question = rows(lease.batch, "question", config).repeat_interleave(config.group, 0)
-                    found = policy.log_probs(question, rows(lease.batch, "answer", config))[0].flatten()
+                    question, answer = rows(lease.batch, "question", config), rows(lease.batch, "answer", config)
+                    found = policy.log_probs(question.repeat_interleave(config.group, 0), answer)[0].flatten()
                     lens = {"prox_log_probs": lease.batch.seqlens["answer"]}
                     seq.amend(lease.handles, sw.SequenceSample(lease.batch.ids, lens, {"prox_log_probs": found}))
                 with seq.get("train") as lease:
                     train_step(policy, optimizer, lease.batch, config)
-                    ages = version.value - lease.batch["versions"]
-                    result.staleness.update(ages.tolist())
+                    result.staleness.update((version.value - lease.batch["versions"]).tolist())
                     result.rewards.append(lease.batch["rewards"].mean().item())
                 result.steps += 1
-                result.tokens += len(ages)
                 save_file(policy.state_dict(), Path(folder) / f"{result.steps}.safetensors")
                 seq.set_version(result.steps)
                 version.value = result.steps
-                (Path(folder) / f"{result.steps - 3}.safetensors").unlink(missing_ok=True)
+                (Path(folder) / f"{result.steps - 50}.safetensors").unlink(missing_ok=True)
                 if result.steps % 50 == 0:
-                    report(result)
+                    print(f"step {result.steps:5}  reward {result.reward():.3f}", flush=True)
         finally:
             stop.set()
             for worker in (*workers, receiver):
                 worker.join()
-    result.stats = seq.stats()
-    result.seconds = time.monotonic() - began
-    result.trainer_idle /= result.seconds
-    result.generator_idle = float(np.mean(idle[:]))
+    result.stats, result.seconds = seq.stats(), time.monotonic() - began
+    result.trainer_idle, result.generator_idle = result.trainer_idle / result.seconds, float(np.mean(idle[:]))
     return result
 
 
@@ -239,19 +229,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=Config.seconds)
     parser.add_argument("--steps", type=int, default=Config.steps)
     parser.add_argument("--seed", type=int, default=Config.seed)
-    parser.add_argument("--max-staleness", type=int, default=Config.max_staleness)
     options = parser.parse_args()
     if options.steps < 1:
         parser.error("--steps must be at least 1")
-    print(f"sorting {Config.digits} of {Config.kinds} digits; by chance {1 / Config.kinds:.2f} of the places are right")
-    result = train(
-        Config(**vars(options)),
-        lambda now: print(f"step {now.steps:5}  reward {now.reward():.3f}", flush=True),
-    )
+    print(f"sorting {Config.digits} digits of {Config.kinds} kinds; reward by chance {1 / Config.kinds:.2f}")
+    result = train(Config(**vars(options)))
     print(f"reward {result.rewards[0]:.3f} -> {result.reward():.3f} in {result.steps} steps, {result.seconds:.0f} s")
-    print(f"{result.tokens / result.seconds:,.0f} tokens/s trained on")
-    print(f"idle: trainer {result.trainer_idle:.0%}, generators {result.generator_idle:.0%}")
     total = sum(result.staleness.values())
+    print(f"{total / result.seconds:,.0f} tokens/s trained on")
+    print(f"idle: trainer {result.trainer_idle:.0%}, generators {result.generator_idle:.0%}")
     for age, count in sorted(result.staleness.items()):
         print(f"staleness {age}: {count / total:6.1%} of the tokens")
     print(f"evicted as too old: {result.stats['evicted']} of {result.stats['puts']} questions")

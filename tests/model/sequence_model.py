@@ -44,7 +44,9 @@ class Model:
 
     # ---- verbs
 
-    def put(self, samples: list[tuple[str, dict[str, int], str]], version: int, births: list[int] | None) -> str | list[int]:
+    def put(
+        self, samples: list[tuple[str, dict[str, int], str]], version: int, births: list[int] | None
+    ) -> str | list[int]:
         """Handles, or the reason why not."""
         names = [name for name, _, _ in samples]
         tokens = sum(max(keys.values()) for _, keys, _ in samples)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,10 @@ FLOWS = {
     ],
     "reuse": [sw.Consumer("ref", {"x"}, {"y"}, batch_size=1), sw.Consumer("train", {"y"}, batch_size=2, reuse=3)],
     "window": [sw.Consumer("ref", {"x"}, {"y"}, batch_size=1), sw.Consumer("train", {"y"}, batch_size=2, window=3)],
-    "group": [sw.Consumer("ref", {"x"}, {"y"}, batch_size=1), sw.Consumer("train", {"y"}, batch_size=GROUP, group_size=GROUP)],
+    "group": [
+        sw.Consumer("ref", {"x"}, {"y"}, batch_size=1),
+        sw.Consumer("train", {"y"}, batch_size=GROUP, group_size=GROUP),
+    ],
     "no inputs": [sw.Consumer("see", set(), batch_size=2), sw.Consumer("train", {"z"}, batch_size=1)],
 }
 
@@ -87,7 +88,9 @@ class Machine(RuleBasedStateMachine):
         if again and self.model.held:
             names[-1] = self.model.held[0].id
         groups = [f"g{(self.made + at) // GROUP}" for at in range(count)]
-        samples = [(name, dict.fromkeys(sorted(keys), length), group) for name, group in zip(names, groups, strict=True)]
+        samples = [
+            (name, dict.fromkeys(sorted(keys), length), group) for name, group in zip(names, groups, strict=True)
+        ]
         version = max(0, self.model.version - old)
         given = births[:count] if self.has_births else None
         expected = self.model.put(samples, version, given)
@@ -97,8 +100,7 @@ class Machine(RuleBasedStateMachine):
             got: Any = self.seq.put([make(*sample) for sample in samples], version=version, births=given).tolist()
         except BufferFull:
             got = "full"
-        except SchemaError as error:
-            assert "held already" in str(error)
+        except SchemaError:
             got = "duplicate"
         assert got == expected
         if not self.has_group():

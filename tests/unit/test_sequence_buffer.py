@@ -30,7 +30,9 @@ def two_step(n: int = 2, capacity: int = 100, **options: Any) -> sw.SequenceBuff
 
 
 def one_step(n: int = 1, capacity: int = 100, key: str = "a", **options: Any) -> sw.SequenceBuffer:
-    consumer = {name: options.pop(name) for name in ("reuse", "window", "group_size", "group_timeout") if name in options}
+    consumer = {
+        name: options.pop(name) for name in ("reuse", "window", "group_size", "group_timeout") if name in options
+    }
     flow = sw.Dataflow([sw.Consumer("train", {key}, batch_size=n, **consumer)])
     return sw.SequenceBuffer(flow, capacity, **options)
 
@@ -138,7 +140,7 @@ def test_births_and_put_order_do_not_mix() -> None:
 def test_full_put_changes_nothing_and_the_next_one_fits() -> None:
     seq = one_step(2, capacity=3)
     seq.put(sample("ab"))
-    with pytest.raises(BufferFull, match="no room for 2 samples .* 2 of 3 samples are held"):
+    with pytest.raises(BufferFull, match=r"no room for 2 samples .* 2 of 3 samples are held"):
         seq.put(sample("cd"))
     assert seq.ids() == ["a", "b"]
     seq.put(sample("c"))
@@ -436,7 +438,7 @@ def test_the_last_reader_may_still_amend_what_it_has() -> None:
         seq.amend(lease.handles, sample("a", "made"))
 
 
-# ---- stragglers --------------------------------------------------------------------------------------------------------
+# ---- stragglers ------------------------------------------------------------------------------------------------------
 
 
 def test_strict_order_waits_for_the_straggler() -> None:
@@ -479,7 +481,7 @@ def test_groups_come_whole_or_when_their_time_is_up() -> None:
         seq.get("train", batch_size=3)
 
 
-# ---- staleness ---------------------------------------------------------------------------------------------------------
+# ---- staleness -------------------------------------------------------------------------------------------------------
 
 
 def test_what_becomes_too_old_leaves_before_it_is_drawn() -> None:
@@ -517,7 +519,9 @@ def test_what_is_in_somebodys_hands_is_not_evicted_under_them() -> None:
 
 def test_tokens_have_versions_and_the_first_counts() -> None:
     seq = one_step(1, max_staleness=1)
-    versions = Sample(["a", "b"], {"a": [3, 2], "versions": [3, 2]}, {"a": np.arange(5), "versions": np.array([0, 1, 2, 2, 2])})
+    versions = Sample(
+        ["a", "b"], {"a": [3, 2], "versions": [3, 2]}, {"a": np.arange(5), "versions": np.array([0, 1, 2, 2, 2])}
+    )
     seq.put(versions)
     assert seq.stats()["staleness"] == {0: 1, -2: 1}
     seq.set_version(2)
@@ -605,7 +609,7 @@ def test_admission_is_exact_under_threads() -> None:
     assert sum(counts) == 8 * 4 == gate.running
 
 
-# ---- insight -----------------------------------------------------------------------------------------------------------
+# ---- insight ---------------------------------------------------------------------------------------------------------
 
 
 def test_explain_says_what_is_missing_and_who_has_it() -> None:
@@ -664,7 +668,7 @@ def test_watchdog_is_quiet_while_anything_moves() -> None:
     assert getter.wait() == ["a", "b", "c", "d"]
 
 
-# ---- coroutines and threads --------------------------------------------------------------------------------------------
+# ---- coroutines and threads ------------------------------------------------------------------------------------------
 
 
 def test_coroutines_wait_without_stopping_their_loop() -> None:
@@ -734,7 +738,7 @@ def test_threads_and_coroutines_read_each_sample_once_per_consumer() -> None:
     seq = sw.SequenceBuffer(flow, 40, lease_timeout=30)
     seen: dict[str, list[str]] = {"ref": [], "reward": [], "train": []}
     outputs = {"ref": "b", "reward": "c", "train": None}
-    left = {name: total for name in seen}
+    left = dict.fromkeys(seen, total)
     lock = threading.Lock()
     failures: list[BaseException] = []
 

@@ -73,7 +73,9 @@ def test_wanted_leaves_out_what_is_held_and_once_what_was_trained(tmp_path: Path
     seq.close()
     seq = open_at(tmp_path)
     assert seq.wanted("abcdef") == ["e", "f"]
-    assert seq.wanted("abcdef") == ["a", "b", "e", "f"], "the next epoch wants them again"
+    infer(seq)
+    train(seq)
+    assert seq.wanted("abcdef") == list("abcdef"), "the next epoch wants them again"
     other = sw.SequenceBuffer(FLOW, 100)  # the seed's form: ids saved beside the checkpoint, data made anew
     other.take_up(["a", "b"])
     assert other.wanted("abcd") == ["c", "d"]
@@ -169,7 +171,7 @@ def test_damage_before_whole_records_is_refused(tmp_path: Path) -> None:
     raw = bytearray((tmp_path / "journal").read_bytes())
     raw[100] ^= 0xFF
     (tmp_path / "journal").write_bytes(raw)
-    with pytest.raises(StorageError, match="damaged at byte 16, and [0-9]+ bytes follow"):
+    with pytest.raises(StorageError, match=r"damaged at byte 16, and [0-9]+ bytes follow"):
         open_at(tmp_path)
     assert (tmp_path / "journal").read_bytes() == raw, "refused, not mended"
 
@@ -232,25 +234,25 @@ print(sw.SequenceBuffer(flow, 100, journal={str(tmp_path / "journal")!r}).ids())
     assert resource.RLIMIT_FSIZE is not None
 
 
-# ---- 300 ids, batch 63, a checkpoint every 2 steps, killed at random ---------------------------------------------------
+# ---- 300 ids, batch 63, a checkpoint every 2 steps, killed at random -------------------------------------------------
 
 TRAINER = Path(__file__).parent / "sequence_trainer.py"
 
 
 @pytest.mark.parametrize("form", ["journal", "used ids"])
 def test_each_epoch_trains_each_id_exactly_once_through_kills(tmp_path: Path, form: str) -> None:
-    epochs = 20 if form == "journal" or os.environ.get("SHARPWAVE_SOAK") == "1" else 8
+    epochs, most = (100, 120) if os.environ.get("SHARPWAVE_SOAK") == "1" else (20, 20)
     stream = random.Random(7)
     command = [sys.executable, str(TRAINER), str(tmp_path), str(epochs), form]
     kills = 0
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 280
     while True:
         assert time.monotonic() < deadline
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:
-            process.wait(stream.uniform(0.0, 0.1) if kills < 15 else 100)
+            process.wait(stream.uniform(0.0, 0.1) if kills < most else 100)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()

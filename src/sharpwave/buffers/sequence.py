@@ -33,8 +33,8 @@ class SequenceBuffer:
     """A join buffer for sequences: producers ``put`` samples, consumers ``get`` what is complete for them and ``amend``
     it with what they made, until everybody is done with a sample and it leaves.
 
-    Samples are held by reference. One object serves threads and coroutines of any event loop at once; plain verbs block,
-    their ``*_async`` forms are awaited. Every call costs O(batch), whatever the capacity.
+    Samples are held by reference. One object serves threads and coroutines of any event loop at once; plain verbs
+    block, their ``*_async`` forms are awaited. Every call costs O(batch), whatever the capacity.
 
     Args:
         flow: Who reads and makes which keys.
@@ -43,8 +43,8 @@ class SequenceBuffer:
             samples leave.
         max_bytes: Most bytes held, likewise.
         max_staleness: Most versions between the policy that made a sample and the present one. None for no bound.
-        stale: What is too old: ``"evict"`` throws it away (not while it is leased), ``"mask"`` hands it out with the key
-            ``fresh`` False on the tokens that are too old, ``"keep"`` hands it out and counts it.
+        stale: What is too old: ``"evict"`` throws it away (not while it is leased), ``"mask"`` hands it out with the
+            key ``fresh`` False on the tokens that are too old, ``"keep"`` hands it out and counts it.
         lease_timeout: Seconds after which a lease that was not acknowledged is given back; None for never.
         watchdog_timeout: Seconds without any put, amend, get or acknowledgement after which waiting calls raise.
         duplicate_ids: Whether an id may be put while a sample of that id is held.
@@ -113,7 +113,8 @@ class SequenceBuffer:
         self._ledger = Ledger(None if epoch_size is None else whole(where, "epoch_size", epoch_size))
         self._putters: list[Waiter] = []
         self._counters = dict.fromkeys(
-            ("puts", "amends", "acks", "trained", "evicted", "given_back", "expired", "stale_tokens", "stale_samples"), 0
+            ("puts", "amends", "acks", "trained", "evicted", "given_back", "expired", "stale_tokens", "stale_samples"),
+            0,
         )
         self._version = 0 if version is None else whole(where, "version", version, 0)
         self._next_serial = self._accepted = 0
@@ -554,12 +555,15 @@ class SequenceBuffer:
             return list(self._ledger.used)
 
     def take_up(self, used_ids: Iterable[Any]) -> None:
-        """After a restart without a journal: these were used, as your checkpoint knows. ``wanted`` leaves each out once."""
+        """After a restart without a journal: these were used, as your checkpoint knows; ``wanted`` skips each once."""
         with self._lock:
             self._ledger.take_up(used_ids)
 
     def wanted(self, ids: Iterable[Any]) -> list[str]:
-        """Which of these ids are still to be made: not held, and not trained in this epoch before the restart."""
+        """Which of these ids are still to be made, for a loader that begins its epoch anew after a restart.
+
+        Left out are ids that are held, and, once each, those that were held or used already at the restart.
+        """
         with self._lock:
             names = [str(one) for one in ids]
             return [one for one in names if not self._ledger.skips_now(one) and one not in self._index.by_id]
@@ -610,6 +614,10 @@ class SequenceBuffer:
 
     def __len__(self) -> int:
         return len(self._index.entries)
+
+    def __contains__(self, handle: object) -> bool:
+        """Whether the sample of a handle is still here."""
+        return handle in self._index.entries
 
     def ids(self) -> list[str]:
         """Of the samples held, oldest put first."""

@@ -70,9 +70,13 @@ class Consumer:
         if group_size is not None:
             group_size = whole(where, "group_size", group_size)
             if batch_size % group_size:
-                raise SchemaError(f"{where}: batch_size: expected a multiple of group_size={group_size}, got {batch_size}")
+                raise SchemaError(
+                    f"{where}: batch_size: expected a multiple of group_size={group_size}, got {batch_size}"
+                )
             if window is not None:
-                raise SchemaError(f"{where}: window= and group_size= exclude each other: a group has no one place in line")
+                raise SchemaError(
+                    f"{where}: window= and group_size= exclude each other: a group has no one place in line"
+                )
         if group_timeout is not None:
             if group_size is None:
                 raise SchemaError(f"{where}: group_timeout= needs group_size=")

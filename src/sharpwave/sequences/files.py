@@ -1,7 +1,7 @@
 """Samples as safetensors: the format is a length, a JSON header and the arrays' bytes, so frames need no copy.
 
-Ids, lengths and metadata stand in the header's ``__metadata__`` under ``sharpwave``; any reader of safetensors reads the
-arrays. Every size is checked before memory is taken.
+Ids, lengths and metadata stand in the header's ``__metadata__`` under ``sharpwave``; any reader of safetensors reads
+the arrays. Every size is checked before memory is taken.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def decode(raw: Any) -> SequenceSample:
         about = json.loads(header.pop("__metadata__")["sharpwave"])
         keys, ids, metadata = about["keys"], about["ids"], about["metadata"]
         columns = {key: (entry, header.get(key)) for key, entry in keys.items()}
-        arrays = {key: None if not entry[3] else _read(body, key, *entry[:3], at) for key, (entry, at) in columns.items()}
+        arrays = {key: None if not entry[3] else _read(body, key, entry, at) for key, (entry, at) in columns.items()}
         from .sample import SequenceSample
 
         return SequenceSample(
@@ -132,10 +132,12 @@ def _raw(data: Any) -> Any:
         import torch
 
         data = data.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+    flat: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
-def _read(body: memoryview, key: str, lens: Any, shape: Any, dtype: str, entry: Any) -> Any:
+def _read(body: memoryview, key: str, described: Any, entry: Any) -> Any:
+    lens, shape, dtype, _ = described
     start, end = entry["data_offsets"]
     want = (sum(map(sum, lens)), *shape)
     kind = dtype_from_name("from_bytes()", dtype)

@@ -37,7 +37,9 @@ class Intake:
         self._duplicates = duplicates
         self._needs_version = max_staleness is not None
         self._groups = any(consumer.group_size for consumer in flow)
-        self._forms: dict[str, _Form] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
+        self._forms: dict[
+            str, _Form
+        ] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
         self._births: bool | None = None
 
     def read(
@@ -75,7 +77,9 @@ class Intake:
         group = None
         if self._groups:
             if "group" not in sample._metadata:
-                raise SchemaError(f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size=")
+                raise SchemaError(
+                    f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size="
+                )
             group = sample._metadata["group"][0]
         entry = Entry(sample, self._index.mask(sample.keys), tokens, nbytes, group)
         entry.version = version
@@ -106,8 +110,8 @@ class Intake:
         """Refuses what does not go with what is held."""
         if self._births is not None and self._births != (incoming.births is not None):
             raise SchemaError(
-                "put(): births: given in some puts and left out in others; the order of puts and a clock of yours do not "
-                "compare"
+                "put(): births: given in some puts and left out in others; the order of puts and a clock of yours do "
+                "not compare"
             )
         if not self._duplicates:
             held = self._index.by_id
@@ -161,7 +165,8 @@ class Intake:
         return SequenceSample._make([sample._ids[0] for sample in samples], columns, metadata)
 
     def _new_forms(self, where: str, samples: list[SequenceSample]) -> dict[str, _Form]:
-        known, new = self._forms, {}
+        known = self._forms
+        new: dict[str, _Form] = {}
         for sample in samples:
             for key, (_, data, shape, dtype) in sample._columns.items():
                 form = (shape, dtype, data is None)
@@ -169,7 +174,8 @@ class Intake:
                     new[key] = form
                 elif first != form:
                     raise SchemaError(
-                        f"{where}: key {key!r} of {sample._ids[0]!r}: expected {_said(first)} as before, got {_said(form)}"
+                        f"{where}: key {key!r} of {sample._ids[0]!r}: expected {_said(first)} as before, got "
+                        f"{_said(form)}"
                     )
         return new
 

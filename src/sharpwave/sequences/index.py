@@ -1,7 +1,7 @@
 """What is held and who may have it next, in time that depends on the batch and never on the capacity.
 
-Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: an entry costs
-memory when it comes and gives it back when it goes.
+Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: an entry
+costs memory when it comes and gives it back when it goes.
 """
 
 from __future__ import annotations

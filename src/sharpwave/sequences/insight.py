@@ -1,4 +1,4 @@
-"""Why a batch is not ready, in words; and what a buffer holds, in numbers. Both look at every entry: not for hot loops."""
+"""Why a batch is not ready, in words; what a buffer holds, in numbers. Both look at every entry: not for hot loops."""
 
 from __future__ import annotations
 
@@ -75,7 +75,12 @@ def stats(index: Index, book: Book, counters: dict[str, int], version: int, now:
         "leases": len(book.out),
         "leased": sum(len(claim.entries) for claim in book.out.values()),
         "consumers": {
-            name: {"ready": line.ready, "taken": line.taken, "waiting": len(line.waiters), "done": _done(entries, line.bit)}
+            name: {
+                "ready": line.ready,
+                "taken": line.taken,
+                "waiting": len(line.waiters),
+                "done": _done(entries, line.bit),
+            }
             for name, line in index.lines.items()
         },
         **counters,

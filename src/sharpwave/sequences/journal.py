@@ -6,8 +6,8 @@ acknowledged; ``sync=True`` also waits for the disk, for power cuts. A torn reco
 is cut. Damage with whole records behind it is refused.
 
 The trainer's own checkpoint and the journal meet by name: ``mark`` writes a name, and a restart that resumes from it
-undoes what trainers acknowledged behind it. The last two marks can be resumed from: a process may die between its mark and
-its own checkpoint. What nobody can ask for any more is left out when the file is rewritten.
+undoes what trainers acknowledged behind it. The last two marks can be resumed from: a process may die between its
+mark and its own checkpoint. What nobody can ask for any more is left out when the file is rewritten.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class Journal:
             return len(_MAGIC)
         if head != _MAGIC:
             raise StorageError(f"journal: {self.path}: not a journal of this version; remove it or give another path")
-        end = len(_MAGIC)
-        for _, end in self._walk(self._file, size):
-            pass
+        end = max((end for _, end in self._walk(self._file, size)), default=len(_MAGIC))
         if end < size:
             self.cut_bytes = size - end
             os.ftruncate(self._file, end)

@@ -105,7 +105,7 @@ class Lease:
         self._is_over = True
 
     def release(self) -> None:
-        """The work was not done: the samples wait again, at their old place. Nothing happens to a lease that is over."""
+        """The work was not done: the samples wait again, at their old place. Nothing if the lease is over."""
         if not self._is_over:
             self._end(False)
             self._is_over = True

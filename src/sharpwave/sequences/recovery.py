@@ -77,7 +77,9 @@ class Restored:
     uses: dict[str, int] = field(default_factory=dict)
 
 
-def replay(journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None) -> tuple[dict[int, Restored], int, int]:
+def replay(
+    journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None
+) -> tuple[dict[int, Restored], int, int]:
     """What the journal says: samples by serial, the version, the next serial. Fills the ledger.
 
     Raises:
@@ -120,6 +122,7 @@ def replay(journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None)
             ledger.mark(head["name"], version)
             undone = head["name"] == resume
     ledger.take_up(ledger.used)
+    ledger.skips.update(entry.sample._ids[0] for entry in held.values())  # a loader that starts over comes by them too
     return held, version, next_serial
 
 

@@ -77,7 +77,9 @@ def first_version(sample: SequenceSample) -> int | None:
         return None
     values = column.data.cpu().numpy() if is_tensor(column.data) else column.data
     if values.dtype.kind not in "iu" or values.ndim != 1:
-        raise SchemaError(f"put(): key {VERSIONS!r}: expected one whole number a token, got {values.dtype} {values.shape}")
+        raise SchemaError(
+            f"put(): key {VERSIONS!r}: expected one whole number a token, got {values.dtype} {values.shape}"
+        )
     if not len(values):
         return None
     at = 0

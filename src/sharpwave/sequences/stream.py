@@ -1,9 +1,9 @@
 """Samples from many processes to one: push and pull over ZeroMQ, in safetensors frames.
 
 A pusher keeps what it sent until the puller has acknowledged it, sends it again if the puller was restarted, and stops
-its caller when ``window`` items are not yet acknowledged: that is the whole of back-pressure, and it bounds the memory of
-both sides. Items of one pusher arrive in order, each once. Sockets are for the loopback or a trusted network: there is
-no authentication here.
+its caller when ``window`` items are not yet acknowledged: that is the whole of back-pressure, and it bounds the memory
+of both sides. Items of one pusher arrive in order, each once. Sockets are for the loopback or a trusted network: there
+is no authentication here.
 
 Needs pyzmq: ``pip install sharpwave[serve]``.
 """
@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 32  # of one frame
 
 
 def grouping(senders: int, receivers: int) -> dict[int, list[int]]:
-    """Which senders each receiver serves: contiguous blocks of equal size, and one of the rest each to the first ones."""
+    """Which senders each receiver serves: contiguous blocks of equal size, and one more each for the first ones."""
     senders, receivers = whole("grouping()", "senders", senders), whole("grouping()", "receivers", receivers)
     if senders < receivers:
         raise SchemaError(f"grouping(): expected at least as many senders as receivers={receivers}, got {senders}")
@@ -144,8 +144,8 @@ class Pusher:
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise NotReady(
-                    f"{where}: {len(self._sent)} items wait at {self.address} to be taken; pull faster, or give a larger "
-                    "window or timeout"
+                    f"{where}: {len(self._sent)} items wait at {self.address} to be taken; pull faster, or give a "
+                    "larger window or timeout"
                 )
             if now - self._heard_at > _AGAIN_S:
                 for count, frames in self._sent.items():  # the puller leaves out what it had
@@ -157,7 +157,7 @@ class Pusher:
 
     def _send(self, count: int, frames: list[Any]) -> None:
         zmq = _zmq()
-        # A puller that knows nothing of us begins with the oldest: what it had not acknowledged died with its forerunner.
+        # A puller that does not know us begins with the oldest: what its forerunner did not acknowledge died with it.
         head = _HEAD.pack(count, next(iter(self._sent)), frames[0])
         try:
             self._socket.send_multipart([head, *frames[1:]], zmq.NOBLOCK, copy=False)
@@ -205,7 +205,7 @@ class Puller:
         self.refused = 0  # frames that were no items
         self._is_open = True
 
-    def pull(self, timeout: float | None | str = "default") -> Any:
+    def pull(self, timeout: float | str | None = "default") -> Any:
         """The next item; it is acknowledged, and yours.
 
         Raises:
@@ -215,7 +215,7 @@ class Puller:
         self._acknowledge(who, count)
         return item
 
-    def pull_into(self, buffer: SequenceBuffer, timeout: float | None | str = "default", **put: Any) -> int:
+    def pull_into(self, buffer: SequenceBuffer, timeout: float | str | None = "default", **put: Any) -> int:
         """Takes the next sample and puts it; it is acknowledged only when it is in the buffer, and in its journal.
 
         While the buffer is full this waits, and so in time do the pushers. Ids that are held or were used already are
@@ -232,7 +232,9 @@ class Puller:
         who, count, item = self._receive(timeout, "pull_into()")
         if not isinstance(item, SequenceSample):
             self._acknowledge(who, count)
-            raise SchemaError(f"pull_into(): expected a SequenceSample, got {type(item).__name__}; pull() takes anything")
+            raise SchemaError(
+                f"pull_into(): expected a SequenceSample, got {type(item).__name__}; pull() takes anything"
+            )
         if put.get("version") is None and "version" in item._metadata:
             put["version"] = item._metadata["version"]
         wanted = set(buffer.wanted(item._ids))
