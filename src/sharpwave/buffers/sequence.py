@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from ..checks import number, one_of, truth, whole
-from ..errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle
+from ..errors import ClosedError, NotReady, SchemaError
 from ..sequences import insight
 from ..sequences.dataflow import Dataflow
-from ..sequences.incoming import Incoming, Intake
-from ..sequences.index import Entry, Index, Line
-from ..sequences.journal import ACK, AMEND, EVICT, MARK, PUT, VERSION, Journal
-from ..sequences.leases import Book, Claim, Lease
-from ..sequences.recovery import Ledger, replay
+from ..sequences.incoming import Incoming
+from ..sequences.index import Line
+from ..sequences.leases import Claim, Lease
 from ..sequences.sample import SequenceSample
 from ..sequences.staleness import Admission, mark_fresh
+from ..sequences.store import Store
 from ..sequences.waiting import CoroutineWaiter, ThreadWaiter, Waiter
 
 __all__ = ["SequenceBuffer"]
@@ -98,7 +97,7 @@ class SequenceBuffer:
         self.max_bytes = None if max_bytes is None else whole(where, "max_bytes", max_bytes)
         self.max_staleness = None if max_staleness is None else whole(where, "max_staleness", max_staleness, 0)
         self._stale = one_of(where, "stale", stale, _STALE)
-        self._lease_s = None if lease_timeout is None else number(where, "lease_timeout", lease_timeout, 1e-3, 1e9)
+        lease_s = None if lease_timeout is None else number(where, "lease_timeout", lease_timeout, 1e-3, 1e9)
         self._watchdog_s = (
             None if watchdog_timeout is None else number(where, "watchdog_timeout", watchdog_timeout, 1e-3, 1e9)
         )
@@ -106,28 +105,25 @@ class SequenceBuffer:
             raise SchemaError(f"{where}: sync= and resume= need journal=")
         if journal is not None and version is not None:
             raise SchemaError(f"{where}: version= and journal= exclude each other: the journal knows the version")
-        self._lock = threading.Lock()
-        self._index = Index(flow)
-        self._intake = Intake(flow, self._index, truth(where, "duplicate_ids", duplicate_ids), self.max_staleness)
-        self._book = Book()
-        self._ledger = Ledger(None if epoch_size is None else whole(where, "epoch_size", epoch_size))
-        self._putters: list[Waiter] = []
-        self._counters = dict.fromkeys(
-            ("puts", "amends", "acks", "trained", "evicted", "given_back", "expired", "stale_tokens", "stale_samples"),
-            0,
+        oldest = self.max_staleness if self._stale == "evict" else None
+        self._store = Store(
+            flow,
+            self.capacity,
+            self.max_tokens,
+            self.max_bytes,
+            oldest,
+            lease_s,
+            truth(where, "duplicate_ids", duplicate_ids),
+            self.max_staleness is not None,
+            None if epoch_size is None else whole(where, "epoch_size", epoch_size),
+            0 if version is None else whole(where, "version", version, 0),
         )
-        self._version = 0 if version is None else whole(where, "version", version, 0)
-        self._next_serial = self._accepted = 0
+        if journal is not None:
+            self._store.open_journal(journal, truth(where, "sync", sync), resume, time.monotonic())
+        self._lines = self._store.index.lines
+        self._lock = threading.Lock()  # around the store and the waiters
+        self._putters: list[Waiter] = []
         self._is_closed = False
-        self._journal = None if journal is None else Journal(journal, sync)
-        if self._journal is not None:
-            try:
-                self._recover(self._journal, resume)
-            except BaseException:
-                self._journal.close()
-                raise
-        self._first_version = self._version
-        self._accepted = len(self._index.entries)
         self._moved_at = time.monotonic()
 
     # ---- put ---------------------------------------------------------------------------------------------------------
@@ -157,7 +153,7 @@ class SequenceBuffer:
             BufferFull: There was no room, in time.
             SchemaError: An id is held already, or a key has another dtype or shape than before.
         """
-        incoming = self._intake.read(samples, version, births, self._journal is not None)
+        incoming = self._store.intake.read(samples, version, births, self._store.journal is not None)
         waiter = ThreadWaiter(len(incoming.entries))
         deadline = _deadline("put()", timeout)
         try:
@@ -176,7 +172,7 @@ class SequenceBuffer:
         timeout: float | None = 0,
     ) -> _Handles:
         """``put`` that lets the event loop go on while it waits."""
-        incoming = self._intake.read(samples, version, births, self._journal is not None)
+        incoming = self._store.intake.read(samples, version, births, self._store.journal is not None)
         waiter = CoroutineWaiter(len(incoming.entries))
         deadline = _deadline("put_async()", timeout)
         try:
@@ -194,72 +190,18 @@ class SequenceBuffer:
             if not incoming.entries:
                 return np.empty(0, np.int64)
             is_first = not self._putters or self._putters[0] is waiter
-            if is_first and self._fits(incoming):
-                return self._admit(incoming)
-            self._refuse_unfit(incoming)
+            now = time.monotonic()
+            if is_first and self._store.fits(incoming):
+                handles = self._store.admit(incoming, now)
+                self._moved(now)
+                return handles
+            self._store.refuse_unfit(incoming)
             if waiter not in self._putters:
                 self._putters.append(waiter)
-            now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise BufferFull(self._full(incoming))
+                raise self._store.full(incoming, len(self._putters) - 1)
             self._check_moving("put()", now)
             return None
-
-    def _fits(self, incoming: Incoming) -> bool:
-        index = self._index
-        return (
-            len(index.entries) + len(incoming.entries) <= self.capacity
-            and (self.max_tokens is None or index.tokens + incoming.tokens <= self.max_tokens)
-            and (self.max_bytes is None or index.bytes + incoming.bytes <= self.max_bytes)
-        )
-
-    def _refuse_unfit(self, incoming: Incoming) -> None:
-        """What would not fit into an empty buffer never will."""
-        for what, got, most in (
-            ("capacity", len(incoming.entries), self.capacity),
-            ("max_tokens", incoming.tokens, self.max_tokens),
-            ("max_bytes", incoming.bytes, self.max_bytes),
-        ):
-            if most is not None and got > most:
-                raise BufferFull(f"put(): {got} at once never fit {what}={most}; put fewer, or raise {what}")
-
-    def _full(self, incoming: Incoming) -> str:
-        index = self._index
-        said = [f"{len(index.entries)} of {self.capacity} samples"]
-        if self.max_tokens is not None:
-            said.append(f"{index.tokens} of {self.max_tokens} tokens")
-        if self.max_bytes is not None:
-            said.append(f"{index.bytes} of {self.max_bytes} bytes")
-        ahead = len(self._putters) - 1
-        others = f", {ahead} puts wait before it" if ahead > 0 else ""
-        return (
-            f"put(): no room for {len(incoming.entries)} samples ({incoming.tokens} tokens, {incoming.bytes} bytes): "
-            f"{', '.join(said)} are held{others}; wait with timeout=, or acknowledge leases"
-        )
-
-    def _admit(self, incoming: Incoming) -> _Handles:
-        self._intake.check(incoming)
-        now = time.monotonic()
-        serial = self._next_serial
-        for at, entry in enumerate(incoming.entries):
-            entry.serial = serial + at
-            entry.birth = serial + at + 1 if incoming.births is None else incoming.births[at]
-        serials = list(range(serial, serial + len(incoming.entries)))
-        if self._journal is not None:
-            head = {
-                "serials": serials,
-                "births": [entry.birth for entry in incoming.entries],
-                "versions": [entry.version for entry in incoming.entries],
-            }
-            self._journal.write(PUT, head, incoming.body)
-        self._next_serial += len(serials)
-        self._intake.keep(incoming)
-        self._index.add(incoming.entries, now)
-        self._accepted += len(serials)
-        self._counters["puts"] += len(serials)
-        self._evict_old(incoming.entries)
-        self._moved(now)
-        return np.array(serials, np.int64)
 
     # ---- amend -------------------------------------------------------------------------------------------------------
 
@@ -275,34 +217,19 @@ class SequenceBuffer:
             SchemaError: Ids differ, or a key has another dtype or shape than before.
         """
         serials = [int(one) for one in np.asarray(handles).reshape(-1)]
-        parts = self._intake.unpack("amend()", samples)
+        parts = self._store.intake.unpack("amend()", samples)
         if len(parts) != len(serials):
             raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
-        body = self._intake.body(parts) if self._journal is not None else None
+        body = self._store.intake.body(parts) if self._store.journal is not None else None
         with self._lock:
             self._check_open("amend()")
-            entries = [self._entry(serial) for serial in serials]
-            merged = self._intake.merge(entries, parts)
-            if self._journal is not None and serials:
-                self._journal.write(AMEND, {"serials": serials}, body)
             now = time.monotonic()
-            for entry, (sample, tokens, nbytes) in zip(entries, merged, strict=True):
-                self._index.amend(entry, sample, tokens, nbytes, now)
-            self._counters["amends"] += len(serials)
+            self._store.amend(serials, parts, body, now)
             self._moved(now)
 
     async def amend_async(self, handles: Any, samples: SequenceSample | Sequence[SequenceSample]) -> None:
         """``amend``, which never waits anyway."""
         self.amend(handles, samples)
-
-    def _entry(self, serial: int) -> Entry:
-        entry = self._index.entries.get(serial)
-        if entry is None:
-            raise StaleHandle(
-                f"amend(): the sample of handle {serial} has left: everybody was done with it, or it was too old; "
-                "amend before you acknowledge"
-            )
-        return entry
 
     # ---- get ---------------------------------------------------------------------------------------------------------
 
@@ -358,9 +285,9 @@ class SequenceBuffer:
         return self._lease(claim)
 
     def _asked(self, where: str, consumer: str, batch_size: int | None) -> tuple[Line, int]:
-        line = self._index.lines.get(consumer)
+        line = self._lines.get(consumer)
         if line is None:
-            names = ", ".join(self._index.lines)
+            names = ", ".join(self._lines)
             raise SchemaError(f"{where}: consumer: expected one of {names}, got {consumer!r}")
         if batch_size is None:
             return line, line.consumer.batch_size
@@ -387,16 +314,15 @@ class SequenceBuffer:
                 count = line.ready
                 if not partial or not count:
                     raise NotReady(f"get(): {self._explain(line, now)}")
-            entries = self._index.take(line, count)
             self._moved_at = now
-            return self._book.open(line, entries, owner, now, self._lease_s)
+            return self._store.lease(line, count, owner, now)
 
     def _lease(self, claim: Claim) -> Lease:
         """What the caller gets. The samples are put together outside the lock: nothing changes them."""
         try:
             name = claim.line.consumer.name
             keys = sorted(claim.line.consumer.inputs)
-            batch = self._intake.gather([entry.sample for entry in claim.entries], keys)
+            batch = self._store.intake.gather([entry.sample for entry in claim.entries], keys)
             versions = [entry.version for entry in claim.entries]
             if self.max_staleness is not None and self._stale != "evict":
                 batch = self._mark_stale(batch, versions)
@@ -407,12 +333,12 @@ class SequenceBuffer:
         return Lease(batch, handles, name, versions, lambda done: self._end(claim, done), lambda: self._renew(claim))
 
     def _mark_stale(self, batch: SequenceSample, versions: list[int | None]) -> SequenceSample:
-        oldest = self._version - (self.max_staleness or 0)
+        oldest = self._store.version - (self.max_staleness or 0)
         samples = sum(version is not None and version < oldest for version in versions)
         marked, tokens = mark_fresh(batch, versions, oldest)
         with self._lock:
-            self._counters["stale_samples"] += samples
-            self._counters["stale_tokens"] += tokens
+            self._store.counters["stale_samples"] += samples
+            self._store.counters["stale_tokens"] += tokens
         return marked if self._stale == "mask" else batch
 
     # ---- leases ------------------------------------------------------------------------------------------------------
@@ -421,11 +347,10 @@ class SequenceBuffer:
         """Gives back whatever an owner has leased: it is gone. Returns how many samples."""
         with self._lock:
             self._check_open("release()")
-            mine = [claim for claim in self._book.out.values() if claim.owner == owner]
-            for claim in mine:
-                self._book.end(claim.number)
-                self._return(claim, time.monotonic())
-            return sum(len(claim.entries) for claim in mine)
+            now = time.monotonic()
+            count = self._store.give_back_all(owner, now)
+            self._moved(now)
+            return count
 
     def _end(self, claim: Claim, done: bool) -> None:
         with self._lock:
@@ -434,50 +359,25 @@ class SequenceBuffer:
                     raise ClosedError("ack(): the buffer was closed; the samples count as not used")
                 return
             self._tick()
-            if claim.number not in self._book.out:
-                if not done:
-                    return
-                raise StaleHandle(
-                    f"ack(): the lease of {len(claim.entries)} samples for {claim.line.consumer.name!r} is over: it "
-                    "expired or was given back, and others may have them; raise lease_timeout or renew() in between"
-                )
             now = time.monotonic()
-            if not done:
-                self._book.end(claim.number)
-                self._return(claim, now)
-                return
-            if self._journal is not None:
-                serials = [entry.serial for entry in claim.entries]
-                self._journal.write(ACK, {"serials": serials, "consumer": claim.line.consumer.name})
-            self._book.end(claim.number)
-            freed, left = self._index.finish(claim.line, claim.entries, now)
-            for entry in freed:
-                self._ledger.train(entry.sample._ids[0], entry.serial)
-            self._counters["acks"] += len(claim.entries)
-            self._counters["trained"] += len(freed)
-            self._count_evicted(left)
-            self._note_waste(freed)
+            if done:
+                self._store.finish(claim, now)
+            else:
+                self._store.give_back(claim, now)
             self._moved(now)
-
-    def _return(self, claim: Claim, now: float) -> None:
-        self._count_evicted(self._index.give_back(claim.line, claim.entries, now))
-        self._counters["given_back"] += len(claim.entries)
-        self._moved(now)
 
     def _renew(self, claim: Claim) -> None:
         with self._lock:
             self._check_open("renew()")
             self._tick()
-            if claim.number not in self._book.out:
-                raise StaleHandle("renew(): the lease is over: it expired, was acknowledged or given back")
-            self._book.renew(claim, time.monotonic(), self._lease_s)
+            self._store.renew(claim, time.monotonic())
 
     # ---- versions ----------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """The present policy's."""
-        return self._version
+        return self._store.version
 
     def set_version(self, version: int) -> None:
         """The policy is newer now; what has become too old leaves, unless it is leased or ``stale`` says otherwise.
@@ -488,13 +388,7 @@ class SequenceBuffer:
         version = whole("set_version()", "version", version, 0)
         with self._lock:
             self._check_open("set_version()")
-            if version < self._version:
-                raise SchemaError(f"set_version(): expected {self._version} or more, got {version}")
-            if self._journal is not None and version > self._version:
-                self._journal.write(VERSION, {"version": version})
-            self._version = version
-            if self.max_staleness is not None:
-                self._evict_old(self._index.older_than(version - self.max_staleness))
+            self._store.set_version(version)
             self._moved(time.monotonic())
 
     def admission(self, batch_size: int, max_concurrent: int | None = None) -> Admission:
@@ -509,26 +403,9 @@ class SequenceBuffer:
 
         def progress() -> tuple[int, int]:
             with self._lock:
-                return self._version - self._first_version, self._accepted
+                return self._store.version - self._store.first_version, self._store.accepted
 
         return Admission(batch_size, self.max_staleness, max_concurrent, progress)
-
-    def _evict_old(self, entries: Iterable[Entry]) -> None:
-        if self.max_staleness is None or self._stale != "evict":
-            return
-        oldest = self._version - self.max_staleness
-        old = [entry for entry in entries if entry.version is not None and entry.version < oldest]
-        if old:
-            self._count_evicted([entry for entry in old if self._index.condemn(entry)])
-
-    def _count_evicted(self, entries: list[Entry]) -> None:
-        if not entries:
-            return
-        self._accepted -= len(entries)  # they will not be trained on: others may start in their place
-        self._counters["evicted"] += len(entries)
-        if self._journal is not None:
-            self._journal.write(EVICT, {"serials": [entry.serial for entry in entries]})
-            self._note_waste(entries)
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
@@ -540,24 +417,18 @@ class SequenceBuffer:
         """
         with self._lock:
             self._check_open("checkpoint()")
-            if self._journal is None:
-                raise SchemaError("checkpoint(): needs SequenceBuffer(journal=)")
-            self._journal.write(MARK, {"name": name})
-            self._ledger.mark(name, self._version)
-            if self._journal.is_wasteful():
-                base, freed, first = self._ledger.base(self._version, self._next_serial)
-                self._journal.rewrite(base, freed | set(self._index.entries), first)
+            self._store.checkpoint(name)
 
     @property
     def used_ids(self) -> list[str]:
         """The ids that everybody is done with, in that order, of the epoch that is not over."""
         with self._lock:
-            return list(self._ledger.used)
+            return list(self._store.ledger.used)
 
     def take_up(self, used_ids: Iterable[Any]) -> None:
         """After a restart without a journal: these were used, as your checkpoint knows; ``wanted`` skips each once."""
         with self._lock:
-            self._ledger.take_up(used_ids)
+            self._store.ledger.take_up(used_ids)
 
     def wanted(self, ids: Iterable[Any]) -> list[str]:
         """Which of these ids are still to be made, for a loader that begins its epoch anew after a restart.
@@ -566,34 +437,9 @@ class SequenceBuffer:
         """
         with self._lock:
             names = [str(one) for one in ids]
-            return [one for one in names if not self._ledger.skips_now(one) and one not in self._index.by_id]
-
-    def _recover(self, journal: Journal, resume: str | None) -> None:
-        held, self._version, self._next_serial = replay(journal, self.flow, self._ledger, resume)
-        now = time.monotonic()
-        entries = []
-        for serial, restored in held.items():
-            entry = self._intake.entry(restored.sample, restored.version)
-            entry.serial, entry.birth = serial, restored.birth
-            for line in self._index.lines.values():
-                uses = restored.uses.get(line.consumer.name, 0)
-                if uses >= line.consumer.reuse:
-                    entry.done |= line.bit
-                elif uses:
-                    entry.uses = {**(entry.uses or {}), line.number: uses}
-            entries.append(entry)
-        self._intake.learn(entries)
-        self._index.add(entries, now)
-        self._moved_at = now
-        self._evict_old(entries)
-        if resume is not None:
-            base, freed, first = self._ledger.base(self._version, self._next_serial)
-            trainers = frozenset(consumer.name for consumer in self.flow if not consumer.outputs)
-            journal.rewrite(base, freed | set(self._index.entries), first, resume, trainers)
-
-    def _note_waste(self, entries: list[Entry]) -> None:
-        if self._journal is not None:
-            self._journal.waste_bytes += sum(entry.bytes for entry in entries)
+            return [
+                one for one in names if not self._store.ledger.skips_now(one) and one not in self._store.index.by_id
+            ]
 
     # ---- insight -----------------------------------------------------------------------------------------------------
 
@@ -604,25 +450,26 @@ class SequenceBuffer:
             return self._explain(line, time.monotonic())
 
     def _explain(self, line: Line, now: float) -> str:
-        return insight.explain(self.flow, self._index, self._book, line.consumer.name, now)
+        return insight.explain(self.flow, self._store.index, self._store.book, line.consumer.name, now)
 
     def stats(self) -> dict[str, Any]:
         """Sizes, tokens, bytes, ages, staleness, and counters of everything that ever happened here."""
         with self._lock:
-            counters = {**self._counters, "accepted": self._accepted, "waiting_puts": len(self._putters)}
-            return insight.stats(self._index, self._book, counters, self._version, time.monotonic())
+            store = self._store
+            counters = {**store.counters, "accepted": store.accepted, "waiting_puts": len(self._putters)}
+            return insight.stats(store.index, store.book, counters, store.version, time.monotonic())
 
     def __len__(self) -> int:
-        return len(self._index.entries)
+        return len(self._store.index.entries)
 
     def __contains__(self, handle: object) -> bool:
         """Whether the sample of a handle is still here."""
-        return handle in self._index.entries
+        return handle in self._store.index.entries
 
     def ids(self) -> list[str]:
         """Of the samples held, oldest put first."""
         with self._lock:
-            return [entry.sample._ids[0] for entry in self._index.entries.values()]
+            return [entry.sample._ids[0] for entry in self._store.index.entries.values()]
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -632,11 +479,11 @@ class SequenceBuffer:
             if self._is_closed:
                 return
             self._is_closed = True
-            for waiters in (self._putters, *(line.waiters for line in self._index.lines.values())):
+            for waiters in (self._putters, *(line.waiters for line in self._lines.values())):
                 for waiter in waiters:
                     waiter.wake()
-            if self._journal is not None:
-                self._journal.close()
+            if self._store.journal is not None:
+                self._store.journal.close()
 
     def __enter__(self) -> SequenceBuffer:
         return self
@@ -655,20 +502,15 @@ class SequenceBuffer:
 
     def _tick(self) -> None:
         """What time alone brings: leases that expire, groups whose time is up."""
-        if self._book.next_expiry() is None and not any(line.next_deadline() for line in self._index.lines.values()):
-            return
-        now = time.monotonic()
-        for claim in self._book.expired(now):
-            self._counters["expired"] += len(claim.entries)
-            self._return(claim, now)
-        for line in self._index.lines.values():
-            if line.tick(now):
-                self._wake(line)
+        if self._store.has_clock():
+            now = time.monotonic()
+            if self._store.tick(now):
+                self._moved(now)
 
     def _moved(self, now: float) -> None:
         """Something changed: wakes whoever can go on now."""
         self._moved_at = now
-        for line in self._index.lines.values():
+        for line in self._lines.values():
             if line.waiters:
                 self._wake(line)
         if self._putters:
@@ -693,12 +535,12 @@ class SequenceBuffer:
             if waiters is self._putters:
                 _wake_first(waiters)
             else:
-                self._wake(next(line for line in self._index.lines.values() if line.waiters is waiters))
+                self._wake(next(line for line in self._lines.values() if line.waiters is waiters))
 
     def _pause(self, line: Line | None, deadline: float | None) -> float | None:
         """Seconds until there is something to look at although nobody wakes us."""
         with self._lock:
-            times = [deadline, self._book.next_expiry(), None if line is None else line.next_deadline()]
+            times = [deadline, self._store.book.next_expiry(), None if line is None else line.next_deadline()]
             if self._watchdog_s is not None:
                 times.append(self._moved_at + self._watchdog_s)
         due = [moment for moment in times if moment is not None]
@@ -707,7 +549,7 @@ class SequenceBuffer:
     def _check_moving(self, where: str, now: float, line: Line | None = None) -> None:
         if self._watchdog_s is None or now - self._moved_at < self._watchdog_s:
             return
-        lines = [line] if line is not None else list(self._index.lines.values())
+        lines = [line] if line is not None else list(self._lines.values())
         why = "\n".join(self._explain(one, now) for one in lines)
         raise NotReady(f"{where}: nothing has moved for watchdog_timeout={self._watchdog_s:g} s\n{why}")
 

@@ -32,10 +32,10 @@ class Incoming:
 class Intake:
     """The checks of one buffer. ``read`` needs no lock; ``check``, ``keep`` and ``merge`` are called under it."""
 
-    def __init__(self, flow: Dataflow, index: Index, duplicates: bool, max_staleness: int | None) -> None:
+    def __init__(self, flow: Dataflow, index: Index, duplicates: bool, needs_version: bool) -> None:
         self._index = index
         self._duplicates = duplicates
-        self._needs_version = max_staleness is not None
+        self._needs_version = needs_version
         self._groups = any(consumer.group_size for consumer in flow)
         self._forms: dict[
             str, _Form
