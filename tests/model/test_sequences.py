@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import sharpwave as sw
-from sharpwave.errors import BufferFull, NotReady, SchemaError, StaleHandle
+from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sequence_model import Model, Out
@@ -47,11 +51,55 @@ def make(name: str, keys: dict[str, int], group: str) -> sw.SequenceSample:
     return sw.SequenceSample([name], {key: [n] for key, n in keys.items()}, data, metadata={"group": [group]})
 
 
+class Threads:
+    """Plain verbs; whoever waits does so in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(8)
+
+    def call(self, seq: sw.SequenceBuffer, verb: str, *args: Any, **options: Any) -> Any:
+        return getattr(seq, verb)(*args, **options)
+
+    def wait(self, seq: sw.SequenceBuffer, consumer: str) -> concurrent.futures.Future[Any]:
+        return self._pool.submit(seq.get, consumer)
+
+    def end(self) -> None:
+        self._pool.shutdown()
+
+
+class Coroutines:
+    """Awaited verbs, in an event loop in another thread than the one that checks."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def call(self, seq: sw.SequenceBuffer, verb: str, *args: Any, **options: Any) -> Any:
+        coroutine = getattr(seq, f"{verb}_async")(*args, **options)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    def wait(self, seq: sw.SequenceBuffer, consumer: str) -> concurrent.futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(seq.get_async(consumer), self._loop)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 class Machine(RuleBasedStateMachine):
-    """Both sides get the same calls; what they answer and what they hold must agree."""
+    """Both sides get the same calls; what they answer and what they hold must agree.
+
+    A get that cannot be served may be left waiting: it must be served by the very call that makes it possible.
+    """
+
+    ways: type[Threads] | type[Coroutines] = Threads
 
     def __init__(self) -> None:
         super().__init__()
+        self.way = self.ways()
+        self.pending: dict[str, concurrent.futures.Future[Any]] = {}
         self.folder = Path(tempfile.mkdtemp())
         self.made = 0
 
@@ -97,7 +145,8 @@ class Machine(RuleBasedStateMachine):
         if self.has_group() and expected != "full":
             self.made += count  # a member that is refused would leave its group short: the model has none of these
         try:
-            got: Any = self.seq.put([make(*sample) for sample in samples], version=version, births=given).tolist()
+            put = [make(*sample) for sample in samples]
+            got: Any = self.way.call(self.seq, "put", put, version=version, births=given).tolist()
         except BufferFull:
             got = "full"
         except SchemaError:
@@ -116,21 +165,46 @@ class Machine(RuleBasedStateMachine):
         names = [by_handle[h].id if h in by_handle else f"s{h}" for h in handles]
         parts = [sw.SequenceSample([n], {key: [length]}, {key: np.zeros(length, np.int64)}) for n in names]
         if self.model.amend(handles, key, length):
-            self.seq.amend(handles, parts)
+            self.way.call(self.seq, "amend", handles, parts)
         else:
             with pytest.raises(StaleHandle):
-                self.seq.amend(handles, parts)
+                self.way.call(self.seq, "amend", handles, parts)
 
     @rule(data=st.data(), more=st.integers(0, 1), partial=st.booleans(), owner=st.sampled_from([None, "a", "b"]))
     def get(self, data: Any, more: int, partial: bool, owner: str | None) -> None:
         consumer = data.draw(st.sampled_from(list(self.flow)))
         count = consumer.batch_size if consumer.group_size or consumer.window else consumer.batch_size + more
+        options = {"batch_size": count, "timeout": 0, "partial": partial, "owner": owner}
         expected = self.model.get(consumer.name, count, partial, owner)
         if expected is None:
             with pytest.raises(NotReady):
-                self.seq.get(consumer.name, batch_size=count, timeout=0, partial=partial, owner=owner)
+                self.way.call(self.seq, "get", consumer.name, **options)
             return
-        lease = self.seq.get(consumer.name, batch_size=count, timeout=0, partial=partial, owner=owner)
+        self.same(expected, self.way.call(self.seq, "get", consumer.name, **options))
+
+    @rule(data=st.data())
+    def wait(self, data: Any) -> None:
+        consumer = data.draw(st.sampled_from(list(self.flow)))
+        enough = self.model.groups(consumer.name) if consumer.group_size else self.model.ready(consumer.name)
+        if consumer.name in self.pending or len(enough) >= consumer.batch_size // (consumer.group_size or 1):
+            return
+        self.pending[consumer.name] = self.way.wait(self.seq, consumer.name)
+        deadline = time.monotonic() + 10
+        while not self.seq.stats()["consumers"][consumer.name]["waiting"]:
+            assert time.monotonic() < deadline
+
+    def settle(self) -> None:
+        """Whoever can be served by now has been; all others still wait."""
+        for name, future in list(self.pending.items()):
+            expected = self.model.get(name, self.flow[name].batch_size, False, None)
+            if expected is None:
+                assert not future.done()
+                continue
+            self.same(expected, future.result(10))
+            del self.pending[name]
+
+    def same(self, expected: Out, lease: Any) -> None:
+        consumer = self.flow[expected.consumer]
         assert lease.batch.ids == [one.id for one in expected.members]
         assert lease.handles.tolist() == [one.handle for one in expected.members]
         assert lease.batch.keys == consumer.inputs
@@ -168,17 +242,24 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: "journal" in self.options)
     @rule(torn=st.integers(0, 30))
     def restart(self, torn: int) -> None:
-        self.seq.close()
+        self.close()
         with (self.folder / "journal").open("ab") as file:
             file.write(b"\x01\x02\x03\x00\x7f"[: torn % 6] + bytes(torn // 6))
         self.seq = sw.SequenceBuffer(self.flow, self.capacity, **self.options)
         self.leases = []
         self.model.restart()
 
+    def close(self) -> None:
+        self.seq.close()
+        for future in self.pending.values():
+            assert isinstance(future.exception(10), ClosedError)
+        self.pending = {}
+
     @invariant()
     def agree(self) -> None:
         if not hasattr(self, "seq"):
             return
+        self.settle()
         stats = self.seq.stats()
         assert self.seq.ids() == [one.id for one in self.model.held]
         assert (stats["size"], stats["tokens"]) == (len(self.model.held), self.model.tokens())
@@ -195,9 +276,16 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "seq"):
-            self.seq.close()
+            self.close()
+        self.way.end()
         shutil.rmtree(self.folder)
 
 
-Machine.TestCase.settings = settings(max_examples=500 if SOAK else 100, stateful_step_count=60 if SOAK else 40)
+class AsyncMachine(Machine):
+    ways = Coroutines
+
+
+BOUNDS = settings(max_examples=400 if SOAK else 60, stateful_step_count=60 if SOAK else 40)
+Machine.TestCase.settings = AsyncMachine.TestCase.settings = BOUNDS
 TestAnyCallsInAnyOrder = Machine.TestCase
+TestAnyCallsInAnyOrderAwaited = AsyncMachine.TestCase
