@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from sequence_model import Model, Out
 SOAK = os.environ.get("SHARPWAVE_SOAK") == "1"
 KEYS = ("x", "y", "z")
 GROUP = 3
+CALLS = (*("put",) * 3, *("work",) * 4, "get", "end", "amend", "wait", "version", "restart")  # by how often
+PUT = [("x",), ("x", "y"), ("x", "y", "z"), ("z",)]  # what comes with a put
 
 FLOWS = {
     "one": [sw.Consumer("train", {"x"}, batch_size=2)],
@@ -49,6 +52,17 @@ FLOWS = {
 def make(name: str, keys: dict[str, int], group: str) -> sw.SequenceSample:
     data = {key: np.full(length, hash((name, key)) % 1000) for key, length in keys.items()}
     return sw.SequenceSample([name], {key: [n] for key, n in keys.items()}, data, metadata={"group": [group]})
+
+
+def pick(source: Any, options: Any) -> Any:
+    """One of them, by hypothesis or by a random stream."""
+    return source.choice(options) if isinstance(source, random.Random) else source.draw(st.sampled_from(options))
+
+
+def picks(source: Any, numbers: range) -> list[int]:
+    if isinstance(source, random.Random):
+        return source.sample(numbers, min(len(numbers), source.randint(1, 4)))
+    return source.draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=4, unique=True))  # type: ignore[no-any-return]
 
 
 class Threads:
@@ -105,14 +119,22 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         flow=st.sampled_from(sorted(FLOWS)),
-        capacity=st.integers(4, 12),
-        max_tokens=st.none() | st.integers(20, 40),
+        capacity=st.integers(6, 40),
+        max_tokens=st.none() | st.integers(40, 100),
         max_staleness=st.none() | st.integers(0, 2),
         births=st.booleans(),
         journal=st.booleans(),
+        seed=st.integers(0, 2**32),
     )
     def begin(
-        self, flow: str, capacity: int, max_tokens: int | None, max_staleness: int | None, births: bool, journal: bool
+        self,
+        flow: str,
+        capacity: int,
+        max_tokens: int | None,
+        max_staleness: int | None,
+        births: bool,
+        journal: bool,
+        seed: int,
     ) -> None:
         self.flow = sw.Dataflow(FLOWS[flow])
         self.options: dict[str, Any] = {"max_tokens": max_tokens, "max_staleness": max_staleness}
@@ -122,23 +144,22 @@ class Machine(RuleBasedStateMachine):
         self.model = Model(self.flow, capacity, max_tokens, max_staleness)
         self.seq = sw.SequenceBuffer(self.flow, capacity, **self.options)
         self.leases: list[tuple[Out, Any]] = []
+        self.burst(seed)
 
     @rule(
         count=st.integers(1, 4),
-        keys=st.sets(st.sampled_from(KEYS), min_size=1),
+        keys=st.sampled_from(PUT),
         length=st.integers(1, 6),
         births=st.lists(st.integers(1, 6), min_size=4, max_size=4),
         old=st.integers(0, 2),
-        again=st.booleans(),
+        again=st.integers(0, 9),
     )
-    def put(self, count: int, keys: set[str], length: int, births: list[int], old: int, again: bool) -> None:
+    def put(self, count: int, keys: tuple[str, ...], length: int, births: list[int], old: int, again: int) -> None:
         names = [f"s{self.made + at}" for at in range(count)]
-        if again and self.model.held:
+        if again == 9 and self.model.held:
             names[-1] = self.model.held[0].id
         groups = [f"g{(self.made + at) // GROUP}" for at in range(count)]
-        samples = [
-            (name, dict.fromkeys(sorted(keys), length), group) for name, group in zip(names, groups, strict=True)
-        ]
+        samples = [(name, dict.fromkeys(keys, length), group) for name, group in zip(names, groups, strict=True)]
         version = max(0, self.model.version - old)
         given = births[:count] if self.has_births else None
         expected = self.model.put(samples, version, given)
@@ -160,7 +181,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), key=st.sampled_from(KEYS), length=st.integers(1, 6))
     def amend(self, data: Any, key: str, length: int) -> None:
-        handles = data.draw(st.lists(st.integers(0, self.model.next + 1), min_size=1, max_size=4, unique=True))
+        handles = picks(data, range(self.model.next + 2))
         by_handle = {one.handle: one for one in self.model.held}
         names = [by_handle[h].id if h in by_handle else f"s{h}" for h in handles]
         parts = [sw.SequenceSample([n], {key: [length]}, {key: np.zeros(length, np.int64)}) for n in names]
@@ -172,7 +193,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), more=st.integers(0, 1), partial=st.booleans(), owner=st.sampled_from([None, "a", "b"]))
     def get(self, data: Any, more: int, partial: bool, owner: str | None) -> None:
-        consumer = data.draw(st.sampled_from(list(self.flow)))
+        consumer = pick(data, list(self.flow))
         count = consumer.batch_size if consumer.group_size or consumer.window else consumer.batch_size + more
         options = {"batch_size": count, "timeout": 0, "partial": partial, "owner": owner}
         expected = self.model.get(consumer.name, count, partial, owner)
@@ -182,9 +203,32 @@ class Machine(RuleBasedStateMachine):
             return
         self.same(expected, self.way.call(self.seq, "get", consumer.name, **options))
 
+    @rule(data=st.data(), done=st.sampled_from([True, True, False]))
+    def work(self, data: Any, done: bool) -> None:
+        """What a consumer does: takes what there is, adds what it makes, says that it is done."""
+        consumer = pick(data, list(self.flow))
+        if consumer.name in self.pending:
+            return
+        expected = self.model.get(consumer.name, consumer.batch_size, True, None)
+        if expected is None:
+            return
+        lease = self.way.call(self.seq, "get", consumer.name, timeout=0, partial=True)
+        self.same(expected, lease)
+        self.leases.pop()
+        for key in sorted(consumer.outputs):
+            self.model.amend([one.handle for one in expected.members], key, 2)
+            made = [sw.SequenceSample([one.id], {key: [2]}, {key: np.zeros(2, np.int64)}) for one in expected.members]
+            self.way.call(self.seq, "amend", lease.handles, made)
+        self.settle()
+        self.model.end(expected, done)
+        if done:
+            lease.ack()
+        else:
+            lease.release()
+
     @rule(data=st.data())
     def wait(self, data: Any) -> None:
-        consumer = data.draw(st.sampled_from(list(self.flow)))
+        consumer = pick(data, list(self.flow))
         enough = self.model.groups(consumer.name) if consumer.group_size else self.model.ready(consumer.name)
         if consumer.name in self.pending or len(enough) >= consumer.batch_size // (consumer.group_size or 1):
             return
@@ -212,10 +256,36 @@ class Machine(RuleBasedStateMachine):
             assert lease.batch.seqlens[key] == [[one.tokens[key]] for one in expected.members]
         self.leases.append((expected, lease))
 
+    @rule(seed=st.integers(0, 2**32))
+    def burst(self, seed: int) -> None:
+        """Many calls at once, so that every case has some of each kind."""
+        stream = random.Random(seed)
+        put = {"count": (1, 2, 3, 4), "length": (1, 2, 6), "old": (0, 0, 1, 2), "again": tuple(range(10)), "keys": PUT}
+        some: dict[str, Any] = {
+            "amend": {"key": KEYS, "length": (1, 6)},
+            "get": {"more": (0, 1), "partial": (True, False), "owner": (None, "a", "b")},
+            "end": {"done": (True, False)},
+            "work": {"done": (True, True, True, False)},
+            "wait": {},
+        }
+        for _ in range(80):
+            name = stream.choice(CALLS)
+            if name == "put":
+                births = [stream.randint(1, 6) for _ in range(4)]
+                self.put(births=births, **{key: stream.choice(options) for key, options in put.items()})
+            elif name == "version":
+                self.set_version(more=stream.choice((0, 0, 1)))
+            elif name == "restart":
+                if "journal" in self.options and stream.random() < 0.5:
+                    self.restart(torn=stream.randint(0, 30))
+            elif name != "end" or self.leases:
+                getattr(self, name)(data=stream, **{key: stream.choice(options) for key, options in some[name].items()})
+            self.agree()
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), done=st.booleans())
     def end(self, data: Any, done: bool) -> None:
-        expected, lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        expected, lease = self.leases.pop(pick(data, range(len(self.leases))))
         if expected not in self.model.leases:  # its owner was released
             if done:
                 with pytest.raises(StaleHandle):
@@ -285,7 +355,7 @@ class AsyncMachine(Machine):
     ways = Coroutines
 
 
-BOUNDS = settings(max_examples=400 if SOAK else 60, stateful_step_count=60 if SOAK else 40)
+BOUNDS = settings(max_examples=400 if SOAK else 60, stateful_step_count=20 if SOAK else 10)
 Machine.TestCase.settings = AsyncMachine.TestCase.settings = BOUNDS
 TestAnyCallsInAnyOrder = Machine.TestCase
 TestAnyCallsInAnyOrderAwaited = AsyncMachine.TestCase

@@ -116,7 +116,7 @@ def test_resume_undoes_what_was_acknowledged_since(tmp_path: Path) -> None:
 
 
 def test_rewriting_keeps_what_both_marks_need(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(journal_module, "_SLACK", 0)
+    monkeypatch.setattr(journal_module.Journal, "is_wasteful", lambda self: True)
     seq = open_at(tmp_path, epoch_size=1000)
     sizes = []
     for step in range(40):
@@ -138,6 +138,35 @@ def test_rewriting_keeps_what_both_marks_need(tmp_path: Path, monkeypatch: Any) 
     assert seq.used_ids == used[: 39 * 4]
     assert set(seq.ids()) | set(seq.used_ids) == set(held) | set(used)
     assert len(seq.ids()) + len(seq.used_ids) == 40 * 5
+
+
+def test_the_file_is_rewritten_when_half_of_it_is_waste(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(journal_module, "_SLACK", 10_000)
+    seq = open_at(tmp_path)
+    sizes = []
+    for step in range(40):
+        seq.put(sample([f"{step}-a", f"{step}-b"], length=500))
+        infer(seq)
+        train(seq)
+        seq.checkpoint(f"step-{step}")
+        sizes.append((tmp_path / "journal").stat().st_size)
+    assert max(sizes) < 15 * 500 * 8 * 4
+    assert any(later < earlier for earlier, later in zip(sizes, sizes[1:], strict=False))
+    seq.close()
+    seq = open_at(tmp_path, resume="step-38")
+    assert seq.ids() == ["39-a", "39-b"]
+    assert len(seq.used_ids) == 78
+
+
+def test_what_was_evicted_does_not_come_back_with_an_older_version(tmp_path: Path) -> None:
+    seq = open_at(tmp_path, max_staleness=0)
+    seq.put(sample("ab"), version=0)
+    seq.checkpoint("before")
+    seq.set_version(1)
+    seq.put(sample("ab"), version=1)  # made anew
+    seq.close()
+    seq = open_at(tmp_path, max_staleness=0, resume="before")
+    assert (seq.version, seq.ids(), seq.stats()["staleness"]) == (0, ["a", "b"], {-1: 2})
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
