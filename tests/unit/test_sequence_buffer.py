@@ -668,6 +668,24 @@ def test_watchdog_is_quiet_while_anything_moves() -> None:
     assert getter.wait() == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("size", [200, 168, 77])
+@pytest.mark.parametrize("batch", [64, 25, 11, 38])
+def test_epochs_follow_the_closed_rules(size: int, batch: int) -> None:
+    """Ten epochs without a gap: a step ends one when what is left of it is no more than a batch."""
+    seq = one_step(batch, capacity=10 * size, epoch_size=size)
+    epoch = 0
+    for step in range(10 * size // batch):
+        rest = size - (step * batch) % size
+        seq.put(sample(range(step * batch, (step + 1) * batch), length=1))
+        before = seq.used_ids
+        train(seq)
+        is_last = len(seq.used_ids) < len(before) + batch
+        assert is_last == (rest <= batch)
+        epoch += is_last
+        assert epoch == (step + 1) * batch // size
+        assert len(seq.used_ids) == (step + 1) * batch % size
+
+
 # ---- coroutines and threads ------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -151,7 +152,7 @@ def test_the_file_is_rewritten_when_half_of_it_is_waste(tmp_path: Path, monkeypa
         seq.checkpoint(f"step-{step}")
         sizes.append((tmp_path / "journal").stat().st_size)
     assert max(sizes) < 15 * 500 * 8 * 4
-    assert any(later < earlier for earlier, later in zip(sizes, sizes[1:], strict=False))
+    assert any(later < earlier for earlier, later in itertools.pairwise(sizes))
     seq.close()
     seq = open_at(tmp_path, resume="step-38")
     assert seq.ids() == ["39-a", "39-b"]

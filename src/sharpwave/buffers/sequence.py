@@ -322,7 +322,7 @@ class SequenceBuffer:
         try:
             name = claim.line.consumer.name
             keys = sorted(claim.line.consumer.inputs)
-            batch = self._store.intake.gather([entry.sample for entry in claim.entries], keys)
+            batch = self._store.intake.gather(claim.samples, keys)
             versions = [entry.version for entry in claim.entries]
             if self.max_staleness is not None and self._stale != "evict":
                 batch = self._mark_stale(batch, versions)

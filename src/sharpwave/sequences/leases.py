@@ -18,13 +18,14 @@ __all__ = ["Book", "Claim", "Lease"]
 class Claim:
     """What the buffer keeps of a lease."""
 
-    __slots__ = ("begun", "deadline", "entries", "line", "number", "owner")
+    __slots__ = ("begun", "deadline", "entries", "line", "number", "owner", "samples")
 
     def __init__(
         self, number: int, line: Line, entries: list[Entry], owner: str | None, begun: float, deadline: float | None
     ) -> None:
         self.number, self.line, self.entries, self.owner = number, line, entries, owner
         self.begun, self.deadline = begun, deadline
+        self.samples = [entry.sample for entry in entries]  # of one instant: a later amend is not for this batch
 
 
 class Book:
