@@ -481,6 +481,22 @@ def test_groups_come_whole_or_when_their_time_is_up() -> None:
         seq.get("train", batch_size=3)
 
 
+def test_a_group_that_loses_a_member_comes_without_it() -> None:
+    seq = one_step(3, group_size=3, max_staleness=1)
+    seq.put(sample("abc", group=["p"] * 3), version=[0, 1, 1])
+    seq.put(sample("de", group=["q"] * 2), version=[0, 1])
+    seq.set_version(2)
+    assert seq.ids() == ["b", "c", "e"]
+    lease = seq.get("train", timeout=0)
+    assert lease.batch.ids == ["b", "c"], "it was whole, and what is gone will not come"
+    lease.release()
+    assert train(seq) == ["b", "c"]
+    with pytest.raises(NotReady, match="1 wait for the rest of their group"):
+        seq.get("train", timeout=0)
+    seq.put(sample("fg", group=["q"] * 2), version=2)
+    assert train(seq) == ["e", "f", "g"]
+
+
 # ---- staleness -------------------------------------------------------------------------------------------------------
 
 

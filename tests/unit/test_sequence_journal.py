@@ -66,6 +66,17 @@ def test_a_restart_is_what_it_was(tmp_path: Path) -> None:
     assert seq.put(sample("g"))[0] == 6, "handles go on: none is given twice"
 
 
+@pytest.mark.parametrize("births", [[1], None])
+def test_a_restart_knows_whether_births_were_given(tmp_path: Path, births: list[int] | None) -> None:
+    seq = open_at(tmp_path)
+    seq.put(sample("a"), births=births)  # 1 is what the order of puts would have given
+    seq.close()
+    seq = open_at(tmp_path)
+    with pytest.raises(SchemaError, match="do not compare"):
+        seq.put(sample("b"), births=None if births else [1])
+    seq.put(sample("b"), births=births)
+
+
 def test_wanted_leaves_out_what_is_held_and_once_what_was_trained(tmp_path: Path) -> None:
     seq = open_at(tmp_path)
     seq.put(sample("abcd"))

@@ -130,11 +130,11 @@ class Intake:
         self._births = incoming.births is not None
         self._forms.update(incoming.forms)
 
-    def learn(self, entries: list[Entry]) -> None:
+    def learn(self, entries: list[Entry], has_births: bool) -> None:
         """From a journal."""
         self._forms.update(self._new_forms("journal", [entry.sample for entry in entries]))
         if entries:
-            self._births = any(entry.birth != entry.serial + 1 for entry in entries)
+            self._births = has_births
 
     def merge(self, entries: list[Entry], parts: list[SequenceSample]) -> list[tuple[SequenceSample, int, int]]:
         """Each entry's sample with its new keys, its tokens and bytes."""

@@ -73,6 +73,7 @@ class Restored:
 
     sample: SequenceSample
     birth: int
+    has_birth: bool  # given, not the order of puts
     version: int | None
     uses: dict[str, int] = field(default_factory=dict)
 
@@ -99,9 +100,10 @@ def replay(
             ledger.used, ledger.trained = list(head["used"]), head["trained"]
             version, next_serial = head["version"], head["next"]
         elif kind == PUT:
-            rows = zip(head["serials"], record.samples(), head["births"], head["versions"], strict=True)
+            births = head["births"] or [serial + 1 for serial in head["serials"]]
+            rows = zip(head["serials"], record.samples(), births, head["versions"], strict=True)
             for serial, sample, birth, made in rows:
-                held[serial] = Restored(sample, birth, made)
+                held[serial] = Restored(sample, birth, head["births"] is not None, made)
             next_serial = max(next_serial, *(serial + 1 for serial in head["serials"]))
         elif kind == AMEND:
             for serial, part in zip(head["serials"], record.samples(), strict=True):

@@ -99,7 +99,7 @@ class Store:
         if self.journal is not None:
             head = {
                 "serials": serials,
-                "births": [entry.birth for entry in incoming.entries],
+                "births": incoming.births,
                 "versions": [entry.version for entry in incoming.entries],
             }
             self.journal.write(PUT, head, incoming.body)
@@ -240,7 +240,7 @@ class Store:
                 elif uses:
                     entry.uses = {**(entry.uses or {}), line.number: uses}
             entries.append(entry)
-        self.intake.learn(entries)
+        self.intake.learn(entries, any(restored.has_birth for restored in held.values()))
         self.index.add(entries, now)
         self.accepted = len(entries)
         self._evict_old(entries)
