@@ -234,6 +234,14 @@ def test_foreign_and_busy_files_are_refused(tmp_path: Path) -> None:
         sw.SequenceBuffer(FLOW, 10).checkpoint("x")
 
 
+def test_records_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+    file = journal_module.Journal(tmp_path / "journal", sync=False)
+    file.write(99, {})
+    file.close()
+    with pytest.raises(StorageError, match="newer Sharpwave"):
+        open_at(tmp_path)
+
+
 def test_another_dataflow_is_refused(tmp_path: Path) -> None:
     seq = open_at(tmp_path)
     seq.put(sample("ab"))

@@ -97,7 +97,7 @@ def decode(raw: Any) -> SequenceSample:
             dtypes={key: dtype_from_name("from_bytes()", entry[2]) for key, entry in keys.items()},
             metadata=metadata,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise StorageError(f"from_bytes(): not a sample, or damaged: {error}") from None
 
 

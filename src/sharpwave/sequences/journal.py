@@ -225,6 +225,11 @@ class Journal:
             raise
         os.close(old)
         self.waste_bytes = 0
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name survives a power cut
+        finally:
+            os.close(folder)
 
     def close(self) -> None:
         if self._is_open:

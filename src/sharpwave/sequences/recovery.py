@@ -116,13 +116,14 @@ def replay(
             # What a producer acknowledged is in the sample; what a trainer acknowledged is in the model that was lost.
             if not undone or flow[head["consumer"]].outputs:
                 _ack(held, flow, ledger, head)
-        elif undone:
-            continue
         elif kind == VERSION:
-            version = head["version"]
+            version = version if undone else head["version"]
         elif kind == MARK:
-            ledger.mark(head["name"], version)
-            undone = head["name"] == resume
+            if not undone:
+                ledger.mark(head["name"], version)
+                undone = head["name"] == resume
+        else:
+            raise StorageError(f"journal: {journal.path}: a record of kind {kind}: written by a newer Sharpwave")
     ledger.take_up(ledger.used)
     ledger.skips.update(entry.sample._ids[0] for entry in held.values())  # a loader that starts over comes by them too
     return held, version, next_serial

@@ -273,7 +273,7 @@ class Puller:
             name = who.bytes
             try:
                 count, oldest, item = _item(frames)
-            except (StorageError, ValueError, struct.error):
+            except (StorageError, ValueError, IndexError, RecursionError, struct.error):
                 self.refused += 1  # somebody else's bytes: nobody waits for an answer
                 continue
             expected = self._next.get(name, oldest)
