@@ -17,14 +17,19 @@ from .buffers.distillation import DistillationBuffer
 from .buffers.opening import open
 from .buffers.replay import ReplayBuffer
 from .buffers.rollout import RolloutBuffer
+from .buffers.sequence import SequenceBuffer
 from .collect import collect
 from .pace import Pace
 from .sampling import Fifo, Lifo, Linear, Prioritized, Recent, Shuffle, Uniform
 from .schema import Field
+from .sequences.dataflow import Consumer, Dataflow
+from .sequences.sample import SequenceSample
 from .views import Hindsight, Transitions, Windows
 
 __version__ = version("sharpwave")
 __all__ = [
+    "Consumer",
+    "Dataflow",
     "DistillationBuffer",
     "Field",
     "Fifo",
@@ -36,6 +41,8 @@ __all__ = [
     "Recent",
     "ReplayBuffer",
     "RolloutBuffer",
+    "SequenceBuffer",
+    "SequenceSample",
     "Shuffle",
     "Transitions",
     "Uniform",

@@ -527,3 +527,34 @@ def test_distill_refuses_zero_rounds() -> None:
     finished = run(EXAMPLES / "distill.py", "--rounds", 0)
     assert finished.returncode == 2
     assert "--rounds must be at least 1, got 0" in finished.stderr
+
+
+def test_async_grpo_learns_within_its_staleness_bound() -> None:
+    pytest.importorskip("zmq")
+    pytest.importorskip("safetensors")
+    finished = run(EXAMPLES / "async_grpo.py", "--steps", 60, "--seed", 1)
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    reward = next(line for line in lines if line.startswith("reward")).split()
+    first, last = float(reward[1]), float(reward[3])
+    assert first < 0.2, "by chance"
+    assert last > first + 0.1
+    assert reward[5] == "60"
+    ages = [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("staleness")]
+    assert ages
+    assert min(ages) >= 0
+    assert max(ages) <= 4
+    shares = [float(line.split()[2].rstrip("%")) for line in lines if line.startswith("staleness")]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert any("tokens/s" in line for line in lines)
+    assert any(line.startswith("idle: trainer") for line in lines)
+    finished = run(EXAMPLES / "async_grpo.py", "--steps", 0)
+    assert finished.returncode == 2
+    assert "--steps must be at least 1" in finished.stderr
+
+
+def test_async_grpo_scores_answers_by_places() -> None:
+    pytest.importorskip("zmq")
+    grpo = load("async_grpo")
+    question = torch.tensor([[3, 1, 2, 2], [9, 0, 0, 1]])
+    assert grpo.score(question, torch.tensor([[1, 2, 2, 3], [1, 0, 1, 9]])).tolist() == [1.0, 0.75]

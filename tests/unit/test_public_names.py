@@ -11,6 +11,8 @@ from sharpwave import errors
 
 def test_package_gives_exactly_these_names() -> None:
     assert sw.__all__ == [
+        "Consumer",
+        "Dataflow",
         "DistillationBuffer",
         "Field",
         "Fifo",
@@ -22,6 +24,8 @@ def test_package_gives_exactly_these_names() -> None:
         "Recent",
         "ReplayBuffer",
         "RolloutBuffer",
+        "SequenceBuffer",
+        "SequenceSample",
         "Shuffle",
         "Transitions",
         "Uniform",
@@ -52,6 +56,29 @@ def test_rollouts_and_distillation_give_exactly_these_names() -> None:
     assert dist == verbs | {"capacity", "device", "is_full", "num_envs"}
     functions = {"discounted_returns", "gae", "group_relative_advantages", "lambda_returns", "vtrace"}
     assert set(sw.returns.__all__) == functions
+
+
+def test_sequences_give_exactly_these_names() -> None:
+    seq = {name for name in dir(sw.SequenceBuffer) if not name.startswith("_")}
+    verbs = {"put", "get", "amend", "put_async", "get_async", "amend_async", "release", "close", "ids"}
+    verbs |= {"set_version", "admission", "checkpoint", "take_up", "wanted", "explain", "stats"}
+    assert seq == verbs | {"used_ids", "version"}
+    sample = {name for name in dir(sw.SequenceSample) if not name.startswith("_")}
+    parts = {"ids", "keys", "seqlens", "data", "trailing_shapes", "dtypes", "metadata", "tokens", "nbytes"}
+    verbs = {
+        "gather",
+        "split",
+        "split_by_tokens",
+        "unpack",
+        "reorder",
+        "select",
+        "update",
+        "meta",
+        "remap",
+        "pad",
+        "pack",
+    }
+    assert sample == parts | verbs | {"to_json", "from_json", "to_bytes", "from_bytes", "save", "load"}
 
 
 def test_errors_are_ours_and_python_s() -> None:

@@ -1,0 +1,196 @@
+"""What producers bring, read and checked before anything is changed: so that no consumer meets what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..checks import whole
+from ..errors import SchemaError
+from .column import Column, concatenate
+from .dataflow import Dataflow
+from .index import Entry, Index
+from .journal import pack_samples
+from .sample import SequenceSample
+from .staleness import first_version
+
+__all__ = ["Incoming", "Intake"]
+
+_Form = tuple[Any, Any, bool]
+
+
+class Incoming:
+    """Samples that are about to be put."""
+
+    def __init__(self, entries: list[Entry], births: list[int] | None, body: list[Any] | None) -> None:
+        self.entries, self.births, self.body = entries, births, body
+        self.tokens = sum(entry.tokens for entry in entries)
+        self.bytes = sum(entry.bytes for entry in entries)
+        self.forms: dict[str, _Form] = {}
+
+
+class Intake:
+    """The checks of one buffer. ``read`` needs no lock; ``check``, ``keep`` and ``merge`` are called under it."""
+
+    def __init__(self, flow: Dataflow, index: Index, duplicates: bool, needs_version: bool) -> None:
+        self._index = index
+        self._duplicates = duplicates
+        self._needs_version = needs_version
+        self._groups = any(consumer.group_size for consumer in flow)
+        self._forms: dict[
+            str, _Form
+        ] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
+        self._births: bool | None = None
+
+    def read(
+        self,
+        samples: SequenceSample | Sequence[SequenceSample],
+        version: int | Sequence[int] | None,
+        births: Sequence[int] | None,
+        journal: bool,
+    ) -> Incoming:
+        parts = self.unpack("put()", samples)
+        versions = self._read_versions(version, parts)
+        listed = None if births is None else self._read_births(births, len(parts))
+        entries = [self.entry(part, made) for part, made in zip(parts, versions, strict=True)]
+        return Incoming(entries, listed, self.body(parts) if journal else None)
+
+    def unpack(self, where: str, samples: SequenceSample | Sequence[SequenceSample]) -> list[SequenceSample]:
+        """One sample a datum."""
+        if isinstance(samples, SequenceSample):
+            return samples.unpack()
+        parts: list[SequenceSample] = []
+        for sample in samples:
+            if not isinstance(sample, SequenceSample):
+                raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(sample).__name__}")
+            if len(sample._ids) == 1:
+                parts.append(sample)
+            else:
+                parts += sample.unpack()
+        return parts
+
+    def body(self, parts: list[SequenceSample]) -> list[Any]:
+        return pack_samples(parts)
+
+    def entry(self, sample: SequenceSample, version: int | None) -> Entry:
+        tokens, nbytes = _weigh(sample)
+        group = None
+        if self._groups:
+            if "group" not in sample._metadata:
+                raise SchemaError(
+                    f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size="
+                )
+            group = sample._metadata["group"][0]
+        entry = Entry(sample, self._index.mask(sample.keys), tokens, nbytes, group)
+        entry.version = version
+        return entry
+
+    def _read_versions(self, version: Any, parts: list[SequenceSample]) -> list[int | None]:
+        if version is None:
+            found = [first_version(part) for part in parts]
+            if self._needs_version and None in found:
+                name = parts[found.index(None)]._ids[0]
+                raise SchemaError(
+                    f"put(): version: expected one, since the buffer has max_staleness=, got none for {name!r}; give "
+                    "version=, or the key 'versions' with one a token"
+                )
+            return found
+        if isinstance(version, Sequence):
+            if len(version) != len(parts):
+                raise SchemaError(f"put(): version: expected one or {len(parts)}, got {len(version)}")
+            return [whole("put()", "version", one, 0) for one in version]
+        return [whole("put()", "version", version, 0)] * len(parts)
+
+    def _read_births(self, births: Sequence[int], count: int) -> list[int]:
+        if len(births) != count:
+            raise SchemaError(f"put(): births: expected {count}, one a datum, got {len(births)}")
+        return [whole("put()", "births", birth) for birth in births]
+
+    def check(self, incoming: Incoming) -> None:
+        """Refuses what does not go with what is held."""
+        if self._births is not None and self._births != (incoming.births is not None):
+            raise SchemaError(
+                "put(): births: given in some puts and left out in others; the order of puts and a clock of yours do "
+                "not compare"
+            )
+        if not self._duplicates:
+            held = self._index.by_id
+            seen = set()
+            for entry in incoming.entries:
+                name = entry.sample._ids[0]
+                if name in held or name in seen:
+                    raise SchemaError(
+                        f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
+                        "SequenceBuffer(duplicate_ids=True)"
+                    )
+                seen.add(name)
+        incoming.forms = self._new_forms("put()", [entry.sample for entry in incoming.entries])
+
+    def keep(self, incoming: Incoming) -> None:
+        self._births = incoming.births is not None
+        self._forms.update(incoming.forms)
+
+    def learn(self, entries: list[Entry], has_births: bool) -> None:
+        """From a journal."""
+        self._forms.update(self._new_forms("journal", [entry.sample for entry in entries]))
+        if entries:
+            self._births = has_births
+
+    def merge(self, entries: list[Entry], parts: list[SequenceSample]) -> list[tuple[SequenceSample, int, int]]:
+        """Each entry's sample with its new keys, its tokens and bytes."""
+        forms = self._new_forms("amend()", parts)
+        merged = []
+        for entry, part in zip(entries, parts, strict=True):
+            if entry.sample._ids != part._ids:
+                raise SchemaError(
+                    f"amend(): handle {entry.serial}: expected the id {entry.sample._ids[0]!r}, got {part._ids[0]!r}; "
+                    "handles and samples come in the same order"
+                )
+            sample = entry.sample.update(part)
+            merged.append((sample, *_weigh(sample)))
+        if len({entry.serial for entry in entries}) != len(entries):
+            raise SchemaError("amend(): handles: expected each once")
+        self._forms.update(forms)
+        return merged
+
+    def gather(self, samples: list[SequenceSample], keys: list[str]) -> SequenceSample:
+        """What ``SequenceSample.gather`` gives, less the checks that every sample has passed on its way in."""
+        columns = {}
+        for key in keys:
+            parts = [sample._columns[key] for sample in samples]
+            data = concatenate([part.data for part in parts])
+            columns[key] = Column([row for part in parts for row in part.lens], data, parts[0].shape, parts[0].dtype)
+        names = dict.fromkeys(name for sample in samples for name in sample._metadata)
+        metadata = {name: [s._metadata[name][0] if name in s._metadata else None for s in samples] for name in names}
+        return SequenceSample._make([sample._ids[0] for sample in samples], columns, metadata)
+
+    def _new_forms(self, where: str, samples: list[SequenceSample]) -> dict[str, _Form]:
+        known = self._forms
+        new: dict[str, _Form] = {}
+        for sample in samples:
+            for key, (_, data, shape, dtype) in sample._columns.items():
+                form = (shape, dtype, data is None)
+                if (first := known.get(key) or new.get(key)) is None:
+                    new[key] = form
+                elif first != form:
+                    raise SchemaError(
+                        f"{where}: key {key!r} of {sample._ids[0]!r}: expected {_said(first)} as before, got "
+                        f"{_said(form)}"
+                    )
+        return new
+
+
+def _weigh(sample: SequenceSample) -> tuple[int, int]:
+    tokens = nbytes = 0
+    for lens, data, _, _ in sample._columns.values():
+        held = sum(lens[0])
+        if held > tokens:
+            tokens = held
+        if data is not None:
+            nbytes += data.nbytes
+    return tokens, nbytes
+
+
+def _said(form: _Form) -> str:
+    shape, dtype, described = form
+    return f"{dtype} of trailing shape {shape}{' without values' if described else ''}"

@@ -1,0 +1,410 @@
+"""What is held and who may have it next, in time that depends on the batch and never on the capacity.
+
+Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: an entry
+costs memory when it comes and gives it back when it goes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Any
+
+from .dataflow import Consumer, Dataflow
+from .sample import SequenceSample
+
+__all__ = ["Entry", "Index", "Line"]
+
+
+class Entry:
+    """One datum: its sample, and per consumer (one bit each) where it stands."""
+
+    __slots__ = (
+        "birth", "bytes", "done", "gone", "group", "have", "leased", "put_at", "queued", "sample", "serial", "tokens",
+        "uses", "version",
+    )  # fmt: skip
+
+    def __init__(self, sample: SequenceSample, have: int, tokens: int, nbytes: int, group: Any) -> None:
+        self.sample, self.have, self.tokens, self.bytes, self.group = sample, have, tokens, nbytes, group
+        self.serial = -1
+        self.birth = 0
+        self.version: int | None = None
+        self.put_at = 0.0
+        self.queued = self.leased = self.done = 0
+        self.uses: dict[int, int] | None = None  # by line, where something is used more than once
+        self.gone = False
+
+
+class _Unit:
+    """Entries that come together."""
+
+    __slots__ = ("gone", "members")
+
+    def __init__(self, members: list[Entry]) -> None:
+        self.members = members
+        self.gone = False
+
+
+class Order:
+    """Items by (birth, serial), smallest first. Births mostly rise: then both ends cost O(1); the rest is a heap."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._run: deque[tuple[int, int, Any]] = deque()
+        self._late: list[tuple[int, int, Any]] = []
+
+    def push(self, birth: int, serial: int, item: Any) -> None:
+        key = (birth, serial, item)
+        if not self._run or self._run[-1] < key:
+            self._run.append(key)
+        else:
+            heappush(self._late, key)
+        self.count += 1
+
+    def pop(self) -> Any:
+        """The smallest that has not gone."""
+        run, late = self._run, self._late
+        while True:
+            if late and (not run or late[0] < run[0]):
+                item = heappop(late)[2]
+            else:
+                item = run.popleft()[2]
+            if not item.gone:
+                self.count -= 1
+                return item
+
+    def lost_one(self) -> None:
+        """An item inside has gone. Its place is cleared when as many have gone as are left."""
+        self.count -= 1
+        if len(self._run) + len(self._late) > 2 * self.count + 64:
+            self._run = deque(key for key in self._run if not key[2].gone)
+            self._late = [key for key in self._late if not key[2].gone]
+            heapify(self._late)
+
+
+class Line:
+    """The samples that one consumer may have, in the order in which it gets them."""
+
+    def __init__(self, consumer: Consumer, number: int, need: int) -> None:
+        self.consumer, self.number, self.need = consumer, number, need
+        self.bit = 1 << number
+        self.waiters: list[Any] = []
+        self.taken = 0  # samples handed out
+        self._order = Order()
+
+    def enter(self, entry: Entry) -> None:
+        """A new entry, ready or not."""
+
+    def make_ready(self, entry: Entry, now: float) -> None:
+        entry.queued |= self.bit
+        self._order.push(entry.birth, entry.serial, entry)
+
+    def has(self, count: int) -> bool:
+        return self._order.count >= count
+
+    @property
+    def ready(self) -> int:
+        """How many samples could be handed out now."""
+        return self._order.count
+
+    def take(self, count: int) -> list[Entry]:
+        """The next ``count``, which are there."""
+        pop, keep = self._order.pop, ~self.bit
+        taken = [pop() for _ in range(count)]
+        for entry in taken:
+            entry.queued &= keep
+        return taken
+
+    def give_back(self, entries: list[Entry], now: float) -> None:
+        for entry in entries:
+            self.make_ready(entry, now)
+
+    def drop(self, entry: Entry) -> None:
+        """The entry is ``gone`` already."""
+        if entry.queued & self.bit:
+            entry.queued &= ~self.bit
+            self._order.lost_one()
+
+    def next_deadline(self) -> float | None:
+        """When something becomes ready only because time passes."""
+        return None
+
+    def tick(self, now: float) -> bool:
+        """Makes ready what time makes ready; whether there was any."""
+        return False
+
+
+class _Windowed(Line):
+    """Looks no further than the window: a straggler among the oldest holds up those behind it, not for ever older ones.
+
+    A call costs O(window), and a memory move of what is outstanding.
+    """
+
+    def __init__(self, consumer: Consumer, number: int, need: int) -> None:
+        super().__init__(consumer, number, need)
+        self._outstanding: list[tuple[int, int, Entry]] = []
+        self._window: int = consumer.window or 1
+
+    def enter(self, entry: Entry) -> None:
+        insort(self._outstanding, (entry.birth, entry.serial, entry))
+
+    def make_ready(self, entry: Entry, now: float) -> None:
+        entry.queued |= self.bit
+
+    def _seen(self) -> list[Entry]:
+        return [key[2] for key in islice(self._outstanding, self._window) if key[2].queued & self.bit]
+
+    def has(self, count: int) -> bool:
+        return len(self._seen()) >= count
+
+    @property
+    def ready(self) -> int:
+        return len(self._seen())
+
+    def take(self, count: int) -> list[Entry]:
+        taken = self._seen()[:count]
+        for entry in taken:
+            entry.queued &= ~self.bit
+            self._leave(entry)
+        return taken
+
+    def give_back(self, entries: list[Entry], now: float) -> None:
+        for entry in entries:
+            self.enter(entry)
+            entry.queued |= self.bit
+
+    def drop(self, entry: Entry) -> None:
+        entry.queued &= ~self.bit
+        self._leave(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        at = bisect_left(self._outstanding, (entry.birth, entry.serial, entry))
+        if at < len(self._outstanding) and self._outstanding[at][2] is entry:
+            del self._outstanding[at]
+
+
+class _Grouped(Line):
+    """Hands out whole groups; one whose time is up comes as it is."""
+
+    def __init__(self, consumer: Consumer, number: int, need: int) -> None:
+        super().__init__(consumer, number, need)
+        self._size: int = consumer.group_size or 1
+        self._open: OrderedDict[Any, tuple[float, list[Entry]]] = OrderedDict()  # oldest first
+        self._units: dict[int, _Unit] = {}
+
+    def make_ready(self, entry: Entry, now: float) -> None:
+        entry.queued |= self.bit
+        _, members = self._open.setdefault(entry.group, (now, []))
+        members.append(entry)
+        if len(members) == self._size:
+            del self._open[entry.group]
+            self._release(members)
+
+    def _release(self, members: list[Entry]) -> None:
+        members.sort(key=lambda entry: (entry.birth, entry.serial))
+        unit = _Unit(members)
+        for entry in members:
+            self._units[entry.serial] = unit
+        self._order.push(members[0].birth, members[0].serial, unit)
+
+    def has(self, count: int) -> bool:
+        return self._order.count >= count // self._size
+
+    @property
+    def ready(self) -> int:
+        return self._order.count * self._size
+
+    def take(self, count: int) -> list[Entry]:
+        taken = [entry for _ in range(count // self._size) for entry in self._order.pop().members]
+        for entry in taken:
+            entry.queued &= ~self.bit
+            del self._units[entry.serial]
+        return taken
+
+    def give_back(self, entries: list[Entry], now: float) -> None:
+        together: dict[Any, list[Entry]] = {}
+        for entry in entries:
+            entry.queued |= self.bit
+            together.setdefault(entry.group, []).append(entry)
+        for members in together.values():
+            self._release(members)
+
+    def drop(self, entry: Entry) -> None:
+        if not entry.queued & self.bit:
+            return
+        entry.queued &= ~self.bit
+        unit = self._units.pop(entry.serial, None)
+        if unit is None:
+            _, members = self._open[entry.group]
+            members.remove(entry)
+            if not members:
+                del self._open[entry.group]
+            return
+        unit.members.remove(entry)
+        if not unit.members:
+            unit.gone = True
+            self._order.lost_one()
+
+    def next_deadline(self) -> float | None:
+        if self.consumer.group_timeout is None or not self._open:
+            return None
+        return next(iter(self._open.values()))[0] + self.consumer.group_timeout
+
+    def tick(self, now: float) -> bool:
+        moved = False
+        while (due := self.next_deadline()) is not None and due <= now:
+            self._release(self._open.popitem(last=False)[1][1])
+            moved = True
+        return moved
+
+
+class Index:
+    """All entries, and one line a consumer."""
+
+    def __init__(self, flow: Dataflow) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.by_id: dict[str, Entry] = {}
+        self.tokens = self.bytes = 0
+        self._key_bit = {key: 1 << at for at, key in enumerate(sorted(flow.keys))}
+        self._masks: dict[frozenset[str], int] = {}
+        self._readies: dict[int, tuple[Line, ...]] = {}
+        self.lines: dict[str, Line] = {}
+        for number, consumer in enumerate(flow):
+            kind = _Windowed if consumer.window else _Grouped if consumer.group_size else Line
+            self.lines[consumer.name] = kind(consumer, number, self.mask(consumer.inputs))
+        self._all = (1 << len(flow)) - 1
+        self._ordered = tuple(self.lines.values())
+        self._windowed = tuple(line for line in self._ordered if line.consumer.window)
+        self._versions: dict[int, dict[int, Entry]] = {}  # by version, then serial: what a new version makes too old
+
+    def mask(self, keys: frozenset[str]) -> int:
+        """One bit a key that somebody reads."""
+        mask = self._masks.get(keys)
+        if mask is None:
+            mask = sum(self._key_bit.get(key, 0) for key in keys)
+            if len(self._masks) < 4096:
+                self._masks[keys] = mask
+        return mask
+
+    def _ready_for(self, have: int) -> tuple[Line, ...]:
+        lines = self._readies.get(have)
+        if lines is None:
+            lines = tuple(line for line in self._ordered if have & line.need == line.need)
+            if len(self._readies) < 4096:
+                self._readies[have] = lines
+        return lines
+
+    def add(self, entries: list[Entry], now: float) -> None:
+        for entry in entries:
+            self.entries[entry.serial] = entry
+            self.by_id[entry.sample._ids[0]] = entry
+            self.tokens += entry.tokens
+            self.bytes += entry.bytes
+            entry.put_at = now
+            if entry.version is not None:
+                self._versions.setdefault(entry.version, {})[entry.serial] = entry
+            done = entry.done
+            for line in self._windowed:
+                if not done & line.bit:
+                    line.enter(entry)
+            for line in self._ready_for(entry.have):
+                if not done & line.bit:
+                    line.make_ready(entry, now)
+
+    def amend(self, entry: Entry, merged: SequenceSample, tokens: int, nbytes: int, now: float) -> None:
+        entry.sample = merged
+        self.tokens += tokens - entry.tokens
+        self.bytes += nbytes - entry.bytes
+        entry.tokens, entry.bytes = tokens, nbytes
+        entry.have = self.mask(merged.keys)
+        if not entry.gone:
+            busy = entry.queued | entry.leased | entry.done
+            for line in self._ready_for(entry.have):
+                if not busy & line.bit:
+                    line.make_ready(entry, now)
+
+    def take(self, line: Line, count: int) -> list[Entry]:
+        taken = line.take(count)
+        for entry in taken:
+            entry.leased |= line.bit
+        line.taken += len(taken)
+        return taken
+
+    def give_back(self, line: Line, entries: list[Entry], now: float) -> list[Entry]:
+        """The entries wait again; those condemned meanwhile leave. Returns who left."""
+        back, left = [], []
+        for entry in entries:
+            entry.leased &= ~line.bit
+            if not entry.gone:
+                back.append(entry)
+            elif not entry.leased:
+                left.append(entry)
+        line.give_back(back, now)
+        for entry in left:
+            self._forget(entry)
+        return left
+
+    def finish(self, line: Line, entries: list[Entry], now: float) -> tuple[list[Entry], list[Entry]]:
+        """The line is done with these, for once. Returns who left with everything done, and who left condemned."""
+        freed, left, again = [], [], []
+        for entry in entries:
+            entry.leased &= ~line.bit
+            if self._use(line, entry):
+                entry.done |= line.bit
+            elif not entry.gone:
+                again.append(entry)
+            if entry.done == self._all and not entry.leased:
+                freed.append(entry)
+            elif entry.gone and not entry.leased:
+                left.append(entry)
+        if again:
+            line.give_back(again, now)
+        for entry in freed:
+            self._forget(entry)
+        for entry in left:
+            self._forget(entry)
+        return freed, left
+
+    def _use(self, line: Line, entry: Entry) -> bool:
+        """Counts one use; whether it was the last."""
+        if line.consumer.reuse == 1:
+            return True
+        if entry.uses is None:
+            entry.uses = {}
+        entry.uses[line.number] = entry.uses.get(line.number, 0) + 1
+        return entry.uses[line.number] >= line.consumer.reuse
+
+    def condemn(self, entry: Entry) -> bool:
+        """Nobody gets it any more; it leaves now (True), or when its leases end."""
+        entry.gone = True
+        for line in self._ordered:
+            line.drop(entry)
+        if entry.leased:
+            return False
+        self._forget(entry)
+        return True
+
+    def older_than(self, version: int) -> list[Entry]:
+        """Those of a smaller version that nobody condemned yet. O(versions held + found)."""
+        old = [held for held in self._versions if held < version]
+        return [entry for held in old for entry in self._versions[held].values() if not entry.gone]
+
+    def versions(self) -> dict[int, int]:
+        """How many entries each version has."""
+        return {version: len(held) for version, held in sorted(self._versions.items())}
+
+    def _forget(self, entry: Entry) -> None:
+        entry.gone = True
+        del self.entries[entry.serial]
+        name = entry.sample._ids[0]
+        if self.by_id.get(name) is entry:
+            del self.by_id[name]
+        self.tokens -= entry.tokens
+        self.bytes -= entry.bytes
+        if entry.version is not None:
+            held = self._versions[entry.version]
+            del held[entry.serial]
+            if not held:
+                del self._versions[entry.version]

@@ -1,0 +1,395 @@
+"""SequenceSample: sequences of any length, packed without padding, with an id a datum."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import SchemaError
+from . import files, packing
+from .column import Column, concatenate, dtype_from_name, dtype_name, equal, is_tensor, read_lens
+
+__all__ = ["SequenceSample"]
+
+_WHERE = "SequenceSample()"
+
+
+class SequenceSample:
+    """One or more data, each with an id and, per key, any number of sequences of any length.
+
+    The values of a key are one array: data one after the other, their sequences one after the other, no padding. A
+    sample is never changed: every operation returns another one, which shares the arrays where it can.
+
+    Args:
+        ids: One a datum, all different; kept as text.
+        seqlens: Per key, a list over data of lists over sequences of lengths. ``[3, 5]`` is short for ``[[3], [5]]``.
+        data: Per key, a NumPy array or a torch tensor of shape (sum of all lengths, ...), or None: only described.
+        trailing_shapes: Per key, the shape behind the first axis; taken from the data where there are any.
+        dtypes: Per key; taken from the data where there are any.
+        metadata: Per name, a list with one entry a datum: anything that JSON holds.
+        keys: The keys, where you want them checked.
+
+    Raises:
+        SchemaError: Ids repeat, or keys, lengths, shapes or dtypes do not agree.
+
+    Example:
+        >>> import numpy as np
+        >>> import sharpwave as sw
+        >>> prompts = sw.SequenceSample(ids=["a", "b"], seqlens={"input_ids": [3, 2]}, data={"input_ids": np.arange(5)})
+        >>> [part.ids for part in prompts.unpack()]
+        [['a'], ['b']]
+    """
+
+    __slots__ = ("_columns", "_ids", "_keys", "_metadata")
+
+    def __init__(
+        self,
+        ids: Iterable[Any],
+        seqlens: Mapping[str, Any],
+        data: Mapping[str, Any] | None = None,
+        *,
+        trailing_shapes: Mapping[str, Any] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        keys: Iterable[str] | None = None,
+    ) -> None:
+        listed = [str(one) for one in ids]
+        if not listed:
+            raise SchemaError(f"{_WHERE}: ids: expected at least one")
+        _unique("ids", listed)
+        names = list(seqlens)
+        if keys is not None:
+            expected = list(keys)
+            _unique("keys", expected)
+            _same_keys("seqlens", expected, names)
+        for what, given in (("data", data), ("trailing_shapes", trailing_shapes), ("dtypes", dtypes)):
+            if given is not None:
+                _same_keys(what, names, list(given))
+        columns = {}
+        for key in names:
+            lens = read_lens(_WHERE, key, seqlens[key], len(listed))
+            shape = None if trailing_shapes is None else trailing_shapes[key]
+            dtype = None if dtypes is None else dtypes[key]
+            columns[key] = _column(key, lens, None if data is None else data[key], shape, dtype)
+        kept = {}
+        for name, values in (metadata or {}).items():
+            if not isinstance(values, (list, tuple)) or len(values) != len(listed):
+                raise SchemaError(
+                    f"{_WHERE}: metadata[{name!r}]: expected a list of {len(listed)}, one an id, got {values!r}"
+                )
+            kept[name] = list(values)
+        self._set(listed, columns, kept)
+
+    @classmethod
+    def _make(cls, ids: list[str], columns: dict[str, Column], metadata: dict[str, list[Any]]) -> SequenceSample:
+        """Without the checks: the parts come from samples that were checked."""
+        made = cls.__new__(cls)
+        made._set(ids, columns, metadata)
+        return made
+
+    def _set(self, ids: list[str], columns: dict[str, Column], metadata: dict[str, list[Any]]) -> None:
+        self._ids, self._columns, self._metadata = ids, columns, metadata
+        self._keys: frozenset[str] | None = None
+
+    # ---- what it holds -----------------------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._ids)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        if self._keys is None:
+            self._keys = frozenset(self._columns)
+        return self._keys
+
+    @property
+    def seqlens(self) -> dict[str, list[list[int]]]:
+        return {key: column.lens for key, column in self._columns.items()}
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """None where no key has values."""
+        if all(column.data is None for column in self._columns.values()) and self._columns:
+            return None
+        return {key: column.data for key, column in self._columns.items()}
+
+    @property
+    def trailing_shapes(self) -> dict[str, tuple[int, ...] | None]:
+        return {key: column.shape for key, column in self._columns.items()}
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        return {key: column.dtype for key, column in self._columns.items()}
+
+    @property
+    def metadata(self) -> dict[str, list[Any]]:
+        return {name: list(values) for name, values in self._metadata.items()}
+
+    @property
+    def tokens(self) -> int:
+        """Of the key with the most of them: what the sample weighs in a token budget."""
+        return max((column.tokens for column in self._columns.values()), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.data.nbytes for column in self._columns.values() if column.data is not None)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, key: str) -> Any:
+        """The packed values of a key."""
+        return self._column(key, "[]").data
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._columns
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SequenceSample):
+            return NotImplemented
+        if self._ids != other._ids or self.keys != other.keys or self._metadata != other._metadata:
+            return False
+        pairs = [(column, other._columns[key]) for key, column in self._columns.items()]
+        return all(one[0] == two[0] and one[2:] == two[2:] and equal(one.data, two.data) for one, two in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        keys = ", ".join(f"{key}: {column.tokens}" for key, column in sorted(self._columns.items()))
+        return f"SequenceSample({len(self)} data; {keys})"
+
+    # ---- other samples -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def gather(cls, samples: Sequence[SequenceSample], keys: Iterable[str] | None = None) -> SequenceSample:
+        """All data of several samples in one, in order.
+
+        Args:
+            samples: At least one.
+            keys: Which keys; those of the first sample unless told.
+
+        Raises:
+            SchemaError: A key is missing in one of them, or its dtype or shape differs, or ids repeat.
+        """
+        if not samples:
+            raise SchemaError("gather(): expected at least one sample")
+        first = samples[0]
+        ids = [one for sample in samples for one in sample._ids]
+        _unique("ids", ids, "gather()")
+        columns = {}
+        for key in first._columns if keys is None else keys:
+            parts = [sample._column(key, "gather()") for sample in samples]
+            head = parts[0]
+            for part, sample in zip(parts, samples, strict=True):
+                alike = part.shape == head.shape and part.dtype == head.dtype
+                if not alike or (part.data is None) != (head.data is None):
+                    raise SchemaError(
+                        f"gather(): key {key!r} of {sample._ids[0]!r}: expected {_said(head)} as {first._ids[0]!r} has,"
+                        f" got {_said(part)}"
+                    )
+            lens = [row for part in parts for row in part.lens]
+            columns[key] = Column(lens, concatenate([part.data for part in parts]), head.shape, head.dtype)
+        names = list(dict.fromkeys(name for sample in samples for name in sample._metadata))
+        metadata = {
+            name: [value for sample in samples for value in sample._metadata.get(name) or [None] * len(sample)]
+            for name in names
+        }
+        return cls._make(ids, columns, metadata)
+
+    def split(self, sizes: int | Sequence[int]) -> list[SequenceSample]:
+        """Contiguous parts; their arrays are views of this sample's.
+
+        Args:
+            sizes: How many data each part has; a whole number asks for so many parts, as equal as can be.
+        """
+        return packing.split(self, sizes)
+
+    def unpack(self) -> list[SequenceSample]:
+        """One sample a datum."""
+        return packing.split(self, [1] * len(self))
+
+    def split_by_tokens(
+        self, max_tokens: int | None = None, min_parts: int = 1
+    ) -> tuple[list[SequenceSample], list[int], list[int]]:
+        """Parts with a bound on their tokens, as even as ``ffd_allocate`` makes them.
+
+        Args:
+            max_tokens: Most tokens of a part, by the key that has the most of them; None for no bound.
+            min_parts: Fewest parts.
+
+        Returns:
+            The parts; ``forward``, the data's places in the order of the parts; ``backward``, which undoes it:
+            ``SequenceSample.gather(parts).reorder(backward)`` is this sample again.
+
+        Raises:
+            SchemaError: One datum alone has more than ``max_tokens``, or there are fewer data than parts.
+        """
+        return packing.split_by_tokens(self, max_tokens, min_parts)
+
+    def reorder(self, order: Sequence[int]) -> SequenceSample:
+        """The data in another order: datum ``order[i]`` comes i-th."""
+        if sorted(order) != list(range(len(self))):
+            raise SchemaError(f"reorder(): expected each of 0 to {len(self) - 1} once, got {list(order)!r}")
+        parts = self.unpack()
+        return self.gather([parts[at] for at in order], keys=self._columns)
+
+    def select(self, keys: Iterable[str]) -> SequenceSample:
+        """Only these keys."""
+        return self._make(self._ids, {key: self._column(key, "select()") for key in keys}, self._metadata)
+
+    def update(self, other: SequenceSample) -> SequenceSample:
+        """This sample with the keys and metadata of another one of the same ids; where both have a key, the other's.
+
+        Raises:
+            SchemaError: The ids differ.
+        """
+        if self._ids != other._ids:
+            raise SchemaError(f"update(): expected the ids {_some(self._ids)}, got {_some(other._ids)}")
+        metadata = {**self._metadata, **other._metadata} if other._metadata else self._metadata
+        return self._make(self._ids, {**self._columns, **other._columns}, metadata)
+
+    def meta(self) -> SequenceSample:
+        """The same without values."""
+        columns = {key: column._replace(data=None) for key, column in self._columns.items()}
+        return self._make(self._ids, columns, self._metadata)
+
+    def remap(self, names: Mapping[str, str]) -> SequenceSample:
+        """The same with other names for some keys: ``{"old": "new"}``."""
+        for key in names:
+            self._column(key, "remap()")
+        renamed = [names.get(key, key) for key in self._columns]
+        _unique("keys", renamed, "remap()")
+        columns = dict(zip(renamed, self._columns.values(), strict=True))
+        return self._make(self._ids, columns, self._metadata)
+
+    # ---- padded forms ------------------------------------------------------------------------------------------------
+
+    def pad(self, key: str, value: Any = 0, length: int | None = None) -> tuple[Any, Any]:
+        """A key's sequences side by side: (sequences, longest, ...), and a mask that is True where values are.
+
+        Args:
+            value: What fills the rest.
+            length: Of the padded axis; the longest sequence's unless told.
+        """
+        return packing.pad(self._column(key, "pad()"), key, value, length)
+
+    @classmethod
+    def pack(cls, ids: Iterable[Any], padded: Mapping[str, Any], mask: Any) -> SequenceSample:
+        """From arrays of shape (data, longest, ...), one sequence a datum; ``mask`` is True where values are."""
+        return packing.pack(cls, ids, padded, mask)
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``json.dumps`` takes; values become lists."""
+        return {
+            "ids": self.ids,
+            "seqlens": self.seqlens,
+            "trailing_shapes": {
+                key: None if column.shape is None else list(column.shape) for key, column in self._columns.items()
+            },
+            "dtypes": {key: dtype_name(column.dtype) for key, column in self._columns.items()},
+            "data": {
+                key: None if column.data is None else column.data.tolist() for key, column in self._columns.items()
+            },
+            "metadata": self.metadata,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SequenceSample:
+        """What ``to_json`` gave."""
+        where = "from_json()"
+        try:
+            dtypes = {key: dtype_from_name(where, name) for key, name in document["dtypes"].items()}
+            shapes = {key: None if s is None else tuple(s) for key, s in document["trailing_shapes"].items()}
+            data = {key: _listed(values, dtypes[key], shapes[key]) for key, values in document["data"].items()}
+            ids, seqlens, metadata = document["ids"], document["seqlens"], document["metadata"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SchemaError(f"{where}: expected what to_json() gives, got {type(error).__name__}: {error}") from None
+        return cls(ids, seqlens, data, trailing_shapes=shapes, dtypes=dtypes, metadata=metadata)
+
+    def to_bytes(self) -> bytes:
+        """The sample as the bytes of a safetensors file."""
+        return b"".join(files.encode(self))
+
+    @classmethod
+    def from_bytes(cls, raw: Any) -> SequenceSample:
+        """What ``to_bytes`` gave; NumPy arrays look into ``raw`` and are read-only, tensors are copies.
+
+        Raises:
+            StorageError: Damaged, cut short, or not written by ``to_bytes``.
+        """
+        return files.decode(raw)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a safetensors file; a file that was there is replaced whole, or stays."""
+        files.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SequenceSample:
+        """What ``save`` wrote."""
+        return files.load(Path(path))
+
+    def _column(self, key: str, where: str) -> Column:
+        column = self._columns.get(key)
+        if column is None:
+            has = ", ".join(sorted(self._columns)) or "none"
+            raise SchemaError(f"{where}: key {key!r} is not in {_some(self._ids)}; it has the keys {has}")
+        return column
+
+
+def _column(key: str, lens: list[list[int]], data: Any, shape: Any, dtype: Any) -> Column:
+    """The column of these values, or why they do not fit."""
+    where = f"{_WHERE}: data[{key!r}]"
+    want = None if shape is None else tuple(shape)
+    if isinstance(dtype, (str, type)):
+        dtype = dtype_from_name(where, dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    if data is None:
+        return Column(lens, None, want, dtype)
+    if not isinstance(data, np.ndarray) and not is_tensor(data):
+        raise SchemaError(f"{where}: expected a NumPy array or a torch tensor, got {type(data).__name__}")
+    if isinstance(data, np.ndarray) and data.dtype.hasobject:
+        raise SchemaError(f"{where}: expected numbers, got Python objects")
+    total = sum(map(sum, lens))
+    trailing = tuple(data.shape[1:])
+    if len(data.shape) < 1 or data.shape[0] != total or (want is not None and trailing != want):
+        rest = "..." if want is None else ", ".join(map(str, want))
+        raise SchemaError(f"{where}: expected shape ({total}, {rest}), the sum of its seqlens, got {tuple(data.shape)}")
+    if dtype is not None and data.dtype != dtype:
+        raise SchemaError(f"{where}: expected {dtype} as dtypes[{key!r}] says, got {data.dtype}")
+    return Column(lens, data, trailing, data.dtype)
+
+
+def _listed(values: Any, dtype: Any, shape: tuple[int, ...] | None) -> Any:
+    if values is None:
+        return None
+    if isinstance(dtype, np.dtype):
+        return np.array(values, dtype).reshape(-1, *(shape or ())) if values else np.zeros((0, *(shape or ())), dtype)
+    import torch
+
+    return torch.tensor(values, dtype=dtype).reshape(len(values), *(shape or ()))
+
+
+def _unique(what: str, names: list[str], where: str = _WHERE) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SchemaError(f"{where}: {what}: expected each once, got {twice!r} more than once")
+
+
+def _same_keys(what: str, expected: list[str], got: list[str]) -> None:
+    if set(expected) != set(got):
+        raise SchemaError(f"{_WHERE}: {what}: expected the keys {sorted(expected)}, got {sorted(got)}")
+
+
+def _some(ids: list[str]) -> str:
+    return f"{ids[:3]!r}" if len(ids) <= 3 else f"{ids[:3]!r} and {len(ids) - 3} more"
+
+
+def _said(column: Column) -> str:
+    values = "" if column.data is not None else " without values"
+    return f"{column.dtype} of trailing shape {column.shape}{values}"

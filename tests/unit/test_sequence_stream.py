@@ -1,0 +1,218 @@
+"""The push/pull stream between real processes: in order, each once, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.sequences import stream
+from sharpwave.sequences.stream import Puller, Pusher, grouping
+
+zmq = pytest.importorskip("zmq")
+
+FLOW = sw.Dataflow([sw.Consumer("train", {"x"}, batch_size=1)])
+
+
+def sample(name: Any, length: int = 3) -> sw.SequenceSample:
+    return sw.SequenceSample([str(name)], {"x": [length]}, {"x": np.full(length, int(name))})
+
+
+PUSHER = """
+import sys, numpy as np, sharpwave as sw
+from sharpwave.sequences.stream import Pusher
+address, number, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with Pusher(address, window=8) as pusher:
+    for at in range(count):
+        name = str(1000 * number + at)
+        pusher.push(sw.SequenceSample([name], {"x": [3]}, {"x": np.full(3, int(name))}))
+"""
+
+
+def start(code: str, *words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(5, 2), (4, 4), (7, 3), (1, 1)])
+def test_grouping_serves_every_sender_once(senders: int, receivers: int) -> None:
+    groups = grouping(senders, receivers)
+    assert sorted(one for served in groups.values() for one in served) == list(range(senders))
+    sizes = [len(served) for served in groups.values()]
+    assert max(sizes) - min(sizes) <= 1
+    with pytest.raises(SchemaError, match="at least as many"):
+        grouping(1, 2)
+
+
+def test_many_processes_push_and_each_one_s_order_is_kept() -> None:
+    with Puller() as puller:
+        workers = [start(PUSHER, puller.address, number, 40) for number in range(4)]
+        names = [int(puller.pull(20).ids[0]) for _ in range(160)]
+        for worker in workers:
+            # The last acknowledgement went out with the last pull.
+            assert worker.wait(20) == 0
+    for number in range(4):
+        assert [name % 1000 for name in names if name // 1000 == number] == list(range(40))
+
+
+def test_a_full_buffer_stops_the_pushers() -> None:
+    seq = sw.SequenceBuffer(FLOW, 3)
+    with Puller() as puller:
+        pusher = Pusher(puller.address, window=2)
+        for at in range(2):
+            pusher.push(sample(at))
+        assert [puller.pull_into(seq, timeout=5) for _ in range(2)] == [1, 1]
+        pusher.push(sample(2))
+        puller.pull_into(seq, timeout=5)
+        for at in range(3, 5):
+            pusher.push(sample(at))
+        with pytest.raises(sw.errors.BufferFull):
+            seq.put(sample(99))
+        with pytest.raises(NotReady, match="2 items wait at"):
+            pusher.push(sample(5), timeout=0.1)
+        assert pusher.unacknowledged == 2
+        with seq.get("train", timeout=0):
+            pass
+        assert puller.pull_into(seq, timeout=5) == 1
+        pusher.push(sample(5), timeout=5)
+        with pytest.raises(NotReady):
+            pusher.close(timeout=0.1)
+    assert seq.ids() == ["1", "2", "3"]
+
+
+def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> None:
+    monkeypatch.setattr(stream, "_AGAIN_S", 0.1)
+    seq = sw.SequenceBuffer(FLOW, 1)
+    seq.put(sample(7))
+    with Puller() as puller, Pusher(puller.address) as pusher:
+        pusher.push(sample(8))
+        waiter = threading.Thread(target=lambda: seq.get("train").ack())
+        closed = sw.SequenceBuffer(FLOW, 1)
+        closed.close()
+        with pytest.raises(ClosedError):
+            puller.pull_into(closed, timeout=5)
+        assert pusher.unacknowledged == 1
+        waiter.start()
+        sender = threading.Thread(target=lambda: pusher.flush(10))
+        sender.start()  # sends again
+        assert puller.pull_into(seq, timeout=5) == 1
+        sender.join(10)
+        waiter.join(10)
+        assert (seq.ids(), pusher.unacknowledged) == (["8"], 0)
+
+
+def test_ids_that_are_held_are_not_put_again() -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, max_staleness=3)
+    with Puller() as puller, Pusher(puller.address) as pusher:
+        many = sw.SequenceSample(["1", "2"], {"x": [1, 1]}, {"x": np.array([1, 2])}, metadata={"version": [0, 0]})
+        pusher.push(many)
+        assert puller.pull_into(seq, timeout=5) == 2
+        more = sw.SequenceSample(["2", "3"], {"x": [1, 1]}, {"x": np.array([2, 3])}, metadata={"version": [0, 2]})
+        pusher.push(more)
+        assert puller.pull_into(seq, timeout=5) == 1
+        assert (seq.ids(), seq.stats()["staleness"]) == (["1", "2", "3"], {0: 2, -2: 1})
+        pusher.push({"no": "sample"})
+        with pytest.raises(SchemaError, match="got dict"):
+            puller.pull_into(seq, timeout=5)
+
+
+RECEIVER = """
+import sys, sharpwave as sw
+from sharpwave.sequences.stream import Puller
+flow = sw.Dataflow([sw.Consumer("train", {"x"}, batch_size=1)])
+seq = sw.SequenceBuffer(flow, 10_000, journal=sys.argv[2])
+with Puller(sys.argv[1]) as puller:
+    print("ready", flush=True)
+    while True:
+        try:
+            puller.pull_into(seq, timeout=5)
+        except sw.errors.NotReady:
+            break
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    """Two pushers, a receiver that dies again and again: every sample is in its journal, each once."""
+    address, journal = f"tcp://127.0.0.1:{free_port()}", tmp_path / "journal"
+    slow = PUSHER.replace("pusher.push(", "import time; time.sleep(0.004); pusher.push(").replace(
+        "window=8)", "window=8)"
+    )
+    slow = slow.replace("import sys,", "import sharpwave.sequences.stream as s; s._AGAIN_S = 0.2\nimport sys,")
+    receiver = start(RECEIVER, address, journal)
+    assert receiver.stdout is not None
+    receiver.stdout.readline()
+    pushers = [start(slow, address, number, 150) for number in range(2)]
+    for at in range(4):
+        time.sleep(0.15 + 0.1 * at)
+        receiver.send_signal(signal.SIGKILL)
+        receiver.wait()
+        receiver = start(RECEIVER, address, journal)
+        assert receiver.stdout is not None
+        receiver.stdout.readline()
+    for pusher in pushers:
+        assert pusher.wait(60) == 0, "everything was acknowledged"
+    receiver.send_signal(signal.SIGKILL)
+    receiver.wait()
+    seq = sw.SequenceBuffer(FLOW, 10_000, journal=journal)
+    expected = [str(1000 * number + at) for number in range(2) for at in range(150)]
+    assert sorted(seq.ids(), key=int) == sorted(expected, key=int)
+    with seq.get("train", timeout=0) as lease:
+        assert lease.batch["x"].tolist() == [int(lease.batch.ids[0])] * 3
+
+
+def test_close_tells_what_nobody_took() -> None:
+    pusher = Pusher(f"tcp://127.0.0.1:{free_port()}")
+    pusher.push(sample(1))
+    with pytest.raises(NotReady, match="1 items wait"):
+        pusher.close(timeout=0.1)
+    with pytest.raises(ClosedError):
+        pusher.push(sample(2))
+    pusher.close()
+
+
+def test_foreign_bytes_are_counted_and_passed_over() -> None:
+    with Puller() as puller:
+        context = zmq.Context()
+        foreign = context.socket(zmq.DEALER)
+        foreign.connect(puller.address)
+        for frames in (
+            [b"x"],
+            [b"", b""],
+            [bytes(17), b"\xff" * 40],
+            [bytes(16) + b"\x01"],
+            [bytes(16) + b"\x01", b"[" * 10**5],
+        ):
+            foreign.send_multipart(frames)
+        with Pusher(puller.address) as pusher:
+            pusher.push(sample(5))
+            names = []
+            while not names:
+                names = puller.pull(5).ids
+            assert names == ["5"]
+        with pytest.raises(NotReady):
+            puller.pull(0.1)
+        assert puller.refused == 5
+        context.destroy(linger=0)
+
+
+def test_addresses_that_do_not_work_say_so() -> None:
+    with Puller() as puller, pytest.raises(StorageError, match="in use"):
+        Puller(puller.address)
+    for kind in (Puller, Pusher):
+        with pytest.raises(StorageError):
+            kind("nowhere")
