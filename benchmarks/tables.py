@@ -304,8 +304,8 @@ def gpu_direct(document: Document) -> str:
         share = direct["bytes"] / took["median_ns"] * 1e9 / link
         rows.append([called, f"{duration(took['median_ns'])} ({duration(took['min_ns'])})", percent(share)])
     fed = []
-    for name, title in (("eager", "launched one by one"), ("graph", "as a CUDA graph")):
-        one = direct["dqn"][name]
+    for form, title in (("eager", "launched one by one"), ("graph", "as a CUDA graph")):
+        one = direct["dqn"][form]
         times = [duration(one[key] * 1e9) for key in ("update_with_stream_s", "update_on_one_batch_s")]
         fed.append([title, *times, percent(one["waiting_share"]), duration(one["host_in_next_s"] * 1e9)])
     head = ["a DQN update on 256 images", "fed by stream()", "on one batch", "waiting for data", "host in next()"]

@@ -216,3 +216,17 @@ def test_addresses_that_do_not_work_say_so() -> None:
     for kind in (Puller, Pusher):
         with pytest.raises(StorageError):
             kind("nowhere")
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://192.0.2.1:5555", "tcp://eth0:1", "udp://127.0.0.1:1"]
+)
+def test_puller_listens_to_this_machine_alone(address: str) -> None:
+    with pytest.raises(StorageError, match="on the loopback"):
+        Puller(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://localhost:0", "tcp://127.8.9.1:0"])
+def test_loopback_has_more_than_one_name(address: str) -> None:
+    with Puller(address) as puller:
+        assert puller.address.startswith("tcp://127.")

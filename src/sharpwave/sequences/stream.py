@@ -2,14 +2,15 @@
 
 A pusher keeps what it sent until the puller has acknowledged it, sends it again if the puller was restarted, and stops
 its caller when ``window`` items are not yet acknowledged: that is the whole of back-pressure, and it bounds the memory
-of both sides. Items of one pusher arrive in order, each once. Sockets are for the loopback or a trusted network: there
-is no authentication here.
+of both sides. Items of one pusher arrive in order, each once. There is no authentication here: a puller listens on
+the loopback or on a local socket and nowhere else. Other machines come in through a tunnel.
 
 Needs pyzmq: ``pip install sharpwave[serve]``.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import struct
@@ -179,16 +180,38 @@ class Pusher:
             raise ClosedError(f"{where}: the pusher was closed")
 
 
+def _is_local(address: str) -> bool:
+    kind, _, rest = str(address).partition("://")
+    if kind in ("ipc", "inproc"):
+        return True
+    host = rest.rpartition(":")[0].strip("[]")
+    if kind != "tcp" or host == "localhost":
+        return kind == "tcp"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, an interface or a star
+        return False
+
+
 class Puller:
     """The receiving end; pushers connect to it, from any process. Use it from one thread at a time.
 
     Args:
-        address: Where to listen; a port of 0 takes a free one, which ``address`` tells then.
+        address: Where to listen: ``tcp://`` on the loopback, ``ipc://`` or ``inproc://``; a port of 0 takes a free one,
+            which ``address`` tells then.
         timeout: Seconds that ``pull`` waits unless told.
+
+    Raises:
+        StorageError: It cannot listen there, or others than this machine could connect.
     """
 
     def __init__(self, address: str = "tcp://127.0.0.1:0", *, timeout: float | None = 1.0) -> None:
         zmq = _zmq()
+        if not _is_local(address):
+            raise StorageError(
+                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: whoever reaches "
+                "it could push, for nobody is asked who they are; listen on tcp://127.0.0.1 and let others in by a tunnel"
+            )
         self._timeout = timeout
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
