@@ -1,0 +1,310 @@
+// Trajectories: which rows are drawn, and the copying of them out of slabs. A slab is an array of bytes, in memory or
+// mapped; the objects here hold references to slabs, so that none goes away during a call.
+#include <fcntl.h>
+#include <nanobind/stl/string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "trajectories/rows.h"
+
+using namespace sharpwave;
+
+namespace {
+
+constexpr std::size_t kAlone = 64 * 1'024;  // bytes from which a copy is worth letting other threads run
+
+PyArrayObject* bytes_of(nb::handle array, bool is_written) {
+    auto* object = reinterpret_cast<PyArrayObject*>(array.ptr());
+    if (!PyArray_Check(array.ptr()) || !PyArray_IS_C_CONTIGUOUS(object) ||
+        (is_written && !PyArray_ISWRITEABLE(object))) {
+        throw Error(ErrorKind::schema, "trajectories: expected a contiguous array; this is a defect of Sharpwave");
+    }
+    return object;
+}
+
+std::byte* data_of(nb::handle array, std::size_t bytes, bool is_written) {
+    PyArrayObject* object = bytes_of(array, is_written);
+    if (static_cast<std::size_t>(PyArray_NBYTES(object)) < bytes) {
+        throw Error(ErrorKind::schema, "trajectories: an array is too small; this is a defect of Sharpwave");
+    }
+    return static_cast<std::byte*>(PyArray_DATA(object));
+}
+
+// Where the leaves of one kind of slab stand. `bytes`: what such a slab has at least.
+struct SlabLayout {
+    std::uint64_t envs, bytes;
+    std::vector<LeafPlace> leaves;
+};
+
+// A slab that is in memory or mapped, and where its rows are.
+struct Held {
+    nb::object slab, layout;
+    RowPlace place;
+
+    Held() = default;
+    Held(nb::object bytes, nb::object kind) : slab(std::move(bytes)), layout(std::move(kind)) {
+        const auto* found = nb::cast<const SlabLayout*>(layout);
+        place.slab = data_of(slab, found->bytes, false);
+        place.leaves = found->leaves.data();
+        place.envs = found->envs;
+    }
+};
+
+// Some drawn rows, and every slab that they are in.
+struct Draw {
+    nb::object numbers, steps, envs;
+    std::vector<RowPlace> rows;
+    std::vector<Held> held;
+    std::vector<std::int64_t> missing;  // trajectories that are not in memory: fill() brings them
+    std::size_t hits = 0;
+
+    void fill(std::int64_t number, nb::object slab, nb::object layout) {
+        const Held found(std::move(slab), std::move(layout));
+        const auto* drawn = static_cast<const std::int64_t*>(PyArray_DATA(bytes_of(numbers, false)));
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            if (drawn[i] != number) continue;
+            rows[i].slab = found.place.slab;
+            rows[i].leaves = found.place.leaves;
+            rows[i].envs = found.place.envs;
+        }
+        held.push_back(found);
+    }
+
+    void gather(nb::list arrays) {
+        struct Leaf {
+            std::byte* to;
+            std::size_t row_bytes;
+        };
+        std::vector<Leaf> leaves;
+        std::size_t bytes = 0;
+        for (nb::handle array : arrays) {
+            PyArrayObject* object = bytes_of(array, true);
+            const auto size = static_cast<std::size_t>(PyArray_NBYTES(object));
+            if (rows.empty() || size % rows.size())
+                throw Error(ErrorKind::schema, "gather: an array of another size; this is a defect of Sharpwave");
+            leaves.push_back({static_cast<std::byte*>(PyArray_DATA(object)), size / rows.size()});
+            bytes += size;
+        }
+        for (const RowPlace& row : rows) {
+            if (!row.slab) throw Error(ErrorKind::schema, "gather: a slab is missing; this is a defect of Sharpwave");
+        }
+        const auto work = [&] {
+            for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf)
+                gather_leaf(rows.data(), rows.size(), leaf, leaves[leaf].row_bytes, leaves[leaf].to);
+        };
+        if (bytes < kAlone) return work();
+        nb::gil_scoped_release release;
+        work();
+    }
+};
+
+nb::object new_int64(std::size_t count) {
+    npy_intp shape = static_cast<npy_intp>(count);
+    PyObject* array = PyArray_SimpleNew(1, &shape, NPY_INT64);
+    if (!array) throw nb::python_error();
+    return nb::steal(array);
+}
+
+std::int64_t* int64_of(const nb::object& array) {
+    return static_cast<std::int64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+// The sizes of trajectories, and the slabs of those that are in memory. Calls come under the interpreter's lock and
+// the buffer's own.
+struct Trajectories {
+    TrajectorySizes sizes;
+    std::vector<Held> slabs;  // of trajectories from number `base` on
+    std::uint64_t base = 0;
+
+    Held& at(std::uint64_t number) {
+        if (number < sizes.first() || number >= sizes.first() + sizes.size())
+            throw Error(ErrorKind::stale_handle, "there is no trajectory number " + std::to_string(number));
+        return slabs[number - base];
+    }
+    void append(std::uint64_t steps, std::uint64_t envs) {
+        sizes.append(steps, envs);
+        slabs.emplace_back();
+    }
+    void extend(nb::handle steps, nb::handle envs) {
+        const auto count = static_cast<std::size_t>(PyArray_SIZE(bytes_of(steps, false)));
+        const auto* rows = reinterpret_cast<const std::int64_t*>(data_of(steps, 8 * count, false));
+        const auto* columns = reinterpret_cast<const std::int64_t*>(data_of(envs, 8 * count, false));
+        for (std::size_t i = 0; i < count; ++i) {
+            append(static_cast<std::uint64_t>(rows[i]), static_cast<std::uint64_t>(columns[i]));
+        }
+    }
+    void drop(std::size_t count) {
+        count = std::min(count, sizes.size());
+        const std::uint64_t first = sizes.first();
+        for (std::size_t i = 0; i < count; ++i) slabs[first + i - base] = Held{};
+        sizes.drop_oldest(count);
+        const std::uint64_t gone = sizes.first() - base;
+        if (gone < 1'024 || gone < slabs.size() / 2) return;
+        slabs.erase(slabs.begin(), slabs.begin() + static_cast<std::ptrdiff_t>(gone));
+        base += gone;
+    }
+    Draw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
+        Draw draw;
+        draw.numbers = new_int64(count);
+        draw.steps = new_int64(count);
+        draw.envs = new_int64(count);
+        std::int64_t* numbers = int64_of(draw.numbers);
+        std::int64_t* steps = int64_of(draw.steps);
+        std::int64_t* envs = int64_of(draw.envs);
+        sizes.draw(seed, call, window, count, numbers, steps, envs);
+        draw.rows.resize(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            const Held& held = slabs[static_cast<std::uint64_t>(numbers[i]) - base];
+            RowPlace& row = draw.rows[i];
+            if (held.slab) {
+                row = held.place;
+                draw.held.push_back(held);
+                ++draw.hits;
+            } else {
+                draw.missing.push_back(numbers[i]);
+            }
+            row.step = static_cast<std::uint64_t>(steps[i]);
+            row.env = static_cast<std::uint64_t>(envs[i]);
+        }
+        std::sort(draw.missing.begin(), draw.missing.end());
+        draw.missing.erase(std::unique(draw.missing.begin(), draw.missing.end()), draw.missing.end());
+        return draw;
+    }
+};
+
+[[noreturn]] void fail(const std::string& what, const std::string& path) {
+    throw Error(ErrorKind::storage, what + " " + path + ": " + std::strerror(errno));
+}
+
+struct Mapping {
+    void* data;
+    std::size_t bytes;
+};
+
+// The first `bytes` of a file, as a read-only array: only the pages that are read are brought into memory.
+nb::object map_file(const std::string& path, std::size_t bytes) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) fail("cannot open", path);
+    struct stat found {};
+    const bool is_there = ::fstat(file, &found) == 0;
+    if (is_there && static_cast<std::uint64_t>(found.st_size) < bytes) {
+        ::close(file);
+        throw Error(ErrorKind::storage, path + ": expected " + std::to_string(bytes) + " bytes, the file has " +
+                                            std::to_string(found.st_size));
+    }
+    void* data = is_there ? ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    const int error = errno;
+    ::close(file);
+    errno = error;
+    if (data == MAP_FAILED) fail("cannot map", path);
+    ::madvise(data, bytes, MADV_RANDOM);  // rows are read here and there: no reading ahead
+    auto* mapping = new Mapping{data, bytes};
+    nb::capsule owner(mapping, [](void* pointer) noexcept {
+        auto* gone = static_cast<Mapping*>(pointer);
+        ::munmap(gone->data, gone->bytes);
+        delete gone;
+    });
+    npy_intp shape = static_cast<npy_intp>(bytes);
+    PyObject* array = PyArray_SimpleNewFromData(1, &shape, NPY_UINT8, data);
+    if (!array) throw nb::python_error();
+    auto* object = reinterpret_cast<PyArrayObject*>(array);
+    PyArray_CLEARFLAGS(object, NPY_ARRAY_WRITEABLE);
+    if (PyArray_SetBaseObject(object, owner.release().ptr()) < 0) {
+        Py_DECREF(array);
+        throw nb::python_error();
+    }
+    return nb::steal(array);
+}
+
+}  // namespace
+
+void bind_trajectories(nb::module_& m) {
+    nb::class_<SlabLayout>(m, "SlabLayout")
+        .def(
+            "__init__",
+            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, nb::list places) {
+                new (self) SlabLayout{envs, bytes, {}};
+                for (nb::handle place : places) {
+                    nb::tuple numbers = nb::tuple(place);
+                    self->leaves.push_back({nb::cast<std::uint64_t>(numbers[0]), nb::cast<std::uint64_t>(numbers[1]),
+                                            nb::cast<std::uint64_t>(numbers[2])});
+                }
+            },
+            nb::arg("envs"), nb::arg("bytes"), nb::arg("places"));
+    nb::class_<Draw>(m, "TrajectoryDraw")
+        .def_prop_ro("numbers", [](Draw& self) { return self.numbers; })
+        .def_prop_ro("steps", [](Draw& self) { return self.steps; })
+        .def_prop_ro("envs", [](Draw& self) { return self.envs; })
+        .def_prop_ro("hits", [](Draw& self) { return self.hits; })
+        .def_prop_ro("missing",
+                     [](Draw& self) {
+                         nb::list missing;
+                         for (const std::int64_t number : self.missing) missing.append(number);
+                         return missing;
+                     })
+        .def("fill", &Draw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("gather", &Draw::gather, nb::arg("arrays"));
+    nb::class_<Trajectories>(m, "Trajectories")
+        .def(nb::init<>())
+        .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
+        .def_prop_ro("first", [](Trajectories& self) { return self.sizes.first(); })
+        .def("rows", [](Trajectories& self, std::size_t window) { return self.sizes.rows(window); }, nb::arg("window"))
+        .def("append", &Trajectories::append, nb::arg("steps"), nb::arg("envs"))
+        .def("extend", &Trajectories::extend, nb::arg("steps"), nb::arg("envs"))
+        .def("drop", &Trajectories::drop, nb::arg("count"))
+        .def(
+            "hold",
+            [](Trajectories& self, std::uint64_t number, nb::object slab, nb::object layout) {
+                Held held(std::move(slab), std::move(layout));  // checks that it is large enough
+                self.at(number) = std::move(held);
+            },
+            nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("let_go", [](Trajectories& self, std::uint64_t number) { self.at(number) = Held{}; }, nb::arg("number"))
+        .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
+    m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));
+    m.def(
+        "copy_into_slab",
+        [](nb::handle slab, nb::list offsets, nb::list arrays) {
+            struct Part {
+                std::size_t offset, bytes;
+                const void* from;
+            };
+            PyArrayObject* object = bytes_of(slab, true);
+            const auto size = static_cast<std::size_t>(PyArray_NBYTES(object));
+            std::vector<Part> parts;
+            for (std::size_t i = 0; i < nb::len(arrays); ++i) {
+                PyArrayObject* from = bytes_of(arrays[i], false);
+                const Part part{nb::cast<std::size_t>(offsets[i]), static_cast<std::size_t>(PyArray_NBYTES(from)),
+                                PyArray_DATA(from)};
+                if (part.offset > size || part.bytes > size - part.offset)
+                    throw Error(ErrorKind::schema, "copy_into_slab: no room; this is a defect of Sharpwave");
+                parts.push_back(part);
+            }
+            auto* to = static_cast<std::byte*>(PyArray_DATA(object));
+            const auto work = [&] {
+                for (const Part& part : parts) std::memcpy(to + part.offset, part.from, part.bytes);
+            };
+            if (size < kAlone) return work();
+            nb::gil_scoped_release release;
+            work();
+        },
+        nb::arg("slab"), nb::arg("offsets"), nb::arg("arrays"));
+    m.def(
+        "exchange_paths",
+        [](const std::string& one, const std::string& other) {
+            if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) != 0) {
+                fail("cannot exchange " + one + " and", other);
+            }
+        },
+        nb::arg("one"), nb::arg("other"), "Two names of files or folders change places, in one step.");
+}
