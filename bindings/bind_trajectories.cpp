@@ -62,20 +62,19 @@ struct Held {
 
 // Some drawn rows, and every slab that they are in.
 struct Draw {
-    nb::object numbers, steps, envs;
+    nb::object ids, steps, envs;
     std::vector<RowPlace> rows;
     std::vector<Held> held;
-    std::vector<std::int64_t> missing;  // trajectories that are not in memory: fill() brings them
-    std::size_t hits = 0;
+    std::vector<std::pair<std::int64_t, std::size_t>> missing;  // (number, row), sorted: fill() brings their slabs
 
     void fill(std::int64_t number, nb::object slab, nb::object layout) {
         const Held found(std::move(slab), std::move(layout));
-        const auto* drawn = static_cast<const std::int64_t*>(PyArray_DATA(bytes_of(numbers, false)));
-        for (std::size_t i = 0; i < rows.size(); ++i) {
-            if (drawn[i] != number) continue;
-            rows[i].slab = found.place.slab;
-            rows[i].leaves = found.place.leaves;
-            rows[i].envs = found.place.envs;
+        auto at = std::lower_bound(missing.begin(), missing.end(), std::pair{number, std::size_t{0}});
+        for (; at != missing.end() && at->first == number; ++at) {
+            RowPlace& row = rows[at->second];
+            row.slab = found.place.slab;
+            row.leaves = found.place.leaves;
+            row.envs = found.place.envs;
         }
         held.push_back(found);
     }
@@ -124,6 +123,7 @@ std::int64_t* int64_of(const nb::object& array) {
 struct Trajectories {
     TrajectorySizes sizes;
     std::vector<Held> slabs;  // of trajectories from number `base` on
+    std::vector<std::int64_t> ids;
     std::uint64_t base = 0;
 
     Held& at(std::uint64_t number) {
@@ -131,16 +131,18 @@ struct Trajectories {
             throw Error(ErrorKind::stale_handle, "there is no trajectory number " + std::to_string(number));
         return slabs[number - base];
     }
-    void append(std::uint64_t steps, std::uint64_t envs) {
+    void append(std::int64_t id, std::uint64_t steps, std::uint64_t envs) {
         sizes.append(steps, envs);
         slabs.emplace_back();
+        ids.push_back(id);
     }
-    void extend(nb::handle steps, nb::handle envs) {
+    void extend(nb::handle names, nb::handle steps, nb::handle envs) {
         const auto count = static_cast<std::size_t>(PyArray_SIZE(bytes_of(steps, false)));
+        const auto* named = reinterpret_cast<const std::int64_t*>(data_of(names, 8 * count, false));
         const auto* rows = reinterpret_cast<const std::int64_t*>(data_of(steps, 8 * count, false));
         const auto* columns = reinterpret_cast<const std::int64_t*>(data_of(envs, 8 * count, false));
         for (std::size_t i = 0; i < count; ++i) {
-            append(static_cast<std::uint64_t>(rows[i]), static_cast<std::uint64_t>(columns[i]));
+            append(named[i], static_cast<std::uint64_t>(rows[i]), static_cast<std::uint64_t>(columns[i]));
         }
     }
     void drop(std::size_t count) {
@@ -151,33 +153,34 @@ struct Trajectories {
         const std::uint64_t gone = sizes.first() - base;
         if (gone < 1'024 || gone < slabs.size() / 2) return;
         slabs.erase(slabs.begin(), slabs.begin() + static_cast<std::ptrdiff_t>(gone));
+        ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(gone));
         base += gone;
     }
     Draw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
         Draw draw;
-        draw.numbers = new_int64(count);
+        draw.ids = new_int64(count);
         draw.steps = new_int64(count);
         draw.envs = new_int64(count);
-        std::int64_t* numbers = int64_of(draw.numbers);
+        std::int64_t* numbers = int64_of(draw.ids);  // for now
         std::int64_t* steps = int64_of(draw.steps);
         std::int64_t* envs = int64_of(draw.envs);
         sizes.draw(seed, call, window, count, numbers, steps, envs);
         draw.rows.resize(count);
         for (std::size_t i = 0; i < count; ++i) {
-            const Held& held = slabs[static_cast<std::uint64_t>(numbers[i]) - base];
+            const std::size_t at = static_cast<std::uint64_t>(numbers[i]) - base;
+            const Held& held = slabs[at];
             RowPlace& row = draw.rows[i];
             if (held.slab) {
                 row = held.place;
                 draw.held.push_back(held);
-                ++draw.hits;
             } else {
-                draw.missing.push_back(numbers[i]);
+                draw.missing.emplace_back(numbers[i], i);
             }
+            numbers[i] = ids[at];
             row.step = static_cast<std::uint64_t>(steps[i]);
             row.env = static_cast<std::uint64_t>(envs[i]);
         }
         std::sort(draw.missing.begin(), draw.missing.end());
-        draw.missing.erase(std::unique(draw.missing.begin(), draw.missing.end()), draw.missing.end());
         return draw;
     }
 };
@@ -242,14 +245,18 @@ void bind_trajectories(nb::module_& m) {
             },
             nb::arg("envs"), nb::arg("bytes"), nb::arg("places"));
     nb::class_<Draw>(m, "TrajectoryDraw")
-        .def_prop_ro("numbers", [](Draw& self) { return self.numbers; })
+        .def_prop_ro("ids", [](Draw& self) { return self.ids; })
         .def_prop_ro("steps", [](Draw& self) { return self.steps; })
         .def_prop_ro("envs", [](Draw& self) { return self.envs; })
-        .def_prop_ro("hits", [](Draw& self) { return self.hits; })
+        .def_prop_ro("hits", [](Draw& self) { return self.rows.size() - self.missing.size(); })
         .def_prop_ro("missing",
                      [](Draw& self) {
                          nb::list missing;
-                         for (const std::int64_t number : self.missing) missing.append(number);
+                         std::int64_t last = -1;
+                         for (const auto& [number, row] : self.missing) {
+                             if (number != last) missing.append(number);
+                             last = number;
+                         }
                          return missing;
                      })
         .def("fill", &Draw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
@@ -259,8 +266,8 @@ void bind_trajectories(nb::module_& m) {
         .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
         .def_prop_ro("first", [](Trajectories& self) { return self.sizes.first(); })
         .def("rows", [](Trajectories& self, std::size_t window) { return self.sizes.rows(window); }, nb::arg("window"))
-        .def("append", &Trajectories::append, nb::arg("steps"), nb::arg("envs"))
-        .def("extend", &Trajectories::extend, nb::arg("steps"), nb::arg("envs"))
+        .def("append", &Trajectories::append, nb::arg("id"), nb::arg("steps"), nb::arg("envs"))
+        .def("extend", &Trajectories::extend, nb::arg("ids"), nb::arg("steps"), nb::arg("envs"))
         .def("drop", &Trajectories::drop, nb::arg("count"))
         .def(
             "hold",
@@ -269,6 +276,7 @@ void bind_trajectories(nb::module_& m) {
                 self.at(number) = std::move(held);
             },
             nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("slab", [](Trajectories& self, std::uint64_t number) -> nb::object { const Held& held = self.at(number); return held.slab ? held.slab : nb::none(); }, nb::arg("number"))
         .def("let_go", [](Trajectories& self, std::uint64_t number) { self.at(number) = Held{}; }, nb::arg("number"))
         .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
     m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));

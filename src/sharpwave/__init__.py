@@ -17,10 +17,12 @@ from .buffers.distillation import DistillationBuffer
 from .buffers.opening import open
 from .buffers.replay import ReplayBuffer
 from .buffers.rollout import RolloutBuffer
+from .buffers.trajectory import TrajectoryReplayBuffer
 from .collect import collect
 from .pace import Pace
 from .sampling import Fifo, Lifo, Linear, Prioritized, Recent, Shuffle, Uniform
 from .schema import Field
+from .trajectories.trajectory import Trajectory
 from .views import Hindsight, Transitions, Windows
 
 __version__ = version("sharpwave")
@@ -37,6 +39,8 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Shuffle",
+    "Trajectory",
+    "TrajectoryReplayBuffer",
     "Transitions",
     "Uniform",
     "Windows",

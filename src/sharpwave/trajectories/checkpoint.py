@@ -1,0 +1,101 @@
+"""Checkpoints of a folder of trajectories: whole or not there, and good wherever they are moved to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from ..checks import whole
+from ..errors import SchemaError, StorageError
+from .folder import link, open_index, replace_folder
+from .folders import merged, rank_folders
+from .index import INDEX, Index, Missing
+from .upstream import METADATA, NAMES, read_metadata, write_upstream
+
+__all__ = ["open_checkpoint", "shard", "storage_dir_of", "write_checkpoint"]
+
+_OURS = {INDEX, METADATA, *NAMES, ".lock"}
+
+
+def write_checkpoint(where: str, index: Index, source: Path, path: Path, format: str) -> None:
+    """A folder with links to the files of ``source`` that the index lists, the index, and RLinf's two files.
+
+    Args:
+        format: Of files to come, for RLinf's metadata.
+
+    Raises:
+        StorageError: There is a folder of that name, and it is not a checkpoint.
+    """
+    if path.exists():
+        foreign = [name for name in os.listdir(path) if name not in _OURS and not name.startswith("trajectory_")]
+        if foreign:
+            raise StorageError(
+                f"{where}: {path}: expected a new folder or a former checkpoint, and it holds {foreign[0]!r}; give it a "
+                "folder of its own"
+            )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
+    made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    made.mkdir()
+    try:
+        for entry in index.entries:
+            name = index.name(entry)
+            link(source / name, made / name)
+        write_upstream(made, index, source.resolve(), format, sync=True)
+        index.write(made, sync=True)
+        _sync(made)
+        replace_folder(made, path)
+        _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def open_checkpoint(where: str, path: Path, allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
+    """What a checkpoint holds: ours, RLinf's, or a folder with one for every rank in it."""
+    if not path.is_dir():
+        raise Missing(f"{where}: {path}: there is no such folder")
+    ranks = rank_folders(path)
+    if ranks and not any((path / name).exists() for name in (INDEX, METADATA, *NAMES)):
+        return merged(where, ranks, allow_pickle)
+    return open_index(path, where, allow_pickle)
+
+
+def storage_dir_of(path: Path, where: str) -> Path | None:
+    """The folder that a checkpoint was taken of, if it is still there."""
+    if not (path / METADATA).exists():
+        return None
+    named = read_metadata(path, where).get("storage_dir")
+    return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None
+
+
+def shard(where: str, index: Index, rank: int, world: int) -> Index:
+    """The part of one rank: consecutive trajectories, as many as the others or one more. Ids that it hands out later are
+    no other rank's."""
+    whole(where, "world_size", world)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
+        raise SchemaError(f"{where}: local_rank: expected 0 to {world - 1} (world_size={world}), got {rank!r}")
+    share, rest = divmod(len(index.entries), world)
+    begin = rank * share + min(rank, rest)
+    part = index.entries[begin : begin + share + (rank < rest)]
+    return replace(index, entries=part, next_id=index.next_id + rank, id_step=world)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """What killed processes left of a checkpoint of that name."""
+    for name in os.listdir(path.parent):
+        if not (name.startswith(f".{path.name}.") and name.endswith(".tmp")):
+            continue
+        pid = name.removeprefix(f".{path.name}.").removesuffix(".tmp")
+        if pid.isdigit() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
+            shutil.rmtree(path.parent / name, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
