@@ -21,6 +21,8 @@ using namespace sharpwave;
 
 namespace {
 
+using Anys = nb::typed<nb::list, nb::any>;
+
 constexpr std::size_t kAlone = 64 * 1'024;  // bytes from which a copy is worth letting other threads run
 
 PyArrayObject* bytes_of(nb::handle array, bool is_written) {
@@ -44,6 +46,16 @@ std::byte* data_of(nb::handle array, std::size_t bytes, bool is_written) {
 struct SlabLayout {
     std::uint64_t envs, bytes;
     std::vector<LeafPlace> leaves;
+};
+
+// What a row of each leaf is.
+struct RowKind {
+    nb::object dtype;
+    std::vector<npy_intp> shape;
+    std::size_t row_bytes;
+};
+struct RowKinds {
+    std::vector<RowKind> leaves;
 };
 
 // A slab that is in memory or mapped, and where its rows are.
@@ -79,31 +91,34 @@ struct Draw {
         held.push_back(found);
     }
 
-    void gather(nb::list arrays) {
-        struct Leaf {
-            std::byte* to;
-            std::size_t row_bytes;
-        };
-        std::vector<Leaf> leaves;
+    // One new array a leaf.
+    Anys gather(const RowKinds& kinds) {
+        Anys arrays;
+        std::vector<std::byte*> to;
         std::size_t bytes = 0;
-        for (nb::handle array : arrays) {
-            PyArrayObject* object = bytes_of(array, true);
-            const auto size = static_cast<std::size_t>(PyArray_NBYTES(object));
-            if (rows.empty() || size % rows.size())
-                throw Error(ErrorKind::schema, "gather: an array of another size; this is a defect of Sharpwave");
-            leaves.push_back({static_cast<std::byte*>(PyArray_DATA(object)), size / rows.size()});
-            bytes += size;
+        for (const RowKind& kind : kinds.leaves) {
+            npy_intp shape[64] = {static_cast<npy_intp>(rows.size())};
+            std::copy(kind.shape.begin(), kind.shape.end(), shape + 1);
+            nb::object array = pooled_array(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr()),
+                                            static_cast<int>(kind.shape.size()) + 1, shape);
+            to.push_back(static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr()))));
+            bytes += kind.row_bytes * rows.size();
+            arrays.append(array);
         }
         for (const RowPlace& row : rows) {
             if (!row.slab) throw Error(ErrorKind::schema, "gather: a slab is missing; this is a defect of Sharpwave");
         }
         const auto work = [&] {
-            for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf)
-                gather_leaf(rows.data(), rows.size(), leaf, leaves[leaf].row_bytes, leaves[leaf].to);
+            for (std::size_t leaf = 0; leaf < to.size(); ++leaf)
+                gather_leaf(rows.data(), rows.size(), leaf, kinds.leaves[leaf].row_bytes, to[leaf]);
         };
-        if (bytes < kAlone) return work();
-        nb::gil_scoped_release release;
-        work();
+        if (bytes < kAlone) {
+            work();
+        } else {
+            nb::gil_scoped_release release;
+            work();
+        }
+        return arrays;
     }
 };
 
@@ -235,7 +250,7 @@ void bind_trajectories(nb::module_& m) {
     nb::class_<SlabLayout>(m, "SlabLayout")
         .def(
             "__init__",
-            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, nb::list places) {
+            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, Anys places) {
                 new (self) SlabLayout{envs, bytes, {}};
                 for (nb::handle place : places) {
                     nb::tuple numbers = nb::tuple(place);
@@ -244,6 +259,28 @@ void bind_trajectories(nb::module_& m) {
                 }
             },
             nb::arg("envs"), nb::arg("bytes"), nb::arg("places"));
+    nb::class_<RowKinds>(m, "RowKinds")
+        .def(
+            "__init__",
+            [](RowKinds* self, Anys leaves) {
+                RowKinds made;
+                for (nb::handle leaf : leaves) {
+                    nb::tuple both = nb::tuple(leaf);
+                    if (!PyArray_DescrCheck(both[0].ptr()))
+                        throw Error(ErrorKind::schema, "RowKinds: expected a dtype; this is a defect of Sharpwave");
+                    RowKind kind{nb::object(both[0]), {}, 0};
+                    kind.row_bytes = static_cast<std::size_t>(
+                        PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr())));
+                    for (nb::handle extent : nb::tuple(both[1])) {
+                        kind.shape.push_back(nb::cast<npy_intp>(extent));
+                        kind.row_bytes *= static_cast<std::size_t>(kind.shape.back());
+                    }
+                    made.leaves.push_back(std::move(kind));
+                }
+                new (self) RowKinds(std::move(made));
+            },
+            nb::arg("leaves"))
+        .def("__len__", [](RowKinds& self) { return self.leaves.size(); });
     nb::class_<Draw>(m, "TrajectoryDraw")
         .def_prop_ro("ids", [](Draw& self) { return self.ids; })
         .def_prop_ro("steps", [](Draw& self) { return self.steps; })
@@ -251,7 +288,7 @@ void bind_trajectories(nb::module_& m) {
         .def_prop_ro("hits", [](Draw& self) { return self.rows.size() - self.missing.size(); })
         .def_prop_ro("missing",
                      [](Draw& self) {
-                         nb::list missing;
+                         nb::typed<nb::list, std::int64_t> missing;
                          std::int64_t last = -1;
                          for (const auto& [number, row] : self.missing) {
                              if (number != last) missing.append(number);
@@ -260,7 +297,7 @@ void bind_trajectories(nb::module_& m) {
                          return missing;
                      })
         .def("fill", &Draw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
-        .def("gather", &Draw::gather, nb::arg("arrays"));
+        .def("gather", &Draw::gather, nb::arg("kinds"));
     nb::class_<Trajectories>(m, "Trajectories")
         .def(nb::init<>())
         .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
@@ -279,10 +316,20 @@ void bind_trajectories(nb::module_& m) {
         .def("slab", [](Trajectories& self, std::uint64_t number) -> nb::object { const Held& held = self.at(number); return held.slab ? held.slab : nb::none(); }, nb::arg("number"))
         .def("let_go", [](Trajectories& self, std::uint64_t number) { self.at(number) = Held{}; }, nb::arg("number"))
         .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
+    m.def(
+        "new_slab",
+        [](std::size_t bytes) {
+            const npy_intp shape = static_cast<npy_intp>(bytes);
+            PyArray_Descr* dtype = PyArray_DescrFromType(NPY_UINT8);
+            nb::object array = pooled_array(dtype, 1, &shape);
+            Py_DECREF(dtype);
+            return array;
+        },
+        nb::arg("bytes"), "Bytes of any value, in memory that is used again.");
     m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));
     m.def(
         "copy_into_slab",
-        [](nb::handle slab, nb::list offsets, nb::list arrays) {
+        [](nb::handle slab, Anys offsets, Anys arrays) {
             struct Part {
                 std::size_t offset, bytes;
                 const void* from;

@@ -115,10 +115,10 @@ class TrajectoryReplayBuffer:
         self._lock, self._adding = threading.Lock(), threading.Lock()
         self._pid, self._is_closed = os.getpid(), False
         self._is_given = bool(storage_dir)
-        if not save_trajectories:
-            self._folder, self._kinds = None, Kinds(Index(seed=seed))
-            self._saver = None
-        else:
+        self._folder: Folder | None = None
+        self._saver: Saver | None = None
+        self._kinds = Kinds(Index(seed=seed))
+        if save_trajectories:
             path = Path(storage_dir) if storage_dir else Path(log_dir) / "replay_buffer"
             self._attach(Folder(path, where, seed, allow_pickle))
         self._adopt(where)
@@ -127,9 +127,8 @@ class TrajectoryReplayBuffer:
 
     def _attach(self, folder: Folder) -> None:
         """Makes a folder this buffer's."""
-        self._folder: Folder | None = folder
-        self._kinds: Kinds = folder
-        self._saver: Saver | None = Saver(folder, _Saved(self))
+        self._folder = self._kinds = folder
+        self._saver = Saver(folder, _Saved(self))
         self._finish = weakref.finalize(self, _finish, self._saver, folder)
 
     def _adopt(self, where: str) -> None:
@@ -340,8 +339,8 @@ class TrajectoryReplayBuffer:
             self._calls += 1
             self._hits += draw.hits
             self._misses += count - draw.hits
-        arrays = [np.empty((count, *leaf.shape), DTYPES[leaf.dtype][0]) for leaf in leaves]
-        draw.gather(arrays)
+            kinds = self._kinds.row_kinds()
+        arrays = draw.gather(kinds)
         place = self._device if device is None else device
         batch = nest(leaves, [_to_device(leaf.dtype, array, place) for leaf, array in zip(leaves, arrays, strict=True)])
         for name, values in (("trajectory_id", draw.ids), ("step", draw.steps), ("env", draw.envs)):
@@ -399,7 +398,7 @@ class TrajectoryReplayBuffer:
     def _copy(self, number: int, where: str) -> Trajectory:
         entry, leaves = self._entries[number], self._kinds.index.leaves
         assert leaves is not None
-        slab = self._rows.slab(number)
+        slab: Any = self._rows.slab(number)
         if slab is None:
             slab = self._slab(number, where)[0]
         arrays = [np.array(view) for view in views(slab, leaves, self._kinds.index.layouts[entry.layout])]
@@ -649,7 +648,8 @@ def _to_device(dtype: str, array: np.ndarray[Any, Any], device: Any) -> Any:
         return array
     import torch
 
-    tensor = torch.from_numpy(array)
     if dtype == "BF16":
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return tensor.to(device)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor if device == "cpu" else tensor.to(device)

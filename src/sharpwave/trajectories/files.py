@@ -97,14 +97,14 @@ def plan(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: t
 
 def capture(parts: Parts, layout: Layout) -> np.ndarray[Any, Any]:
     """A slab with copies of the arrays."""
-    slab = np.empty(layout.bytes, np.uint8)
+    slab: np.ndarray[Any, Any] = _core.new_slab(layout.bytes)
     _core.copy_into_slab(slab, list(layout.offsets), parts.arrays)
     return slab
 
 
 def checksum(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout) -> tuple[int, list[int]]:
     """Of all data, and of every leaf's."""
-    data = memoryview(slab)
+    data = slab.data
     each = [
         zlib.crc32(data[offset : offset + layout.leaf_bytes(leaf, number)])
         for number, (leaf, offset) in enumerate(zip(leaves, layout.offsets, strict=True))
@@ -234,7 +234,8 @@ def _pt_pickle(leaves: tuple[Leaf, ...], layout: Layout, max_length: int, weight
     def tensor(number: int) -> bytes:
         leaf = leaves[number]
         shape = (layout.steps + layout.epochs[number], layout.envs, *leaf.shape)
-        strides, step = [], 1
+        strides: list[int] = []
+        step = 1
         for size in reversed(shape):
             strides.insert(0, step)
             step *= size
@@ -276,12 +277,16 @@ class _Stored(NamedTuple):
         return True
 
 
+def _describe(storage: tuple[str, str], offset: int, shape: Any, strides: Any, *_: Any) -> _Stored:
+    return _Stored(storage[0], storage[1], offset, tuple(shape), tuple(strides))
+
+
 class _Describer(pickle.Unpickler):
     """Reads torch's pickle of tensors and plain values. It knows these names and no others: nothing is run."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda storage, offset, shape, strides, *_: _Stored(*storage, offset, tuple(shape), tuple(strides))
+            return _describe
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if module == "torch" and name in _STORAGES.values():

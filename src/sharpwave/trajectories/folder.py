@@ -16,7 +16,7 @@ from .. import _core
 from ..errors import StorageError
 from .files import Layout, capture, checksum, unpickle, write
 from .index import INDEX, Entry, Index, Journal, Missing, line
-from .trajectory import Leaf, read
+from .trajectory import DTYPES, Leaf, read
 from .upstream import METADATA, NAMES, is_upstream, read_upstream
 
 __all__ = ["Folder", "Kinds", "link", "lock", "open_index", "read_slab", "replace_folder", "unlock"]
@@ -34,11 +34,20 @@ class Kinds:
         self.index = index
         self._numbers = {layout: number for number, layout in enumerate(index.layouts)}
         self._cores: dict[int, _core.SlabLayout] = {}
+        self._row_kinds: _core.RowKinds | None = None
 
     def set_leaves(self, leaves: tuple[Leaf, ...] | None) -> None:
         """What a row is, from now on."""
         self.index.leaves = leaves
         self._cores.clear()
+        self._row_kinds = None
+
+    def row_kinds(self) -> _core.RowKinds:
+        """Dtypes and shapes of rows, for the engine."""
+        if self._row_kinds is None:
+            leaves = self.index.leaves or ()
+            self._row_kinds = _core.RowKinds([(np.dtype(DTYPES[leaf.dtype][0]), leaf.shape) for leaf in leaves])
+        return self._row_kinds
 
     def number_of(self, layout: Layout) -> tuple[int, bool]:
         """A layout's number, and whether it is new."""
@@ -188,7 +197,8 @@ def read_slab(
     size = path.stat().st_size if path.exists() else -1
     if size != entry.bytes:
         raise StorageError(f"{where}: {path}: expected {entry.bytes} bytes, got {size if size >= 0 else 'no file'}")
-    mapped: np.ndarray[Any, Any] = _core.map_file(str(path), entry.start + layout.bytes)[entry.start :]
+    image: Any = _core.map_file(str(path), entry.start + layout.bytes)
+    mapped: np.ndarray[Any, Any] = image[entry.start :]
     if not whole:
         return mapped
     slab = np.array(mapped)
