@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "trajectories/arena.h"
 #include "trajectories/rows.h"
 
 using namespace sharpwave;
@@ -204,6 +205,23 @@ struct Trajectories {
     throw Error(ErrorKind::storage, what + " " + path + ": " + std::strerror(errno));
 }
 
+// Arrays may die after static destructors have run.
+SlabArena& arena() {
+    static SlabArena* instance = new SlabArena;
+    return *instance;
+}
+
+// Bytes that `owner` keeps, as an array.
+nb::object array_over(void* data, std::size_t bytes, nb::capsule owner) {
+    npy_intp shape = static_cast<npy_intp>(bytes);
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(1, &shape, NPY_UINT8, data));
+    if (!array) throw nb::python_error();
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.release().ptr()) < 0) {
+        throw nb::python_error();
+    }
+    return array;
+}
+
 struct Mapping {
     void* data;
     std::size_t bytes;
@@ -232,16 +250,9 @@ nb::object map_file(const std::string& path, std::size_t bytes) {
         ::munmap(gone->data, gone->bytes);
         delete gone;
     });
-    npy_intp shape = static_cast<npy_intp>(bytes);
-    PyObject* array = PyArray_SimpleNewFromData(1, &shape, NPY_UINT8, data);
-    if (!array) throw nb::python_error();
-    auto* object = reinterpret_cast<PyArrayObject*>(array);
-    PyArray_CLEARFLAGS(object, NPY_ARRAY_WRITEABLE);
-    if (PyArray_SetBaseObject(object, owner.release().ptr()) < 0) {
-        Py_DECREF(array);
-        throw nb::python_error();
-    }
-    return nb::steal(array);
+    nb::object array = array_over(data, bytes, std::move(owner));
+    PyArray_CLEARFLAGS(reinterpret_cast<PyArrayObject*>(array.ptr()), NPY_ARRAY_WRITEABLE);
+    return array;
 }
 
 }  // namespace
@@ -319,11 +330,13 @@ void bind_trajectories(nb::module_& m) {
     m.def(
         "new_slab",
         [](std::size_t bytes) {
-            const npy_intp shape = static_cast<npy_intp>(bytes);
-            PyArray_Descr* dtype = PyArray_DescrFromType(NPY_UINT8);
-            nb::object array = pooled_array(dtype, 1, &shape);
-            Py_DECREF(dtype);
-            return array;
+            auto* slab = new SlabArena::Slab(arena().take(std::max<std::size_t>(bytes, 1)));
+            nb::capsule owner(slab, [](void* pointer) noexcept {
+                auto* gone = static_cast<SlabArena::Slab*>(pointer);
+                arena().give(*gone);
+                delete gone;
+            });
+            return array_over(slab->data, bytes, std::move(owner));
         },
         nb::arg("bytes"), "Bytes of any value, in memory that is used again.");
     m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));

@@ -97,9 +97,9 @@ def plan(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: t
 
 def capture(parts: Parts, layout: Layout) -> np.ndarray[Any, Any]:
     """A slab with copies of the arrays."""
-    slab: np.ndarray[Any, Any] = _core.new_slab(layout.bytes)
+    slab: Any = _core.new_slab(layout.bytes)
     _core.copy_into_slab(slab, list(layout.offsets), parts.arrays)
-    return slab
+    return slab  # type: ignore[no-any-return]
 
 
 def checksum(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout) -> tuple[int, list[int]]:
