@@ -104,6 +104,7 @@ def sampling(case: str, folder: Path, rounds: int, burst_s: float, share: float)
     ours = sw.TrajectoryReplayBuffer(
         storage_dir=folder / "ours", enable_cache=cache > 0, cache_size=cache, sample_window_size=0, device="cpu"
     )
+    plain.saves_index = False  # it takes minutes by itself, and is not what is timed here
     for number in range(count):
         made = make(steps, envs, number)
         plain.add(made)

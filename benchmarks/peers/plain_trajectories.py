@@ -1,12 +1,14 @@
-"""RLinf's algorithm for trajectories on disk, written again in plain torch from its description.
+"""RLinf's algorithm for trajectories on disk, written again in plain torch, step for step at its cost.
 
 A slab a key with one slot a trajectory for the cache, flattened copies into it; uniform rows of a window by randint and
-bucketize, grouped by trajectory in a Python loop; whole files loaded for trajectories that are not in the cache; a
-thread pool that saves clones with torch.save and rewrites the index after every add.
+bucketize; a Python loop that takes every row's numbers out of tensors and groups them (for nobody, upstream too); hits by
+isin over all that is cached, gathered with one index a key; for misses whole files loaded and concatenated; a thread pool
+that saves clones with torch.save and rewrites the index, deep-copied, after every add.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ class PlainTrajectories:
         self.pool = ThreadPoolExecutor(20)
         self.ends: tuple[tuple[int, int], torch.Tensor, list[int]] | None = None
         self.pending: list[Any] = []
+        self.saves_index = True
 
     # ---- in ---------------------------------------------------------------------------------------------------
 
@@ -52,7 +55,7 @@ class PlainTrajectories:
             self.put(number, self.flatten(trajectory))
         saving = self.pool.submit(self.save, number, trajectory)
         self.pending = [task for task in self.pending if not task.done()]
-        self.pending += [saving, self.pool.submit(self.save_index, saving)]
+        self.pending.append(self.pool.submit(self.save_index, saving) if self.saves_index else saving)
 
     def save(self, number: int, trajectory: dict[str, Any]) -> None:
         def clone(value: Any) -> Any:
@@ -63,7 +66,7 @@ class PlainTrajectories:
     def save_index(self, saving: Any) -> None:
         saving.result()
         with self.lock:
-            listed = {"trajectory_index": dict(self.index), "trajectory_id_list": list(self.order)}
+            listed = {"trajectory_index": copy.deepcopy(self.index), "trajectory_id_list": list(self.order)}
             (self.folder / "trajectory_index.json").write_text(json.dumps(listed))
             (self.folder / "metadata.json").write_text(json.dumps({"size": len(self.order)}))
 
@@ -89,15 +92,16 @@ class PlainTrajectories:
         rows = max(len(tensor) for tensor in flat.values())
         if rows > self.slot_rows:
             for key, tensor in flat.items():
-                grown = torch.zeros(self.cache_size, rows, *tensor.shape[1:], dtype=tensor.dtype)
-                if key in self.slabs:
-                    grown[:, : self.slot_rows] = self.slabs[key]
+                grown = torch.zeros(self.cache_size * rows, *tensor.shape[1:], dtype=tensor.dtype)
+                for slot in self.slots.values():
+                    old = self.slabs[key][slot * self.slot_rows : (slot + 1) * self.slot_rows]
+                    grown[slot * rows : slot * rows + self.slot_rows] = old
                 self.slabs[key] = grown
             self.slot_rows = rows
         slot = len(self.slots) if len(self.slots) < self.cache_size else self.slots.popitem(last=False)[1]
         self.slots[number] = slot
         for key, tensor in flat.items():
-            self.slabs[key][slot, : len(tensor)] = tensor
+            self.slabs[key][slot * self.slot_rows : slot * self.slot_rows + len(tensor)] = tensor
 
     # ---- out --------------------------------------------------------------------------------------------------
 
@@ -113,28 +117,32 @@ class PlainTrajectories:
         starts = torch.cat([ends.new_zeros(1), ends[:-1]])
         local = drawn - starts[which]
         groups: dict[int, list[tuple[int, int]]] = {}
-        for position, (place, row) in enumerate(zip(which.tolist(), local.tolist(), strict=True)):
-            groups.setdefault(ids[place], []).append((position, row))
-        hits = [number for number in groups if number in self.slots]
+        for position in range(drawn.numel()):
+            place = int(which[position])
+            groups.setdefault(ids[place], []).append((position, int(local[position])))
+        numbers = torch.as_tensor([ids[int(place)] for place in which])
+        positions = torch.arange(count)
+        is_hit = torch.isin(numbers, torch.as_tensor(list(self.slots))) if self.slots else numbers < 0
         flat: dict[str, torch.Tensor] = {}
-        if hits:
-            positions = torch.tensor([position for number in hits for position, _ in groups[number]])
-            slots = torch.tensor([self.slots[number] for number in hits for _ in groups[number]])
-            rows = torch.tensor([row for number in hits for _, row in groups[number]])
+        if torch.any(is_hit):
+            slots = torch.as_tensor([self.slots[number] for number in numbers[is_hit].tolist()])
+            rows = slots * self.slot_rows + local[is_hit]
             for name, slab in self.slabs.items():
-                flat[name] = slab.new_empty((count, *slab.shape[2:]))
-                flat[name][positions] = slab[slots, rows]
-        for number, group in groups.items():
-            if number in self.slots:
-                continue
-            path = self.folder / f"trajectory_{number}_w_0.pt"
-            loaded = self.flatten(torch.load(path, weights_only=True))
-            positions = torch.tensor([position for position, _ in group])
-            rows = torch.tensor([row for _, row in group])
-            for name, tensor in loaded.items():
+                flat[name] = slab.new_empty((count, *slab.shape[1:]))
+                flat[name][positions[is_hit]] = slab[rows]
+        if torch.any(~is_hit):
+            missing, offsets, cursor = [], {}, 0
+            for number in torch.unique(numbers[~is_hit]).tolist():
+                path = self.folder / f"trajectory_{number}_w_0.pt"
+                missing.append(self.flatten(torch.load(path, weights_only=True)))
+                offsets[number] = cursor
+                cursor += self.index[number]["num_samples"]
+            rows = torch.as_tensor([offsets[number] for number in numbers[~is_hit].tolist()]) + local[~is_hit]
+            for name in missing[0]:
+                whole = torch.cat([part[name] for part in missing])
                 if name not in flat:
-                    flat[name] = tensor.new_empty((count, *tensor.shape[1:]))
-                flat[name][positions] = tensor[rows]
+                    flat[name] = whole.new_empty((count, *whole.shape[1:]))
+                flat[name][positions[~is_hit]] = whole[rows]
         batch: dict[str, Any] = {}
         for name, tensor in flat.items():
             outer, _, inner = name.partition("/")
