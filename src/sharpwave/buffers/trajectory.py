@@ -136,7 +136,8 @@ class TrajectoryReplayBuffer:
         index = self._kinds.index
         self._seed, self._calls = index.seed, index.calls
         self._rows = _core.Trajectories()
-        self._memory = Memory(self._rows, self._cache_size, self._cache_bytes)
+        # Without files nothing leaves the cache but with its trajectory.
+        self._memory = Memory(self._rows, self._cache_size, self._cache_bytes if self._saves else None)
         self._entries: dict[int, Entry] = dict(enumerate(index.entries))
         self._bytes = sum(index.layouts[entry.layout].bytes for entry in index.entries)
         self._hits = self._misses = 0
