@@ -120,8 +120,14 @@ class TrajectoryReplayBuffer:
         self._kinds = Kinds(Index(seed=seed))
         if save_trajectories:
             path = Path(storage_dir) if storage_dir else Path(log_dir) / "replay_buffer"
-            self._attach(Folder(path, where, seed, allow_pickle))
-        self._adopt(where)
+            folder = Folder(path, where, seed, allow_pickle)
+            try:
+                slabs = self._newest(where, folder.index, {entry.id: folder.file(entry) for entry in folder.index.entries})
+            except BaseException:
+                folder.close()
+                raise
+            self._attach(folder)
+        self._adopt(slabs if save_trajectories else [])
 
     # ---- what it holds ----------------------------------------------------------------------------------------
 
@@ -131,8 +137,14 @@ class TrajectoryReplayBuffer:
         self._saver = Saver(folder, _Saved(self))
         self._finish = weakref.finalize(self, _finish, self._saver, folder)
 
-    def _adopt(self, where: str) -> None:
-        """Takes up what the index says; the newest trajectories are read into the cache."""
+    def _newest(self, where: str, index: Index, files: dict[int, Path]) -> list[np.ndarray[Any, Any]]:
+        """Reads what belongs into the cache, and checks it."""
+        newest = len(index.entries) if self._cache_size is None else min(self._cache_size, len(index.entries))
+        entries = index.entries[len(index.entries) - newest :]
+        return [read_slab(where, index, entry, files[entry.id], self._allow_pickle) for entry in entries]
+
+    def _adopt(self, newest: list[np.ndarray[Any, Any]]) -> None:
+        """Takes up what the index says, with the slabs of the newest trajectories."""
         index = self._kinds.index
         self._seed, self._calls = index.seed, index.calls
         self._rows = _core.Trajectories()
@@ -145,10 +157,8 @@ class TrajectoryReplayBuffer:
         facts = [[getattr(entry, name) for entry in index.entries] for name in ("id", "steps", "envs")]
         self._rows.extend(*(np.array(column, np.int64) for column in facts))
         index.entries = []
-        newest = len(self._entries) if self._cache_size is None else min(self._cache_size, len(self._entries))
-        if self._folder is not None:
-            for number in list(self._entries)[len(self._entries) - newest :]:
-                self._take_in(number, self._folder.slab(self._entries[number], where, whole=True), True)
+        for number, slab in enumerate(newest, len(self._entries) - len(newest)):
+            self._take_in(number, slab, True)
 
     def _take_in(self, number: int, slab: np.ndarray[Any, Any], is_saved: bool) -> None:
         self._memory.hold(number, slab, self._kinds.core_layout(self._entries[number].layout), is_saved)
@@ -365,7 +375,7 @@ class TrajectoryReplayBuffer:
         slab = self._memory.mapped(number)
         if slab is None:
             assert self._folder is not None
-            slab = self._folder.slab(entry, where)
+            slab = read_slab(where, self._kinds.index, entry, self._folder.file(entry), self._allow_pickle, whole=False)
             if self._kinds.index.layouts[entry.layout].format != "pkl":  # a pickle is read whole: that would be a cache
                 self._memory.keep_mapped(number, slab)
         return slab, self._kinds.core_layout(entry.layout)
@@ -476,15 +486,19 @@ class TrajectoryReplayBuffer:
             self._check_leaves(where, index.leaves)
         if is_distributed:
             index = shard(where, index, local_rank, world_size)
+        if self._folder is None and self._window:
+            index.entries = index.entries[-self._window :]
+        slabs = self._newest(where, index, files)
         with self._adding:
             self._check_open(where)
             if self._saver is not None:
                 self._saver.wait(where)
             with self._lock:
                 if self._folder is None:
-                    self._load_into_memory(where, index, files)
+                    self._kinds = Kinds(index)
                 else:
                     self._load_into_folder(where, index, files, source, local_rank if is_distributed else None)
+                self._adopt(slabs)
 
     def _load_into_folder(
         self, where: str, index: Index, files: dict[int, Path], source: Path, rank: int | None
@@ -504,16 +518,6 @@ class TrajectoryReplayBuffer:
             self._attach(target)
         self._kinds.index.entries = index.entries
         self._kinds.index.calls = index.calls
-        self._adopt(where)
-
-    def _load_into_memory(self, where: str, index: Index, files: dict[int, Path]) -> None:
-        if self._window:
-            index.entries = index.entries[-self._window :]
-        slabs = [read_slab(where, index, entry, files[entry.id], self._allow_pickle) for entry in index.entries]
-        self._kinds = Kinds(index)
-        self._adopt(where)
-        for number, slab in enumerate(slabs):
-            self._take_in(number, slab, True)
 
     # ---- life -------------------------------------------------------------------------------------------------
 

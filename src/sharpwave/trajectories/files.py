@@ -426,10 +426,8 @@ def locate(where: str, path: Path, allow_pickle: bool = False) -> Located:
         raise
     except StorageError as error:
         raise StorageError(f"{where}: {path}: {error}") from None
-    except (SchemaError, ValueError, KeyError, TypeError, IndexError, struct.error, zipfile.BadZipFile, EOFError) as error:
+    except Exception as error:  # whatever zipfile, json and pickle raise on bytes that are not theirs
         raise StorageError(f"{where}: {path}: not a trajectory: {type(error).__name__}: {error}") from None
-    except (pickle.UnpicklingError, AttributeError, OverflowError, UnicodeDecodeError) as error:
-        raise StorageError(f"{where}: {path}: damaged: {type(error).__name__}: {error}") from None
 
 
 class _Shape:

@@ -131,9 +131,8 @@ class Folder(Kinds):
     def append(self, lines: list[bytes]) -> None:
         self._journal.append(lines)
 
-    def slab(self, entry: Entry, where: str, whole: bool = False) -> np.ndarray[Any, Any]:
-        """The bytes of a written trajectory: mapped, or ``whole`` in memory and checked."""
-        return read_slab(where, self.index, entry, self.path / self.index.name(entry), self._allow_pickle, whole)
+    def file(self, entry: Entry) -> Path:
+        return self.path / self.index.name(entry)
 
     def remove(self, names: list[str]) -> None:
         """Unlinks files that the journal knows no more; later, while a checkpoint needs them."""
