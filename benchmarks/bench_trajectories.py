@@ -113,7 +113,10 @@ def sampling(case: str, folder: Path, rounds: int, burst_s: float, share: float)
             plain.flush()
     plain.flush()
     ours.flush()
-    contenders: dict[str, Callable[[], Any]] = {"plain torch": lambda: plain.sample(rows), "sharpwave": lambda: ours.sample(rows)}
+    contenders: dict[str, Callable[[], Any]] = {
+        "plain torch": lambda: plain.sample(rows),
+        "sharpwave": lambda: ours.sample(rows),
+    }
     if cache == 0:
 
         def cold() -> Any:

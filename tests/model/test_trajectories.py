@@ -28,7 +28,10 @@ def make(rng: np.random.Generator, steps: int, envs: int, flag_epochs: int, valu
         rewards=numbers(steps),
         dones=rng.random((steps + flag_epochs, envs)) < 0.5,
         prev_values=numbers(steps + value_epochs, 1),
-        curr_obs={"deep": {"image": rng.integers(0, 255, (steps, envs, 3), dtype=np.uint8)}, "state": numbers(steps, 4)},
+        curr_obs={
+            "deep": {"image": rng.integers(0, 255, (steps, envs, 3), dtype=np.uint8)},
+            "state": numbers(steps, 4),
+        },
     )
 
 

@@ -12,7 +12,9 @@ import torch
 import sharpwave as sw
 
 
-def make(number: int, steps: int = 3, envs: int = 2, epochs: int = 0, weights: str = "w_0", obs: int = 5) -> sw.Trajectory:
+def make(
+    number: int, steps: int = 3, envs: int = 2, epochs: int = 0, weights: str = "w_0", obs: int = 5
+) -> sw.Trajectory:
     """Row t * envs + b of trajectory n has the number n * 1000 + t * envs + b everywhere; extra rows have -1."""
     row = torch.arange(steps * envs, dtype=torch.float32).reshape(steps, envs) + number * 1000
 

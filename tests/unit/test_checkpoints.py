@@ -319,7 +319,9 @@ def test_rlinf_s_index_entries_without_files_are_told(tmp_path: Path) -> None:
     write_rlinf(tmp_path / "rlinf", {0: make(0), 1: make(1), 2: make(2)}, era=2)
     (tmp_path / "rlinf" / "trajectory_1_w_0.pt").unlink()
     with build(tmp_path / "live") as buffer:
-        with pytest.warns(UserWarning, match=r"1 of 3 trajectories of its index have no file and are left out \(the first: 1"):
+        with pytest.warns(
+            UserWarning, match=r"1 of 3 trajectories of its index have no file and are left out \(the first: 1"
+        ):
             buffer.load_checkpoint(tmp_path / "rlinf")
         assert ids(buffer) == [0, 2]
 

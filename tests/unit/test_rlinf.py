@@ -110,7 +110,9 @@ def test_tool_of_the_tutorial_runs(tmp_path: Path) -> None:
 
 
 def test_names_of_today_work_too(tmp_path: Path) -> None:
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "live", trajectory_format="pkl", allow_pickle=True) as b:
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "live", trajectory_format="pkl", allow_pickle=True
+    ) as b:
         b.add_trajectories([make(0)])
         b.flush()
         assert (tmp_path / "live" / "trajectory_0_w_0.pkl").exists()

@@ -166,7 +166,9 @@ def test_rows_that_make_no_epochs_change_nothing(tmp_path: Path) -> None:
         buffer.add_trajectories([make(0)])
         bad = make(1)
         bad.dones = torch.zeros(5, 2, dtype=torch.bool)
-        with pytest.raises(SchemaError, match=r"dones: expected 3 rows and one more for every epoch, got 5: 3 steps do not"):
+        with pytest.raises(
+            SchemaError, match=r"dones: expected 3 rows and one more for every epoch, got 5: 3 steps do not"
+        ):
             buffer.add_trajectories([make(2), bad])
         assert len(buffer) == 1
         buffer.flush()
@@ -180,11 +182,20 @@ def wrong_trajectories() -> dict[str, tuple[sw.Trajectory, str]]:
     good = make(0)
     return {
         "nothing": (sw.Trajectory(actions=good.actions), "neither rewards nor prev_logprobs"),
-        "missing": (replace(good, next_obs={}), r"missing next_obs/more/image, next_obs/state; expected what the first"),
+        "missing": (
+            replace(good, next_obs={}),
+            r"missing next_obs/more/image, next_obs/state; expected what the first",
+        ),
         "extra": (replace(good, versions=good.rewards.clone()), "unknown versions; expected"),
         "dtype": (replace(good, rewards=good.rewards.double()), r"rewards: expected float32 rows of shape \(\)"),
-        "shape": (replace(good, actions=torch.zeros(3, 2, 2, dtype=torch.int64)), r"expected int64 rows of shape \(1,\)"),
-        "envs": (replace(good, actions=torch.zeros(3, 4, 1)), r"actions: expected shape \(3, 2, ...\), got \(3, 4, 1\)"),
+        "shape": (
+            replace(good, actions=torch.zeros(3, 2, 2, dtype=torch.int64)),
+            r"expected int64 rows of shape \(1,\)",
+        ),
+        "envs": (
+            replace(good, actions=torch.zeros(3, 4, 1)),
+            r"actions: expected shape \(3, 2, ...\), got \(3, 4, 1\)",
+        ),
         "steps": (replace(good, actions=torch.zeros(4, 2, 1)), "actions: expected 3 rows as the rewards have, got 4"),
         "one axis": (replace(good, actions=torch.zeros(3)), r"actions: expected shape \(3, 2, ...\), got \(3,\)"),
         "list": (replace(good, actions=[1, 2, 3]), "actions: expected an array or a tensor, got list"),
@@ -224,7 +235,10 @@ def test_order_of_keys_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_tensors_on_a_gpu_are_refused(tmp_path: Path) -> None:
-    with build(tmp_path) as buffer, pytest.raises(SchemaError, match=r"rewards: expected a tensor on the CPU, got one on meta"):
+    with (
+        build(tmp_path) as buffer,
+        pytest.raises(SchemaError, match=r"rewards: expected a tensor on the CPU, got one on meta"),
+    ):
         buffer.add_trajectories([sw.Trajectory(rewards=torch.zeros(2, 2, device="meta"))])
 
 
@@ -399,7 +413,9 @@ buffer.flush()
 buffer.close()
 """
     here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "live", here], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "live", here], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     error, counts = done.stdout.splitlines()
     assert "flush(): 1 trajectories are not saved: [Errno 27] File too large" in error
@@ -493,7 +509,9 @@ def test_folder_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
 
 def test_folder_has_one_owner(tmp_path: Path) -> None:
     with build(tmp_path) as buffer:
-        with pytest.raises(StorageError, match=rf"is open in process {os.getpid()}; give every rank a folder of its own"):
+        with pytest.raises(
+            StorageError, match=rf"is open in process {os.getpid()}; give every rank a folder of its own"
+        ):
             build(tmp_path)
         buffer.add_trajectories([make(0)])
     build(tmp_path).close()
@@ -552,7 +570,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 buffer.close()
 """
     here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "live", here], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "live", here], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == "7", done.stderr
 
 

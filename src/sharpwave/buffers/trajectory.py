@@ -22,7 +22,7 @@ from ..trajectories.files import FORMATS, Layout, capture, plan, views
 from ..trajectories.folder import Folder, Kinds, read_slab
 from ..trajectories.index import Entry, Index, leaves_line, line
 from ..trajectories.memory import Memory
-from ..trajectories.trajectory import DTYPES, Leaf, Parts, Trajectory, nest, read, to_trajectory
+from ..trajectories.trajectory import DTYPES, Leaf, Parts, Trajectory, nest, read, to_device, to_trajectory
 from ..trajectories.upstream import write_upstream
 from ..trajectories.writing import Drop, Line, Save, Saver
 
@@ -94,7 +94,11 @@ class TrajectoryReplayBuffer:
         whole(where, "seed", seed, 0, 2**64 - 1)
         whole(where, "cache_size", cache_size, 0)
         whole(where, "sample_window_size", sample_window_size, 0)
-        for name, bound in (("cache_bytes", cache_bytes), ("max_trajectories", max_trajectories), ("max_bytes", max_bytes)):
+        for name, bound in (
+            ("cache_bytes", cache_bytes),
+            ("max_trajectories", max_trajectories),
+            ("max_bytes", max_bytes),
+        ):
             if bound is not None:
                 whole(where, name, bound)
         for name, value in (("enable_cache", enable_cache), ("save_trajectories", save_trajectories)):
@@ -106,7 +110,9 @@ class TrajectoryReplayBuffer:
                 "them, or storage_format='pt'"
             )
         if not save_trajectories and not enable_cache:
-            raise SchemaError(f"{where}: save_trajectories=False keeps trajectories in the cache: give enable_cache=True")
+            raise SchemaError(
+                f"{where}: save_trajectories=False keeps trajectories in the cache: give enable_cache=True"
+            )
         self._device, self._format, self._allow_pickle = device, storage_format, allow_pickle
         self._window, self._saves = sample_window_size, save_trajectories
         self._max_trajectories, self._max_bytes = max_trajectories, max_bytes
@@ -122,7 +128,9 @@ class TrajectoryReplayBuffer:
             path = Path(storage_dir) if storage_dir else Path(log_dir) / "replay_buffer"
             folder = Folder(path, where, seed, allow_pickle)
             try:
-                slabs = self._newest(where, folder.index, {entry.id: folder.file(entry) for entry in folder.index.entries})
+                slabs = self._newest(
+                    where, folder.index, {entry.id: folder.file(entry) for entry in folder.index.entries}
+                )
             except BaseException:
                 folder.close()
                 raise
@@ -308,7 +316,9 @@ class TrajectoryReplayBuffer:
             for name in ("max_bytes",) if self._saves else ("max_bytes", "cache_bytes"):
                 bound = getattr(self, f"_{name}")
                 if bound is not None and layout.bytes > bound:
-                    raise SchemaError(f"{where}: a trajectory of {layout.bytes} bytes, {name}={bound}; give a larger one")
+                    raise SchemaError(
+                        f"{where}: a trajectory of {layout.bytes} bytes, {name}={bound}; give a larger one"
+                    )
 
     def _plan(self, leaves: tuple[Leaf, ...], part: Parts) -> Layout:
         key = part.steps, part.envs, part.epochs, leaves
@@ -353,9 +363,9 @@ class TrajectoryReplayBuffer:
             kinds = self._kinds.row_kinds()
         arrays = draw.gather(kinds)
         place = self._device if device is None else device
-        batch = nest(leaves, [_to_device(leaf.dtype, array, place) for leaf, array in zip(leaves, arrays, strict=True)])
+        batch = nest(leaves, [to_device(leaf.dtype, array, place) for leaf, array in zip(leaves, arrays, strict=True)])
         for name, values in (("trajectory_id", draw.ids), ("step", draw.steps), ("env", draw.envs)):
-            batch[name] = _to_device("I64", values, place)
+            batch[name] = to_device("I64", values, place)
         return batch
 
     def _check_count(self, where: str, count: int, there: int) -> int:
@@ -413,7 +423,7 @@ class TrajectoryReplayBuffer:
         if slab is None:
             slab = self._slab(number, where)[0]
         arrays = [np.array(view) for view in views(slab, leaves, self._kinds.index.layouts[entry.layout])]
-        values = [_to_device(leaf.dtype, array, self._device) for leaf, array in zip(leaves, arrays, strict=True)]
+        values = [to_device(leaf.dtype, array, self._device) for leaf, array in zip(leaves, arrays, strict=True)]
         return to_trajectory(leaves, values, entry.max_episode_length, entry.weights_id)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
@@ -551,7 +561,9 @@ class TrajectoryReplayBuffer:
         """
         with self._lock:
             if self._folder is None:
-                raise SchemaError("clear_cache(): with save_trajectories=False the cache is the buffer; clear() empties it")
+                raise SchemaError(
+                    "clear_cache(): with save_trajectories=False the cache is the buffer; clear() empties it"
+                )
             self._memory.empty_cache()
 
     def close(self) -> None:
@@ -646,15 +658,3 @@ def _arrange(where: str, part: Parts, leaves: tuple[Leaf, ...], position: int) -
             )
     epochs = tuple(part.epochs[number] for number in order)
     return Parts(part.steps, part.envs, leaves, epochs, [part.arrays[number] for number in order])
-
-
-def _to_device(dtype: str, array: np.ndarray[Any, Any], device: Any) -> Any:
-    if device is None:
-        return array
-    import torch
-
-    if dtype == "BF16":
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array)
-    return tensor if device == "cpu" else tensor.to(device)

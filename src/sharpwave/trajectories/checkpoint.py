@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..checks import whole
 from ..errors import SchemaError, StorageError
-from .folder import link, open_index, replace_folder
+from .files import views
+from .folder import link, open_index, read_slab, replace_folder
 from .folders import merged, rank_folders
 from .index import INDEX, Index, Missing
+from .trajectory import Trajectory, to_device, to_trajectory
 from .upstream import METADATA, NAMES, read_metadata, write_upstream
 
-__all__ = ["open_checkpoint", "shard", "storage_dir_of", "write_checkpoint"]
+__all__ = ["each_trajectory", "open_checkpoint", "shard", "storage_dir_of", "write_checkpoint"]
 
-_OURS = {INDEX, METADATA, *NAMES, ".lock"}
+_OURS = {INDEX, METADATA, *NAMES, ".lock", "minari.json"}
 
 
 def write_checkpoint(where: str, index: Index, source: Path, path: Path, format: str) -> None:
@@ -61,6 +65,23 @@ def open_checkpoint(where: str, path: Path, allow_pickle: bool) -> tuple[Index, 
     if ranks and not any((path / name).exists() for name in (INDEX, METADATA, *NAMES)):
         return merged(where, ranks, allow_pickle)
     return open_index(path, where, allow_pickle)
+
+
+def each_trajectory(
+    where: str, path: Path, allow_pickle: bool, device: Any = None
+) -> tuple[int, Iterator[Trajectory]]:
+    """How many trajectories a folder holds, and one after the other; nothing is changed, one is in memory at a time."""
+    index, files = open_checkpoint(where, path, allow_pickle)
+    leaves = index.leaves or ()
+
+    def read() -> Iterator[Trajectory]:
+        for entry in index.entries:
+            slab = read_slab(where, index, entry, files[entry.id], allow_pickle)
+            arrays = views(slab, leaves, index.layouts[entry.layout])
+            values = [to_device(leaf.dtype, array, device) for leaf, array in zip(leaves, arrays, strict=True)]
+            yield to_trajectory(leaves, values, entry.max_episode_length, entry.weights_id)
+
+    return len(index.entries), read()
 
 
 def storage_dir_of(path: Path, where: str) -> Path | None:

@@ -118,7 +118,9 @@ def views(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout) 
     for number, (leaf, offset) in enumerate(zip(leaves, layout.offsets, strict=True)):
         part = slab[offset : offset + layout.leaf_bytes(leaf, number)]
         shape = (layout.steps + layout.epochs[number], layout.envs, *leaf.shape)
-        made.append(part.view(DTYPES[leaf.dtype][0]).reshape(shape) if part.size else np.empty(shape, DTYPES[leaf.dtype][0]))
+        made.append(
+            part.view(DTYPES[leaf.dtype][0]).reshape(shape) if part.size else np.empty(shape, DTYPES[leaf.dtype][0])
+        )
     return made
 
 
@@ -180,7 +182,12 @@ def _name(number: int) -> bytes:
 
 
 def _finish_pt(
-    slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout, crcs: list[int], max_length: int, weights_id: str
+    slab: np.ndarray[Any, Any],
+    leaves: tuple[Leaf, ...],
+    layout: Layout,
+    crcs: list[int],
+    max_length: int,
+    weights_id: str,
 ) -> bytes:
     """Fills the zip headers between the leaves, and returns what comes behind them. The pickle stands last, not first
     as torch has it: the places of leaves then depend on nothing but their shapes."""

@@ -156,7 +156,9 @@ class Folder(Kinds):
         """
         old = {self.index.name(entry): entry for entry in held}
         new = {index.name(entry): entry for entry in index.entries}
-        same = {name for name in new if name in old and old[name].uuid == new[name].uuid and old[name].crc == new[name].crc}
+        same = {
+            name for name in new if name in old and old[name].uuid == new[name].uuid and old[name].crc == new[name].crc
+        }
         if any((self.path / name).exists() for name in set(new) - same):
             self._rewrite(Index(seed=self.index.seed, opens=self.index.opens, next_id=self.index.next_id))
         for name, entry in new.items():

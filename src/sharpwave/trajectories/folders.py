@@ -28,7 +28,9 @@ class Plan:
     def __init__(self, index: Index, sources: dict[int, Path], taken: dict[Path, set[int]], format: str) -> None:
         self.index, self.sources, self.taken, self.format = index, sources, taken, format
 
-    def run(self, where: str, target: Path, copy: bool, allow_pickle: bool, progress: Progress | None, legacy: bool) -> None:
+    def run(
+        self, where: str, target: Path, copy: bool, allow_pickle: bool, progress: Progress | None, legacy: bool
+    ) -> None:
         """Makes the target, then, unless it is a copy, takes the trajectories out of their folders.
 
         Killed before the target has its name, nothing has changed; killed later, the target is whole and every source
@@ -126,7 +128,9 @@ def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> Plan
     whole(where, "split_count", count)
     index, files = open_index(source, where, allow_pickle)
     if count > len(index.entries):
-        raise SchemaError(f"{where}: split_count: expected at most the {len(index.entries)} trajectories there, got {count}")
+        raise SchemaError(
+            f"{where}: split_count: expected at most the {len(index.entries)} trajectories there, got {count}"
+        )
     first = index.entries[:count]
     entries = [replace(entry, id=new) for new, entry in enumerate(first)]
     part = Index(seed=index.seed, leaves=index.leaves, layouts=index.layouts, entries=entries, next_id=count)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import SchemaError
 
-__all__ = ["DTYPES", "FIELDS", "Leaf", "Parts", "Trajectory", "nest", "read", "to_trajectory"]
+__all__ = ["DTYPES", "FIELDS", "Leaf", "Parts", "Trajectory", "aligned", "nest", "place", "read", "to_device", "to_trajectory"]
 
 # By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16; its bits travel as uint16.
 DTYPES = {
@@ -75,7 +75,9 @@ class Trajectory:
         return _count("Trajectory", self)
 
 
-FIELDS = tuple(name for name in Trajectory.__dataclass_fields__ if name not in ("max_episode_length", "model_weights_id"))
+FIELDS = tuple(
+    name for name in Trajectory.__dataclass_fields__ if name not in ("max_episode_length", "model_weights_id")
+)
 
 
 class Leaf(NamedTuple):
@@ -137,6 +139,16 @@ def place(leaf: Leaf, steps: int, extra: int) -> tuple[int, int]:
     return (steps // extra, int(leaf.path[0] in _LEADING)) if extra else (0, 0)
 
 
+def aligned(name: str, array: Any, steps: int) -> Any:
+    """The rows of a field that belong to its steps."""
+    extra = array.shape[0] - steps
+    if extra == 0:
+        return array
+    period, shift = place(Leaf((name,), "F32", ()), steps, extra)
+    step = np.arange(steps)
+    return array[step + step // period + shift]
+
+
 def nest(leaves: tuple[Leaf, ...], values: list[Any]) -> dict[str, Any]:
     """Values by leaf, as nested dicts."""
     made: dict[str, Any] = {}
@@ -152,6 +164,19 @@ def to_trajectory(leaves: tuple[Leaf, ...], values: list[Any], max_episode_lengt
     return Trajectory(max_episode_length, weights_id, **nest(leaves, values))
 
 
+def to_device(dtype: str, array: np.ndarray[Any, Any], device: Any) -> Any:
+    """A NumPy array where ``device`` is None, else a tensor there."""
+    if device is None:
+        return array
+    import torch
+
+    if dtype == "BF16":
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor if device == "cpu" else tensor.to(device)
+
+
 def _count(where: str, trajectory: Any) -> tuple[int, int]:
     for name in ("prev_logprobs", "rewards"):
         value = getattr(trajectory, name, None)
@@ -161,7 +186,9 @@ def _count(where: str, trajectory: Any) -> tuple[int, int]:
         if len(shape) < 2 or 0 in shape[:2]:
             raise SchemaError(f"{where}: {name}: expected shape (steps, envs, ...), both at least 1, got {shape}")
         return int(shape[0]), int(shape[1])
-    raise SchemaError(f"{where}: a trajectory has neither rewards nor prev_logprobs: how many steps it has is not known")
+    raise SchemaError(
+        f"{where}: a trajectory has neither rewards nor prev_logprobs: how many steps it has is not known"
+    )
 
 
 def _walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
