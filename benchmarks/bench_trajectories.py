@@ -4,7 +4,7 @@
     python benchmarks/bench_trajectories.py --quick     # a look, not a result
 
 Both draw the same kind of transitions and give torch tensors; the answers are compared before anything is timed. `add`
-is timed alone (the caller's time) and until all files are there. Writes `results/trajectories.json`, and prints the table.
+is timed alone (the caller's time) and until all files are there. Writes `results/trajectories.json`, prints the table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """RLinf's algorithm for trajectories on disk, written again in plain torch, step for step at its cost.
 
 A slab a key with one slot a trajectory for the cache, flattened copies into it; uniform rows of a window by randint and
-bucketize; a Python loop that takes every row's numbers out of tensors and groups them (for nobody, upstream too); hits by
-isin over all that is cached, gathered with one index a key; for misses whole files loaded and concatenated; a thread pool
-that saves clones with torch.save and rewrites the index, deep-copied, after every add.
+bucketize; a Python loop that takes every row's numbers out of tensors and groups them (for nobody, upstream too); hits
+by isin over all that is cached, gathered with one index a key; for misses whole files loaded and concatenated; a thread
+pool that saves clones with torch.save and rewrites the index, deep-copied, after every add.
 """
 
 from __future__ import annotations

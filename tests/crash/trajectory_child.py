@@ -1,7 +1,7 @@
 """Does things to folders of trajectories until it is killed: one process for every line on stdin.
 
-A job says what to do, in which folder, and when to die: at the n-th call that changes a file (before it, after it, or, of
-a write, in the middle), or after some microseconds. The answer is how the process ended.
+A job says what to do, in which folder, and when to die: at the n-th call that changes a file (before it, after it, or,
+of a write, in the middle), or after some microseconds. The answer is how the process ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TrajectoryReplayBuffer beside its model: whatever is added, kept, reopened and loaded, every row drawn is the model's."""
+"""TrajectoryReplayBuffer beside its model: whatever is added, reopened and loaded, every row drawn is the model's."""
 
 from __future__ import annotations
 

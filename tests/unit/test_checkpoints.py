@@ -202,7 +202,7 @@ def test_folder_with_other_things_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model.pt").write_bytes(b"weights")
     with build(tmp_path / "live") as buffer:
         buffer.add_trajectories([make(0)])
-        with pytest.raises(StorageError, match="it holds 'model.pt'; give it a folder of its own"):
+        with pytest.raises(StorageError, match=r"it holds 'model\.pt'; give it a folder of its own"):
             buffer.save_checkpoint(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.pt").read_bytes() == b"weights"
 

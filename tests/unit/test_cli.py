@@ -541,7 +541,9 @@ def test_merge_and_split_of_trajectories(tmp_path: Path) -> None:
     done = run_module("merge", *both, "--dry-run")
     assert done.returncode == 0, done.stderr
     first, second, *_, last = done.stdout.splitlines()
-    assert first == f"{tmp_path}/all/rank_0/trajectory_0_w0.safetensors -> {tmp_path}/merged/trajectory_0_w0.safetensors"
+    assert (
+        first == f"{tmp_path}/all/rank_0/trajectory_0_w0.safetensors -> {tmp_path}/merged/trajectory_0_w0.safetensors"
+    )
     assert second.startswith(f"{tmp_path}/all/rank_1/trajectory_0_w0.safetensors -> ")
     assert last == "6 trajectories would be moved; nothing was changed"
     assert not (tmp_path / "merged").exists()
@@ -550,7 +552,10 @@ def test_merge_and_split_of_trajectories(tmp_path: Path) -> None:
     assert list((tmp_path / "all").glob("*/trajectory_*")) == []
 
     both = ("--source-path", str(tmp_path / "merged"), "--save-path", str(tmp_path / "part"))
-    assert "2 trajectories would be copied" in run_module("split", *both, "--split-count", "2", "--copy", "--dry-run").stdout
+    assert (
+        "2 trajectories would be copied"
+        in run_module("split", *both, "--split-count", "2", "--copy", "--dry-run").stdout
+    )
     assert not (tmp_path / "part").exists()
     done = run_module("split", *both, "--split-count", "2", "--copy")
     assert (done.returncode, done.stdout) == (0, f"copied 2 trajectories into {tmp_path}/part\n"), done.stderr
@@ -570,21 +575,33 @@ def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.Monk
     minari = pytest.importorskip("minari")
     gymnasium = pytest.importorskip("gymnasium")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    env = minari.DataCollector(gymnasium.make("CartPole-v1", max_episode_steps=25))
+    env = gymnasium.make("CartPole-v1", max_episode_steps=25)
     rng = np.random.default_rng(0)
+    episodes = []
     for seed in range(6):
-        env.reset(seed=seed)
-        is_over = False
+        observations, rows, is_over = [env.reset(seed=seed)[0]], [], False
         while not is_over:
-            _, _, terminated, truncated, _ = env.step(int(rng.integers(2)) if seed % 2 else seed // 2 % 2)
+            action = int(rng.integers(2)) if seed % 2 else seed // 2 % 2
+            obs, reward, terminated, truncated, _ = env.step(action)
+            observations.append(obs)
+            rows.append((action, reward, terminated, truncated))
             is_over = terminated or truncated
-    made = env.create_dataset("test/cartpole-v0")
+        actions, rewards, terminations, truncations = (np.array(column) for column in zip(*rows, strict=True))
+        flags = {"terminations": terminations, "truncations": truncations}
+        all_obs = np.stack(observations)
+        episodes.append(
+            minari.data_collector.EpisodeBuffer(
+                id=seed, observations=all_obs, actions=actions, rewards=rewards, **flags
+            )
+        )
     env.close()
+    made = minari.create_dataset_from_buffers("test/cartpole-v0", episodes, env=env.spec)
 
     folder = str(tmp_path / "folder")
     done = run_module("convert", "minari:test/cartpole-v0", folder)
     assert (done.returncode, done.stdout) == (0, f"6 episodes in {folder}\n"), done.stderr
     episodes = list(made.iterate_episodes())
+    assert {bool(episode.truncations.any()) for episode in episodes} == {True, False}
     with sw.TrajectoryReplayBuffer(storage_dir=folder, sample_window_size=0) as buffer:
         assert buffer.total_samples == made.total_steps
         for (_, trajectory), episode in zip(buffer.trajectories(), episodes, strict=True):

@@ -1,4 +1,4 @@
-"""compat.rlinf: RLinf's tutorial, snippet by snippet with only the import line and the paths changed; then its flags."""
+"""compat.rlinf: RLinf's tutorial, snippet by snippet only import line and paths changed; then its flags."""
 
 from __future__ import annotations
 

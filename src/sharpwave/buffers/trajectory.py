@@ -22,7 +22,7 @@ from ..trajectories.files import FORMATS, Layout, capture, plan, views
 from ..trajectories.folder import Folder, Kinds, read_slab
 from ..trajectories.index import Entry, Index, leaves_line, line
 from ..trajectories.memory import Memory
-from ..trajectories.trajectory import DTYPES, Leaf, Parts, Trajectory, nest, read, to_device, to_trajectory
+from ..trajectories.trajectory import Leaf, Parts, Trajectory, arrange, nest, read, to_device, to_trajectory
 from ..trajectories.upstream import write_upstream
 from ..trajectories.writing import Drop, Line, Save, Saver
 
@@ -106,8 +106,8 @@ class TrajectoryReplayBuffer:
         one_of(where, "storage_format", storage_format, FORMATS)
         if storage_format == "pkl" and not truth(where, "allow_pickle", allow_pickle):
             raise SchemaError(
-                f"{where}: storage_format: 'pkl' files run code when they are loaded; give allow_pickle=True if you trust "
-                "them, or storage_format='pt'"
+                f"{where}: storage_format: 'pkl' files run code when they are loaded; give allow_pickle=True if you "
+                "trust them, or storage_format='pt'"
             )
         if not save_trajectories and not enable_cache:
             raise SchemaError(
@@ -244,7 +244,7 @@ class TrajectoryReplayBuffer:
             if leaves is None:
                 leaves = parts[0].leaves
                 self._check_leaves(where, leaves)
-            parts = [_arrange(where, part, leaves, number) for number, part in enumerate(parts)]
+            parts = [arrange(where, part, leaves, number) for number, part in enumerate(parts)]
             layouts = [self._plan(leaves, part) for part in parts]
             self._check_sizes(where, layouts)
             if self._saver is not None:
@@ -301,8 +301,8 @@ class TrajectoryReplayBuffer:
         name = trajectory.model_weights_id
         if not isinstance(name, str) or not set(name).isdisjoint("/\0") or len(name.encode()) > _MOST_WEIGHTS_ID:
             raise SchemaError(
-                f"{where}: model_weights_id: expected a string of at most {_MOST_WEIGHTS_ID} bytes without '/', as it is "
-                f"part of a file's name, got {name!r}"
+                f"{where}: model_weights_id: expected a string of at most {_MOST_WEIGHTS_ID} bytes without '/', as it "
+                f"is part of a file's name, got {name!r}"
             )
         return whole(where, "max_episode_length", trajectory.max_episode_length, 0), name
 
@@ -361,7 +361,7 @@ class TrajectoryReplayBuffer:
             self._hits += draw.hits
             self._misses += count - draw.hits
             kinds = self._kinds.row_kinds()
-        arrays = draw.gather(kinds)
+        arrays: list[Any] = draw.gather(kinds)
         place = self._device if device is None else device
         batch = nest(leaves, [to_device(leaf.dtype, array, place) for leaf, array in zip(leaves, arrays, strict=True)])
         for name, values in (("trajectory_id", draw.ids), ("step", draw.steps), ("env", draw.envs)):
@@ -584,7 +584,8 @@ class TrajectoryReplayBuffer:
 
     def _let_go_of_folder(self) -> None:
         """Says in the journal where the random stream stands, so that it goes on there."""
-        assert self._folder is not None and self._saver is not None
+        assert self._folder is not None
+        assert self._saver is not None
         self._finish.detach()
         self._saver.stop()
         state = replace(self._folder.index, calls=self._calls).state()
@@ -634,27 +635,3 @@ def _finish(saver: Saver, folder: Folder) -> None:
         saver.end("close()")
     finally:
         folder.close()
-
-
-def _arrange(where: str, part: Parts, leaves: tuple[Leaf, ...], position: int) -> Parts:
-    """The arrays in the order of the leaves; or an error, if they are not the same."""
-    if part.leaves == leaves:
-        return part
-    there = {leaf.path: number for number, leaf in enumerate(part.leaves)}
-    wanted = {leaf.path for leaf in leaves}
-    name = f"{where}: trajectory {position} of this call"
-    missing = ["/".join(path) for path in wanted - there.keys()]
-    extra = ["/".join(path) for path in there.keys() - wanted]
-    if missing or extra:
-        problem = f"missing {', '.join(sorted(missing))}" if missing else f"unknown {', '.join(sorted(extra))}"
-        raise SchemaError(f"{name}: {problem}; expected what the first one had: {', '.join(map(str, leaves))}")
-    order = [there[leaf.path] for leaf in leaves]
-    for leaf, number in zip(leaves, order, strict=True):
-        got = part.leaves[number]
-        if got != leaf:
-            raise SchemaError(
-                f"{name}: {leaf}: expected {DTYPES[leaf.dtype][1]} rows of shape {leaf.shape} as in the first one, got "
-                f"{DTYPES[got.dtype][1]} of {got.shape}"
-            )
-    epochs = tuple(part.epochs[number] for number in order)
-    return Parts(part.steps, part.envs, leaves, epochs, [part.arrays[number] for number in order])

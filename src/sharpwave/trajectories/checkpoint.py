@@ -36,8 +36,8 @@ def write_checkpoint(where: str, index: Index, source: Path, path: Path, format:
         foreign = [name for name in os.listdir(path) if name not in _OURS and not name.startswith("trajectory_")]
         if foreign:
             raise StorageError(
-                f"{where}: {path}: expected a new folder or a former checkpoint, and it holds {foreign[0]!r}; give it a "
-                "folder of its own"
+                f"{where}: {path}: expected a new folder or a former checkpoint, and it holds {foreign[0]!r}; give it "
+                "a folder of its own"
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
@@ -67,9 +67,7 @@ def open_checkpoint(where: str, path: Path, allow_pickle: bool) -> tuple[Index, 
     return open_index(path, where, allow_pickle)
 
 
-def each_trajectory(
-    where: str, path: Path, allow_pickle: bool, device: Any = None
-) -> tuple[int, Iterator[Trajectory]]:
+def each_trajectory(where: str, path: Path, allow_pickle: bool, device: Any = None) -> tuple[int, Iterator[Trajectory]]:
     """How many trajectories a folder holds, and one after the other; nothing is changed, one is in memory at a time."""
     index, files = open_checkpoint(where, path, allow_pickle)
     leaves = index.leaves or ()
@@ -93,8 +91,8 @@ def storage_dir_of(path: Path, where: str) -> Path | None:
 
 
 def shard(where: str, index: Index, rank: int, world: int) -> Index:
-    """The part of one rank: consecutive trajectories, as many as the others or one more. Ids that it hands out later are
-    no other rank's."""
+    """The part of one rank: consecutive trajectories, as many as the others or one more. Ids that it hands out later
+    are no other rank's."""
     whole(where, "world_size", world)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
         raise SchemaError(f"{where}: local_rank: expected 0 to {world - 1} (world_size={world}), got {rank!r}")

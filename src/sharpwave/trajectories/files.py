@@ -1,7 +1,7 @@
 """One file a trajectory: "pt" (torch's zip, written and read without torch), "safetensors", "pkl".
 
-A slab is the bytes of a trajectory in memory, with every leaf at the same place as in the file: rows are gathered from a
-mapped "pt" or "safetensors" file exactly as from memory. A "pkl" file has to be read whole, and unpickling runs
+A slab is the bytes of a trajectory in memory, with every leaf at the same place as in the file: rows are gathered from
+a mapped "pt" or "safetensors" file exactly as from memory. A "pkl" file has to be read whole, and unpickling runs
 whatever it says: only with ``allow_pickle=True``.
 """
 
@@ -400,7 +400,8 @@ def _pickled(
 def unpickle(where: str, path: Path, allow_pickle: bool) -> Trajectory:
     if not allow_pickle:
         raise StorageError(
-            f"{where}: {path.name} is a pickle, and loading one runs what it says; give allow_pickle=True if you trust it"
+            f"{where}: {path.name} is a pickle, and loading one runs what it says; give allow_pickle=True if you "
+            "trust it"
         )
     with path.open("rb") as file:
         found = pickle.load(file)

@@ -172,7 +172,8 @@ def split(
 
 
 def _reordered(where: str, folder: Path, index: Index, part: Index, layout: Layout) -> Layout:
-    assert index.leaves is not None and part.leaves is not None
+    assert index.leaves is not None
+    assert part.leaves is not None
     if part.leaves == index.leaves:
         return layout
     at = {leaf: number for number, leaf in enumerate(part.leaves)}

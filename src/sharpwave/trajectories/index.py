@@ -1,8 +1,8 @@
 """The index of a folder of trajectories: a journal of lines, each with its checksum.
 
 ``index.jsonl`` is appended to, one write for what belongs together, and replaced only whole. A line that the death of a
-process cut short is the last one: it is cut off, and what stands before it is a prefix of what was added. The first line
-says what the file is; then come, in any order:
+process cut short is the last one: it is cut off, and what stands before it is a prefix of what was added. The first
+line says what the file is; then come, in any order:
 
     {"leaves": [[path, dtype, shape], ...]}         what a row is; once, before the first trajectory
     {"layouts": [[format, steps, envs, ...], ...]}  where leaves stand in files; numbered from 0 in order

@@ -10,7 +10,19 @@ import numpy as np
 
 from ..errors import SchemaError
 
-__all__ = ["DTYPES", "FIELDS", "Leaf", "Parts", "Trajectory", "aligned", "nest", "place", "read", "to_device", "to_trajectory"]
+__all__ = [
+    "DTYPES",
+    "FIELDS",
+    "Leaf",
+    "Parts",
+    "Trajectory",
+    "aligned",
+    "nest",
+    "place",
+    "read",
+    "to_device",
+    "to_trajectory",
+]
 
 # By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16; its bits travel as uint16.
 DTYPES = {
@@ -134,6 +146,30 @@ def read(where: str, trajectory: Any, drops: bool = False) -> Parts:
     return Parts(steps, envs, tuple(leaves), tuple(epochs), arrays)
 
 
+def arrange(where: str, part: Parts, leaves: tuple[Leaf, ...], position: int) -> Parts:
+    """The arrays in the order of the leaves; or an error, if they are not the same."""
+    if part.leaves == leaves:
+        return part
+    there = {leaf.path: number for number, leaf in enumerate(part.leaves)}
+    wanted = {leaf.path for leaf in leaves}
+    name = f"{where}: trajectory {position} of this call"
+    missing = ["/".join(path) for path in wanted - there.keys()]
+    extra = ["/".join(path) for path in there.keys() - wanted]
+    if missing or extra:
+        problem = f"missing {', '.join(sorted(missing))}" if missing else f"unknown {', '.join(sorted(extra))}"
+        raise SchemaError(f"{name}: {problem}; expected what the first one had: {', '.join(map(str, leaves))}")
+    order = [there[leaf.path] for leaf in leaves]
+    for leaf, number in zip(leaves, order, strict=True):
+        got = part.leaves[number]
+        if got != leaf:
+            raise SchemaError(
+                f"{name}: {leaf}: expected {DTYPES[leaf.dtype][1]} rows of shape {leaf.shape} as in the first one, got "
+                f"{DTYPES[got.dtype][1]} of {got.shape}"
+            )
+    epochs = tuple(part.epochs[number] for number in order)
+    return Parts(part.steps, part.envs, leaves, epochs, [part.arrays[number] for number in order])
+
+
 def place(leaf: Leaf, steps: int, extra: int) -> tuple[int, int]:
     """Period and shift of a leaf with so many rows more than steps (see core/trajectories/rows.h)."""
     return (steps // extra, int(leaf.path[0] in _LEADING)) if extra else (0, 0)
@@ -164,7 +200,7 @@ def to_trajectory(leaves: tuple[Leaf, ...], values: list[Any], max_episode_lengt
     return Trajectory(max_episode_length, weights_id, **nest(leaves, values))
 
 
-def to_device(dtype: str, array: np.ndarray[Any, Any], device: Any) -> Any:
+def to_device(dtype: str, array: Any, device: Any) -> Any:
     """A NumPy array where ``device`` is None, else a tensor there."""
     if device is None:
         return array
@@ -243,7 +279,7 @@ def _check(where: str, path: tuple[str, ...], shape: tuple[int, ...], steps: int
         raise SchemaError(f"{where}: {name}: expected {steps} rows as the rewards have, got {shape[0]}")
     if steps % extra:
         raise SchemaError(
-            f"{where}: {name}: expected {steps} rows and one more for every epoch, got {shape[0]}: {steps} steps do not "
-            f"make {extra} epochs of the same length"
+            f"{where}: {name}: expected {steps} rows and one more for every epoch, got {shape[0]}: {steps} steps do "
+            f"not make {extra} epochs of the same length"
         )
     return extra
