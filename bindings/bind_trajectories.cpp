@@ -10,6 +10,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +48,7 @@ std::byte* data_of(nb::handle array, std::size_t bytes, bool is_written) {
 
 // Where the leaves of one kind of slab stand. `bytes`: what such a slab has at least.
 struct SlabLayout {
-    std::uint64_t envs, bytes;
+    std::uint64_t envs, bytes, record_bytes;
     std::vector<LeafPlace> leaves;
 };
 
@@ -70,15 +73,65 @@ struct Held {
         place.slab = data_of(slab, found->bytes, false);
         place.leaves = found->leaves.data();
         place.envs = found->envs;
+        place.record_bytes = found->record_bytes;
     }
 };
 
-// Some drawn rows, and every slab that they are in.
+// The slabs of trajectories that are in memory. A draw points into them without holding each one: taking hold of a
+// thousand objects that no cache has costs more than copying their rows. What is let go meanwhile is buried, and dies when
+// every draw that began before is done. Under the interpreter's lock.
+class Slabs {
+public:
+    // What a draw has to know of one: 16 bytes, so that those of many trajectories stay in the caches.
+    struct Spot {
+        const std::byte* data = nullptr;
+        const SlabLayout* layout = nullptr;
+    };
+
+    std::vector<Spot> spots;
+    std::vector<Held> held;
+
+    void append() {
+        spots.emplace_back();
+        held.emplace_back();
+    }
+    void set(std::size_t at, Held slab) {
+        const auto* layout = slab.slab ? nb::cast<const SlabLayout*>(slab.layout) : nullptr;
+        spots[at] = {slab.place.slab, layout};
+        std::swap(held[at], slab);
+        if (slab.slab && !active_.empty()) buried_.emplace_back(clock_++, std::move(slab));
+    }
+    void drop_front(std::size_t count) {
+        spots.erase(spots.begin(), spots.begin() + static_cast<std::ptrdiff_t>(count));
+        held.erase(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+
+    std::uint64_t begin() { return *active_.insert(clock_++); }
+    void end(std::uint64_t began) {
+        active_.erase(active_.find(began));
+        while (!buried_.empty() && (active_.empty() || buried_.front().first < *active_.begin())) buried_.pop_front();
+    }
+
+private:
+    std::uint64_t clock_ = 0;
+    std::multiset<std::uint64_t> active_;
+    std::deque<std::pair<std::uint64_t, Held>> buried_;
+};
+
+// Some drawn rows.
 struct Draw {
     nb::object ids, steps, envs;
     std::vector<RowPlace> rows;
-    std::vector<Held> held;
+    std::vector<Held> held;                                     // what fill() brought
     std::vector<std::pair<std::int64_t, std::size_t>> missing;  // (number, row), sorted: fill() brings their slabs
+    std::shared_ptr<Slabs> slabs;
+    std::uint64_t began;
+
+    explicit Draw(std::shared_ptr<Slabs> from) : slabs(std::move(from)), began(slabs->begin()) {}
+    Draw(Draw&& other) noexcept = default;
+    ~Draw() {
+        if (slabs) slabs->end(began);
+    }
 
     void fill(std::int64_t number, nb::object slab, nb::object layout) {
         const Held found(std::move(slab), std::move(layout));
@@ -88,6 +141,7 @@ struct Draw {
             row.slab = found.place.slab;
             row.leaves = found.place.leaves;
             row.envs = found.place.envs;
+            row.record_bytes = found.place.record_bytes;
         }
         held.push_back(found);
     }
@@ -95,29 +149,26 @@ struct Draw {
     // One new array a leaf.
     Anys gather(const RowKinds& kinds) {
         Anys arrays;
-        std::vector<std::byte*> to;
+        std::vector<LeafTarget> to;
         std::size_t bytes = 0;
         for (const RowKind& kind : kinds.leaves) {
             npy_intp shape[64] = {static_cast<npy_intp>(rows.size())};
             std::copy(kind.shape.begin(), kind.shape.end(), shape + 1);
             nb::object array = pooled_array(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr()),
                                             static_cast<int>(kind.shape.size()) + 1, shape);
-            to.push_back(static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr()))));
+            auto* data = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+            to.push_back({data, kind.row_bytes});
             bytes += kind.row_bytes * rows.size();
             arrays.append(array);
         }
         for (const RowPlace& row : rows) {
             if (!row.slab) throw Error(ErrorKind::schema, "gather: a slab is missing; this is a defect of Sharpwave");
         }
-        const auto work = [&] {
-            for (std::size_t leaf = 0; leaf < to.size(); ++leaf)
-                gather_leaf(rows.data(), rows.size(), leaf, kinds.leaves[leaf].row_bytes, to[leaf]);
-        };
         if (bytes < kAlone) {
-            work();
+            gather_rows(rows.data(), rows.size(), to.data(), to.size());
         } else {
             nb::gil_scoped_release release;
-            work();
+            gather_rows(rows.data(), rows.size(), to.data(), to.size());
         }
         return arrays;
     }
@@ -138,18 +189,18 @@ std::int64_t* int64_of(const nb::object& array) {
 // the buffer's own.
 struct Trajectories {
     TrajectorySizes sizes;
-    std::vector<Held> slabs;  // of trajectories from number `base` on
+    std::shared_ptr<Slabs> slabs = std::make_shared<Slabs>();  // of trajectories from number `base` on
     std::vector<std::int64_t> ids;
     std::uint64_t base = 0;
 
-    Held& at(std::uint64_t number) {
+    std::size_t at(std::uint64_t number) const {
         if (number < sizes.first() || number >= sizes.first() + sizes.size())
             throw Error(ErrorKind::stale_handle, "there is no trajectory number " + std::to_string(number));
-        return slabs[number - base];
+        return number - base;
     }
     void append(std::int64_t id, std::uint64_t steps, std::uint64_t envs) {
         sizes.append(steps, envs);
-        slabs.emplace_back();
+        slabs->append();
         ids.push_back(id);
     }
     void extend(nb::handle names, nb::handle steps, nb::handle envs) {
@@ -164,16 +215,16 @@ struct Trajectories {
     void drop(std::size_t count) {
         count = std::min(count, sizes.size());
         const std::uint64_t first = sizes.first();
-        for (std::size_t i = 0; i < count; ++i) slabs[first + i - base] = Held{};
+        for (std::size_t i = 0; i < count; ++i) slabs->set(first + i - base, Held());
         sizes.drop_oldest(count);
         const std::uint64_t gone = sizes.first() - base;
-        if (gone < 1'024 || gone < slabs.size() / 2) return;
-        slabs.erase(slabs.begin(), slabs.begin() + static_cast<std::ptrdiff_t>(gone));
+        if (gone < 1'024 || gone < ids.size() / 2) return;
+        slabs->drop_front(gone);
         ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(gone));
         base += gone;
     }
     Draw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
-        Draw draw;
+        Draw draw(slabs);
         draw.ids = new_int64(count);
         draw.steps = new_int64(count);
         draw.envs = new_int64(count);
@@ -183,18 +234,20 @@ struct Trajectories {
         sizes.draw(seed, call, window, count, numbers, steps, envs);
         draw.rows.resize(count);
         for (std::size_t i = 0; i < count; ++i) {
-            const std::size_t at = static_cast<std::uint64_t>(numbers[i]) - base;
-            const Held& held = slabs[at];
+            const std::size_t place = static_cast<std::uint64_t>(numbers[i]) - base;
+            const Slabs::Spot& spot = slabs->spots[place];
             RowPlace& row = draw.rows[i];
-            if (held.slab) {
-                row = held.place;
-                draw.held.push_back(held);
+            if (spot.data) {
+                row.slab = spot.data;
+                row.leaves = spot.layout->leaves.data();
+                row.envs = spot.layout->envs;
+                row.record_bytes = spot.layout->record_bytes;
             } else {
                 draw.missing.emplace_back(numbers[i], i);
             }
-            numbers[i] = ids[at];
             row.step = static_cast<std::uint64_t>(steps[i]);
             row.env = static_cast<std::uint64_t>(envs[i]);
+            numbers[i] = ids[place];
         }
         std::sort(draw.missing.begin(), draw.missing.end());
         return draw;
@@ -261,15 +314,15 @@ void bind_trajectories(nb::module_& m) {
     nb::class_<SlabLayout>(m, "SlabLayout")
         .def(
             "__init__",
-            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, Anys places) {
-                new (self) SlabLayout{envs, bytes, {}};
+            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, std::uint64_t record_bytes, Anys places) {
+                new (self) SlabLayout{envs, bytes, record_bytes, {}};
                 for (nb::handle place : places) {
                     nb::tuple numbers = nb::tuple(place);
-                    self->leaves.push_back({nb::cast<std::uint64_t>(numbers[0]), nb::cast<std::uint64_t>(numbers[1]),
-                                            nb::cast<std::uint64_t>(numbers[2])});
+                    const auto number = [&](int at) { return nb::cast<std::uint64_t>(numbers[at]); };
+                    self->leaves.push_back({number(0), number(1), number(2), number(3)});
                 }
             },
-            nb::arg("envs"), nb::arg("bytes"), nb::arg("places"));
+            nb::arg("envs"), nb::arg("bytes"), nb::arg("record_bytes"), nb::arg("places"));
     nb::class_<RowKinds>(m, "RowKinds")
         .def(
             "__init__",
@@ -321,11 +374,19 @@ void bind_trajectories(nb::module_& m) {
             "hold",
             [](Trajectories& self, std::uint64_t number, nb::object slab, nb::object layout) {
                 Held held(std::move(slab), std::move(layout));  // checks that it is large enough
-                self.at(number) = std::move(held);
+                self.slabs->set(self.at(number), std::move(held));
             },
             nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
-        .def("slab", [](Trajectories& self, std::uint64_t number) -> nb::object { const Held& held = self.at(number); return held.slab ? held.slab : nb::none(); }, nb::arg("number"))
-        .def("let_go", [](Trajectories& self, std::uint64_t number) { self.at(number) = Held{}; }, nb::arg("number"))
+        .def(
+            "slab",
+            [](Trajectories& self, std::uint64_t number) -> nb::object {
+                const Held& held = self.slabs->held[self.at(number)];
+                return held.slab ? held.slab : nb::none();
+            },
+            nb::arg("number"))
+        .def(
+            "let_go", [](Trajectories& self, std::uint64_t number) { self.slabs->set(self.at(number), Held()); },
+            nb::arg("number"))
         .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
     m.def(
         "new_slab",
@@ -340,6 +401,22 @@ void bind_trajectories(nb::module_& m) {
         },
         nb::arg("bytes"), "Bytes of any value, in memory that is used again.");
     m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));
+    m.def(
+        "make_records",
+        [](nb::object slab, nb::object layout, std::uint64_t steps, nb::object records, nb::object record_layout,
+           const RowKinds& kinds) {
+            const Held from(std::move(slab), std::move(layout));
+            const Held to(std::move(records), std::move(record_layout));
+            RowPlace place = from.place;
+            place.record_bytes = to.place.record_bytes;
+            auto* target = data_of(to.slab, 0, true);
+            std::vector<std::size_t> bytes;
+            for (const RowKind& kind : kinds.leaves) bytes.push_back(kind.row_bytes);
+            nb::gil_scoped_release release;
+            make_records(place, steps, to.place.leaves, target, bytes.data(), bytes.size());
+        },
+        nb::arg("slab"), nb::arg("layout"), nb::arg("steps"), nb::arg("records"), nb::arg("record_layout"),
+        nb::arg("kinds"));
     m.def(
         "copy_into_slab",
         [](nb::handle slab, Anys offsets, Anys arrays) {

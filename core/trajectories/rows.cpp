@@ -10,43 +10,72 @@ namespace {
 
 // Slabs are far apart: every row is a cache miss, and this many of them wait at the same time.
 constexpr std::size_t kAhead = 16;
+constexpr std::size_t kLine = 64;
+constexpr std::uint64_t kFetched = 16 * kLine;  // of a record; behind that the processor sees the run by itself
 
-const std::byte* find(const RowPlace& row, std::size_t leaf, std::size_t row_bytes) {
+const std::byte* find(const RowPlace& row, std::size_t leaf) {
     const LeafPlace& place = row.leaves[leaf];
     const std::uint64_t step = row.step + (place.period ? row.step / place.period + place.shift : 0);
-    return row.slab + place.offset + (step * row.envs + row.env) * row_bytes;
+    return row.slab + place.offset + (step * row.envs + row.env) * place.stride;
 }
 
-// A size known to the compiler is a load and a store; 0: any size.
-template <std::size_t kBytes>
-void copy(const RowPlace* rows, std::size_t count, std::size_t leaf, std::size_t row_bytes, std::byte* to) {
-    const std::size_t bytes = kBytes ? kBytes : row_bytes;
-    for (std::size_t i = 0; i < count; ++i) {
-        if (i + kAhead < count) {
-            const std::byte* next = find(rows[i + kAhead], leaf, bytes);
-            __builtin_prefetch(next);
-            if (bytes > 64) __builtin_prefetch(next + 64);
-        }
-        std::memcpy(to + i * bytes, find(rows[i], leaf, bytes), bytes);
+// A size known to the compiler is a load and a store.
+inline void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    switch (bytes) {
+        case 1:
+            *to = *from;
+            return;
+        case 4:
+            std::memcpy(to, from, 4);
+            return;
+        case 8:
+            std::memcpy(to, from, 8);
+            return;
+        default:
+            std::memcpy(to, from, bytes);
     }
+}
+
+void fetch(const RowPlace& row, std::size_t leaf_count) {
+    if (!row.record_bytes) {
+        for (std::size_t leaf = 0; leaf < leaf_count; ++leaf) __builtin_prefetch(find(row, leaf));
+        return;
+    }
+    const std::byte* record = row.slab + (row.step * row.envs + row.env) * row.record_bytes;
+    for (std::uint64_t at = 0; at < std::min(row.record_bytes, kFetched); at += kLine) __builtin_prefetch(record + at);
 }
 
 }  // namespace
 
-void gather_leaf(const RowPlace* rows, std::size_t count, std::size_t leaf, std::size_t row_bytes, std::byte* to) {
-    switch (row_bytes) {
-        case 0:
-            return;
-        case 1:
-            return copy<1>(rows, count, leaf, row_bytes, to);
-        case 4:
-            return copy<4>(rows, count, leaf, row_bytes, to);
-        case 8:
-            return copy<8>(rows, count, leaf, row_bytes, to);
-        case 16:
-            return copy<16>(rows, count, leaf, row_bytes, to);
-        default:
-            return copy<0>(rows, count, leaf, row_bytes, to);
+void gather_rows(const RowPlace* rows, std::size_t count, const LeafTarget* leaves, std::size_t leaf_count) {
+    for (std::size_t i = 0; i < std::min(count, kAhead); ++i) fetch(rows[i], leaf_count);
+    for (std::size_t i = 0; i < count; ++i) {
+        if (i + kAhead < count) fetch(rows[i + kAhead], leaf_count);
+        const RowPlace& row = rows[i];
+        if (row.record_bytes) {
+            const std::byte* record = row.slab + (row.step * row.envs + row.env) * row.record_bytes;
+            for (std::size_t leaf = 0; leaf < leaf_count; ++leaf) {
+                const std::size_t bytes = leaves[leaf].row_bytes;
+                copy(leaves[leaf].to + i * bytes, record + row.leaves[leaf].offset, bytes);
+            }
+        } else {
+            for (std::size_t leaf = 0; leaf < leaf_count; ++leaf) {
+                const std::size_t bytes = leaves[leaf].row_bytes;
+                copy(leaves[leaf].to + i * bytes, find(row, leaf), bytes);
+            }
+        }
+    }
+}
+
+void make_records(const RowPlace& from, std::uint64_t steps, const LeafPlace* record, std::byte* to,
+                  const std::size_t* row_bytes, std::size_t leaf_count) {
+    RowPlace row = from;
+    for (row.step = 0; row.step < steps; ++row.step) {
+        for (row.env = 0; row.env < row.envs; ++row.env) {
+            for (std::size_t leaf = 0; leaf < leaf_count; ++leaf)
+                copy(to + record[leaf].offset, find(row, leaf), row_bytes[leaf]);
+            to += from.record_bytes;
+        }
     }
 }
 

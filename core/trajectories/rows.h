@@ -1,5 +1,6 @@
-// Rows of trajectories. A trajectory is a slab of (steps, envs) arrays, one a leaf, in memory or in a mapped file: both
-// have the same layout, so one gather reads both. Nothing here owns a slab.
+// Rows of trajectories. A trajectory is a slab: (steps, envs) arrays, one a leaf, as its file has them; or, in the cache,
+// one record a row with all its leaves side by side, which a random read gets with a few cache lines and one page. Nothing
+// here owns a slab.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +9,10 @@
 
 namespace sharpwave {
 
-// Where a leaf stands in its slab. Flags bring one row more at the start of every epoch, values one at its end:
-// step t stands at row t + t / period + shift. A period of 0: no such rows.
+// Where a leaf stands in its slab, and how far its rows are apart. Flags bring one row more at the start of every epoch,
+// values one at its end: step t stands at row t + t / period + shift. A period of 0: no such rows.
 struct LeafPlace {
-    std::uint64_t offset = 0, period = 0, shift = 0;
+    std::uint64_t offset = 0, stride = 0, period = 0, shift = 0;
 };
 
 // One drawn row and the slab that it is in.
@@ -19,11 +20,22 @@ struct RowPlace {
     const std::byte* slab = nullptr;
     const LeafPlace* leaves = nullptr;
     std::uint64_t envs = 1;
+    std::uint64_t record_bytes = 0;  // of a slab of records; 0: arrays
     std::uint64_t step = 0, env = 0;
 };
 
-// Copies leaf number `leaf` of every row, `row_bytes` each, to `to`, one after the other.
-void gather_leaf(const RowPlace* rows, std::size_t count, std::size_t leaf, std::size_t row_bytes, std::byte* to);
+// Where the rows of a leaf go, one after the other.
+struct LeafTarget {
+    std::byte* to;
+    std::size_t row_bytes;
+};
+
+// Copies every leaf of every row.
+void gather_rows(const RowPlace* rows, std::size_t count, const LeafTarget* leaves, std::size_t leaf_count);
+
+// Makes records of the arrays of a slab. `from` tells of both slabs but for the place of the row.
+void make_records(const RowPlace& from, std::uint64_t steps, const LeafPlace* record, std::byte* to,
+                  const std::size_t* row_bytes, std::size_t leaf_count);
 
 // How many rows each trajectory has, oldest first. Trajectories are known by their number, which counts every one that
 // ever came. Dropping and appending cost O(1) (amortised); a draw costs O(log(trajectories)) a row.
@@ -48,7 +60,7 @@ private:
 
     std::vector<std::uint64_t> starts_{0};  // row at which each trajectory starts; one more than trajectories
     std::vector<std::uint64_t> envs_;
-    std::size_t first_ = 0;    // trajectories in front that were dropped and still have their place
+    std::size_t first_ = 0;   // trajectories in front that were dropped and still have their place
     std::uint64_t base_ = 0;  // number of the trajectory at place 0
 };
 

@@ -159,17 +159,19 @@ class TrajectoryReplayBuffer:
         # Without files nothing leaves the cache but with its trajectory.
         self._memory = Memory(self._rows, self._cache_size, self._cache_bytes if self._saves else None)
         self._entries: dict[int, Entry] = dict(enumerate(index.entries))
-        self._bytes = sum(index.layouts[entry.layout].bytes for entry in index.entries)
+        self._bytes = sum(self._size_of(entry) for entry in index.entries)
         self._hits = self._misses = 0
         self._plans: dict[tuple[Any, ...], Layout] = {}
         facts = [[getattr(entry, name) for entry in index.entries] for name in ("id", "steps", "envs")]
         self._rows.extend(*(np.array(column, np.int64) for column in facts))
         index.entries = []
         for number, slab in enumerate(newest, len(self._entries) - len(newest)):
-            self._take_in(number, slab, True)
+            kind = self._entries[number].layout
+            self._memory.cache(number, (self._kinds.to_records(kind, slab), self._kinds.records(kind).core))
 
-    def _take_in(self, number: int, slab: np.ndarray[Any, Any], is_saved: bool) -> None:
-        self._memory.hold(number, slab, self._kinds.core_layout(self._entries[number].layout), is_saved)
+    def _size_of(self, entry: Entry) -> int:
+        """Bytes of a trajectory where it is kept."""
+        return self._kinds.index.layouts[entry.layout].bytes if self._saves else self._kinds.records(entry.layout).bytes
 
     def __len__(self) -> int:
         """Trajectories."""
@@ -274,9 +276,12 @@ class TrajectoryReplayBuffer:
             index.next_id += index.id_step
             number = self._rows.first + len(self._rows)
             self._entries[number] = entry
-            self._bytes += layout.bytes
+            self._bytes += self._size_of(entry)
             self._rows.append(entry.id, part.steps, part.envs)
-            self._take_in(number, slab, is_saved=not self._saves)
+            if self._saves:
+                self._memory.wait(number, (slab, self._kinds.core_layout(kind)))
+            if self._cache_size != 0:
+                self._memory.cache(number, (self._kinds.to_records(kind, slab), self._kinds.records(kind).core))
             work.append(Save(number, entry, slab, leaves))
             gone = self._drop_over_budget()
             if gone:
@@ -291,7 +296,7 @@ class TrajectoryReplayBuffer:
         while (bounds and len(self._entries) > min(bounds)) or (sizes and self._bytes > min(sizes)):
             number = self._rows.first
             entry = self._entries.pop(number)
-            self._bytes -= self._kinds.index.layouts[entry.layout].bytes
+            self._bytes -= self._size_of(entry)
             self._memory.forget(number)
             self._rows.drop(1)
             gone.append(entry)
@@ -419,10 +424,13 @@ class TrajectoryReplayBuffer:
     def _copy(self, number: int, where: str) -> Trajectory:
         entry, leaves = self._entries[number], self._kinds.index.leaves
         assert leaves is not None
-        slab: Any = self._rows.slab(number)
-        if slab is None:
-            slab = self._slab(number, where)[0]
-        arrays = [np.array(view) for view in views(slab, leaves, self._kinds.index.layouts[entry.layout])]
+        if self._saves:
+            slab = self._memory.unsaved(number)
+            slab = self._slab(number, where)[0] if slab is None else slab
+            arrays = [np.array(view) for view in views(slab, leaves, self._kinds.index.layouts[entry.layout])]
+        else:
+            records: Any = self._rows.slab(number)
+            arrays = self._kinds.records(entry.layout).views(records)
         values = [to_device(leaf.dtype, array, self._device) for leaf, array in zip(leaves, arrays, strict=True)]
         return to_trajectory(leaves, values, entry.max_episode_length, entry.weights_id)
 

@@ -59,10 +59,10 @@ class Layout(NamedTuple):
 
     def to_core(self, leaves: tuple[Leaf, ...]) -> _core.SlabLayout:
         places = [
-            (offset, *place(leaf, self.steps, extra))
+            (offset, leaf.row_bytes, *place(leaf, self.steps, extra))
             for leaf, offset, extra in zip(leaves, self.offsets, self.epochs, strict=True)
         ]
-        return _core.SlabLayout(self.envs, self.bytes, places)
+        return _core.SlabLayout(self.envs, self.bytes, 0, places)
 
     def leaf_bytes(self, leaf: Leaf, number: int) -> int:
         return (self.steps + self.epochs[number]) * self.envs * leaf.row_bytes

@@ -16,6 +16,7 @@ from .. import _core
 from ..errors import StorageError
 from .files import Layout, capture, checksum, unpickle, write
 from .index import INDEX, Entry, Index, Journal, Missing, line
+from .records import Records
 from .trajectory import DTYPES, Leaf, read
 from .upstream import METADATA, NAMES, is_upstream, read_upstream
 
@@ -34,12 +35,14 @@ class Kinds:
         self.index = index
         self._numbers = {layout: number for number, layout in enumerate(index.layouts)}
         self._cores: dict[int, _core.SlabLayout] = {}
+        self._records: dict[int, Records] = {}
         self._row_kinds: _core.RowKinds | None = None
 
     def set_leaves(self, leaves: tuple[Leaf, ...] | None) -> None:
         """What a row is, from now on."""
         self.index.leaves = leaves
         self._cores.clear()
+        self._records.clear()
         self._row_kinds = None
 
     def row_kinds(self) -> _core.RowKinds:
@@ -64,6 +67,18 @@ class Kinds:
             assert self.index.leaves is not None
             made = self._cores[number] = self.index.layouts[number].to_core(self.index.leaves)
         return made
+
+    def records(self, number: int) -> Records:
+        """How trajectories of a layout are kept in the cache."""
+        made = self._records.get(number)
+        if made is None:
+            assert self.index.leaves is not None
+            made = self._records[number] = Records(self.index.leaves, self.index.layouts[number])
+        return made
+
+    def to_records(self, number: int, slab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A slab of that layout, row by row."""
+        return self.records(number).make(slab, self.core_layout(number), self.row_kinds())
 
 
 class Folder(Kinds):

@@ -11,6 +11,7 @@ from .. import _core
 
 __all__ = ["Memory"]
 
+Slab = tuple[np.ndarray[Any, Any], _core.SlabLayout]
 _MOST_MAPPED = 1_024  # files; a process may map 65,530 places, and every one costs the kernel something
 
 
@@ -26,20 +27,23 @@ class Memory:
     def __init__(self, rows: _core.Trajectories, most: int | None, most_bytes: int | None) -> None:
         self._rows, self._most, self._most_bytes = rows, most, most_bytes
         self._cached: OrderedDict[int, int] = OrderedDict()  # bytes by number
-        self._unsaved: set[int] = set()
+        self._unsaved: dict[int, Slab] = {}
         self._mapped: OrderedDict[int, np.ndarray[Any, Any]] = OrderedDict()
         self.cached_bytes = 0
 
     def __len__(self) -> int:
         return len(self._cached)
 
-    def hold(self, number: int, slab: np.ndarray[Any, Any], layout: _core.SlabLayout, is_saved: bool) -> None:
-        """Takes a slab in: into the cache, and until it is saved."""
-        self._rows.hold(number, slab, layout)
-        if not is_saved:
-            self._unsaved.add(number)
-        self._cached[number] = slab.nbytes
-        self.cached_bytes += slab.nbytes
+    def wait(self, number: int, slab: Slab) -> None:
+        """Holds a slab until it is saved."""
+        self._unsaved[number] = slab
+        self._rows.hold(number, *slab)
+
+    def cache(self, number: int, slab: Slab) -> None:
+        """Takes a slab into the cache; the oldest make room."""
+        self._rows.hold(number, *slab)
+        self._cached[number] = slab[0].nbytes
+        self.cached_bytes += slab[0].nbytes
         while self._cached and self._is_over():
             oldest, size = self._cached.popitem(last=False)
             self.cached_bytes -= size
@@ -47,14 +51,17 @@ class Memory:
 
     def saved(self, number: int) -> None:
         """It has a file now."""
-        if number in self._unsaved:
-            self._unsaved.discard(number)
+        if self._unsaved.pop(number, None) is not None:
             self._let_go(number)
+
+    def unsaved(self, number: int) -> np.ndarray[Any, Any] | None:
+        """The slab, as its file is going to be, of one that has none."""
+        return self._unsaved[number][0] if number in self._unsaved else None
 
     def forget(self, number: int) -> None:
         """It is no trajectory of the buffer's any more."""
         self.cached_bytes -= self._cached.pop(number, 0)
-        self._unsaved.discard(number)
+        self._unsaved.pop(number, None)
         self._mapped.pop(number, None)
 
     def empty_cache(self) -> None:
@@ -81,5 +88,9 @@ class Memory:
         )
 
     def _let_go(self, number: int) -> None:
-        if number not in self._cached and number not in self._unsaved:
+        if number in self._cached:
+            return
+        if number in self._unsaved:
+            self._rows.hold(number, *self._unsaved[number])
+        else:
             self._rows.let_go(number)

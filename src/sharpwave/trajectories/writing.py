@@ -17,7 +17,8 @@ from .trajectory import Leaf
 
 __all__ = ["Drop", "Line", "Save", "Saver"]
 
-_MOST_PENDING_BYTES = 256 * 2**20
+# What may wait for the disk: whoever adds faster than the disk writes waits, rather than fill the memory.
+_MOST_PENDING_BYTES, _MOST_PENDING = 256 * 2**20, 1_024
 _TOGETHER = 16  # parts that the journal learns of with one write
 
 
@@ -57,8 +58,9 @@ class Saver:
         self._folder, self._saved = folder, saved
         self._work: deque[Save | Line | Drop] = deque()
         self._pending = 0  # bytes
+        self._given = self._done = 0  # parts, ever
         self._change = threading.Condition()
-        self._is_busy = self._is_ending = False
+        self._is_ending = False
         self._failure: Exception | None = None
         self._is_told = True
         self._thread: threading.Thread | None = None
@@ -68,6 +70,7 @@ class Saver:
     def put(self, work: list[Save | Line | Drop]) -> None:
         with self._change:
             self._work += work
+            self._given += len(work)
             self._pending += sum(part.slab.nbytes for part in work if isinstance(part, Save))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sharpwave-trajectories", daemon=True)
@@ -85,17 +88,21 @@ class Saver:
         with self._change:
             if self._failure is not None:
                 self._retry(where)
-            while self._pending and self._pending + size > _MOST_PENDING_BYTES and self._failure is None:
+            while self._is_full(size) and self._failure is None:
                 self._change.wait()
             if self._failure is not None:
                 self._raise(where)
+
+    def _is_full(self, size: int) -> bool:
+        return len(self._work) > _MOST_PENDING or (self._pending > 0 and self._pending + size > _MOST_PENDING_BYTES)
 
     def wait(self, where: str) -> None:
         """Waits until everything given so far is on the disk; tries again what failed."""
         with self._change:
             if self._failure is not None:
                 self._retry(where)
-            while self._work or self._is_busy:
+            given = self._given  # others may go on giving
+            while self._done < given:
                 if self._failure is not None:
                     self._raise(where)
                 self._change.wait()
@@ -122,10 +129,10 @@ class Saver:
             return sum(isinstance(part, Save) for part in self._work)
 
     def _retry(self, where: str) -> None:
-        self._failure = None
-        self._is_busy = True  # until the thread has tried
+        """Lets the thread try again what failed, and waits until it has."""
+        done, self._failure = self._done, None
         self._change.notify_all()
-        while self._is_busy and self._failure is None:
+        while self._work and self._done == done and self._failure is None:
             self._change.wait()
         if self._failure is not None:
             self._raise(where)
@@ -143,21 +150,19 @@ class Saver:
     def _run(self) -> None:
         while True:
             with self._change:
-                while not self._is_ending and (not self._work or (self._failure is not None)):
-                    self._is_busy = False
-                    self._change.notify_all()
+                while not self._is_ending and (not self._work or self._failure is not None):
                     self._change.wait()
                 if self._is_ending:
                     return
-                self._is_busy = True
                 batch = list(islice(self._work, _TOGETHER))
             done, failure = self._write(batch)
             with self._change:
+                self._done += done
                 for _ in range(done):
                     part = self._work.popleft()
                     self._pending -= part.slab.nbytes if isinstance(part, Save) else 0
                 if failure is not None:
-                    self._failure, self._is_told, self._is_busy = failure, False, False
+                    self._failure, self._is_told = failure, False
                 self._change.notify_all()
 
     def _write(self, batch: list[Save | Line | Drop]) -> tuple[int, Exception | None]:
