@@ -78,8 +78,8 @@ struct Held {
 };
 
 // The slabs of trajectories that are in memory. A draw points into them without holding each one: taking hold of a
-// thousand objects that no cache has costs more than copying their rows. What is let go meanwhile is buried, and dies when
-// every draw that began before is done. Under the interpreter's lock.
+// thousand objects that no cache has costs more than copying their rows. What is let go meanwhile is buried, and dies
+// when every draw that began before is done. Under the interpreter's lock.
 class Slabs {
 public:
     // What a draw has to know of one: 16 bytes, so that those of many trajectories stay in the caches.
@@ -284,7 +284,7 @@ struct Mapping {
 nb::object map_file(const std::string& path, std::size_t bytes) {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) fail("cannot open", path);
-    struct stat found {};
+    struct stat found{};
     const bool is_there = ::fstat(file, &found) == 0;
     if (is_there && static_cast<std::uint64_t>(found.st_size) < bytes) {
         ::close(file);
@@ -333,8 +333,8 @@ void bind_trajectories(nb::module_& m) {
                     if (!PyArray_DescrCheck(both[0].ptr()))
                         throw Error(ErrorKind::schema, "RowKinds: expected a dtype; this is a defect of Sharpwave");
                     RowKind kind{nb::object(both[0]), {}, 0};
-                    kind.row_bytes = static_cast<std::size_t>(
-                        PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr())));
+                    kind.row_bytes =
+                        static_cast<std::size_t>(PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr())));
                     for (nb::handle extent : nb::tuple(both[1])) {
                         kind.shape.push_back(nb::cast<npy_intp>(extent));
                         kind.row_bytes *= static_cast<std::size_t>(kind.shape.back());
@@ -366,7 +366,8 @@ void bind_trajectories(nb::module_& m) {
         .def(nb::init<>())
         .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
         .def_prop_ro("first", [](Trajectories& self) { return self.sizes.first(); })
-        .def("rows", [](Trajectories& self, std::size_t window) { return self.sizes.rows(window); }, nb::arg("window"))
+        .def(
+            "rows", [](Trajectories& self, std::size_t window) { return self.sizes.rows(window); }, nb::arg("window"))
         .def("append", &Trajectories::append, nb::arg("id"), nb::arg("steps"), nb::arg("envs"))
         .def("extend", &Trajectories::extend, nb::arg("ids"), nb::arg("steps"), nb::arg("envs"))
         .def("drop", &Trajectories::drop, nb::arg("count"))

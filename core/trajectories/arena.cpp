@@ -38,13 +38,23 @@ SlabArena::Region* SlabArena::new_region(std::size_t bytes) {
     return new Region{mapped, wanted + kHugePage, data, wanted, 0, 0};
 }
 
+void SlabArena::unmap(Region* region) noexcept {
+    if (!region) return;
+    munmap(region->mapped, region->mapped_bytes);
+    delete region;
+}
+
+SlabArena::~SlabArena() {
+    unmap(current_);
+    unmap(spare_);
+}
+
 void SlabArena::release(Region* region) noexcept {
     if (region->bytes == kRegion && !spare_) {
         spare_ = region;
-        return;
+    } else {
+        unmap(region);
     }
-    munmap(region->mapped, region->mapped_bytes);
-    delete region;
 }
 
 SlabArena::Slab SlabArena::take(std::size_t bytes) {

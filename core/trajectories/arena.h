@@ -16,6 +16,11 @@ public:
         Region* region = nullptr;
     };
 
+    SlabArena() = default;
+    ~SlabArena();  // every slab must have been given back
+    SlabArena(const SlabArena&) = delete;
+    SlabArena& operator=(const SlabArena&) = delete;
+
     // Memory of any value, at a cache line. Throws std::bad_alloc. Any thread may call.
     Slab take(std::size_t bytes);
     void give(const Slab& slab) noexcept;
@@ -23,6 +28,7 @@ public:
 private:
     Region* new_region(std::size_t bytes);
     void release(Region* region) noexcept;
+    static void unmap(Region* region) noexcept;
 
     std::mutex mutex_;
     Region* current_ = nullptr;

@@ -1,6 +1,6 @@
-// Rows of trajectories. A trajectory is a slab: (steps, envs) arrays, one a leaf, as its file has them; or, in the cache,
-// one record a row with all its leaves side by side, which a random read gets with a few cache lines and one page. Nothing
-// here owns a slab.
+// Rows of trajectories. A trajectory is a slab: (steps, envs) arrays, one a leaf, as its file has them; or, in the
+// cache, one record a row with all its leaves side by side, which a random read gets with a few cache lines and one
+// page. Nothing here owns a slab.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace sharpwave {
 
-// Where a leaf stands in its slab, and how far its rows are apart. Flags bring one row more at the start of every epoch,
-// values one at its end: step t stands at row t + t / period + shift. A period of 0: no such rows.
+// Where a leaf stands in its slab, and how far its rows are apart. Flags bring one row more at the start of every
+// epoch, values one at its end: step t stands at row t + t / period + shift. A period of 0: no such rows.
 struct LeafPlace {
     std::uint64_t offset = 0, stride = 0, period = 0, shift = 0;
 };
