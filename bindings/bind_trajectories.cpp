@@ -27,7 +27,8 @@ namespace {
 
 using Anys = nb::typed<nb::list, nb::any>;
 
-constexpr std::size_t kAlone = 64 * 1'024;  // bytes from which a copy is worth letting other threads run
+// Bytes from which a copy is worth letting other threads run: getting the interpreter's lock back may take longer.
+constexpr std::size_t kAlone = std::size_t{1} << 20;
 
 PyArrayObject* bytes_of(nb::handle array, bool is_written) {
     auto* object = reinterpret_cast<PyArrayObject*>(array.ptr());
@@ -413,8 +414,10 @@ void bind_trajectories(nb::module_& m) {
             auto* target = data_of(to.slab, 0, true);
             std::vector<std::size_t> bytes;
             for (const RowKind& kind : kinds.leaves) bytes.push_back(kind.row_bytes);
+            const auto work = [&] { make_records(place, steps, to.place.leaves, target, bytes.data(), bytes.size()); };
+            if (steps * place.envs * place.record_bytes < kAlone) return work();
             nb::gil_scoped_release release;
-            make_records(place, steps, to.place.leaves, target, bytes.data(), bytes.size());
+            work();
         },
         nb::arg("slab"), nb::arg("layout"), nb::arg("steps"), nb::arg("records"), nb::arg("record_layout"),
         nb::arg("kinds"));

@@ -278,9 +278,12 @@ class TrajectoryReplayBuffer:
             self._entries[number] = entry
             self._bytes += self._size_of(entry)
             self._rows.append(entry.id, part.steps, part.envs)
-            if self._saves:
-                self._memory.wait(number, (slab, self._kinds.core_layout(kind)))
-            if self._cache_size != 0:
+            if self._saves:  # the thread that saves it makes records of it, so that the caller need not wait
+                held = slab, self._kinds.core_layout(kind)
+                self._memory.wait(number, held)
+                if self._cache_size:
+                    self._memory.cache(number, held)
+            else:
                 self._memory.cache(number, (self._kinds.to_records(kind, slab), self._kinds.records(kind).core))
             work.append(Save(number, entry, slab, leaves))
             gone = self._drop_over_budget()
@@ -629,12 +632,22 @@ class _Saved:
     def __init__(self, buffer: TrajectoryReplayBuffer) -> None:
         self._buffer = weakref.ref(buffer)
 
-    def __call__(self, number: int) -> None:
-        buffer = self._buffer()
-        if buffer is not None:
-            with buffer._lock:
-                if number in buffer._entries:
-                    buffer._memory.saved(number)
+    def __call__(self, part: Save) -> None:
+        buffer, number = self._buffer(), part.number
+        if buffer is None:
+            return
+        with buffer._lock:
+            if buffer._entries.get(number) is not part.entry:
+                return  # it is gone already
+            buffer._memory.saved(number)
+            kinds, kind = buffer._kinds, part.entry.layout
+            if not buffer._memory.is_cached(number):
+                return
+            core, layout, row_kinds = kinds.records(kind), kinds.core_layout(kind), kinds.row_kinds()
+        records = core.make(part.slab, layout, row_kinds)
+        with buffer._lock:
+            if buffer._entries.get(number) is part.entry:
+                buffer._memory.change(number, (records, core.core))
 
 
 def _finish(saver: Saver, folder: Folder) -> None:

@@ -44,10 +44,24 @@ class Memory:
         self._rows.hold(number, *slab)
         self._cached[number] = slab[0].nbytes
         self.cached_bytes += slab[0].nbytes
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self._cached and self._is_over():
             oldest, size = self._cached.popitem(last=False)
             self.cached_bytes -= size
             self._let_go(oldest)
+
+    def is_cached(self, number: int) -> bool:
+        return number in self._cached
+
+    def change(self, number: int, slab: Slab) -> None:
+        """Another form of one that is in the cache."""
+        if number in self._cached:
+            self.cached_bytes += slab[0].nbytes - self._cached[number]
+            self._cached[number] = slab[0].nbytes
+            self._rows.hold(number, *slab)
+            self._make_room()
 
     def saved(self, number: int) -> None:
         """It has a file now."""

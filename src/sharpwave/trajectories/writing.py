@@ -51,10 +51,10 @@ class Saver:
     write that failed.
 
     Args:
-        saved: Told the number of every trajectory whose file and index line are written.
+        saved: Told of every trajectory whose file and index line are written.
     """
 
-    def __init__(self, folder: Folder, saved: Callable[[int], None]) -> None:
+    def __init__(self, folder: Folder, saved: Callable[[Save], None]) -> None:
         self._folder, self._saved = folder, saved
         self._work: deque[Save | Line | Drop] = deque()
         self._pending = 0  # bytes
@@ -169,7 +169,7 @@ class Saver:
         """Writes as much as it can; how many parts are done with, and why not more."""
         lines: list[bytes] = []
         gone: list[str] = []
-        saved: list[int] = []
+        saved: list[Save] = []
         done = 0
         failure: Exception | None = None
         for part in batch:
@@ -184,7 +184,7 @@ class Saver:
                         self._folder.save(part.entry, part.slab, part.leaves)
                         part.is_written = True
                     lines.append(line({"add": [part.entry.row()]}))
-                    saved.append(part.number)
+                    saved.append(part)
             except Exception as error:
                 failure = error
                 break
@@ -197,6 +197,6 @@ class Saver:
             self._folder.remove(gone)  # what stays is tried again with the next one
         except OSError as error:
             failure = failure or error
-        for number in saved:
-            self._saved(number)
+        for part in saved:
+            self._saved(part)
         return done, failure
