@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tables
 import torch
-from harness import results
 from harness.program import Run, parser
+from names import TRAJECTORIES
 from peers.plain_trajectories import PlainTrajectories
 
 import sharpwave as sw
@@ -30,15 +31,6 @@ from sharpwave.trajectories.trajectory import Leaf
 
 OBS, ACTION = 64, 7
 SHAPES = {"sample_256": (50, 8, 100, 256), "sample_1024": (2, 32, 10_000, 1_024), "sample_256_disk": (50, 8, 100, 256)}
-TITLES = {
-    "sample_256": "256 of 100 cached [50, 8]",
-    "sample_1024": "1,024 of 10,000 cached [2, 32]",
-    "sample_256_disk": "256 of 100 [50, 8], no cache",
-    "add": "add one [50, 8], the caller's time",
-    "add_saved": "add one [50, 8], until it is saved",
-    "open": "open a folder of 100,000 trajectories",
-}
-GOALS = {"sample_256": 20, "sample_1024": 20, "sample_256_disk": 20, "add": 3, "add_saved": 3}
 OPENED = 100_000
 
 
@@ -186,25 +178,8 @@ def opening(folder: Path, rounds: int, count: int) -> dict[str, dict[str, float]
         times.append(time.perf_counter_ns() - began)
         assert len(buffer) == count
         buffer.close()
+        del buffer  # its hundred thousand entries go here, not in the next time
     return {"sharpwave": summary([float(took) for took in times])}
-
-
-def table(cases: dict[str, dict[str, dict[str, float]]]) -> str:
-    lines = ["| | plain torch | Sharpwave | times faster | goal |", "|---|---|---|---|---|"]
-    for case, summaries in cases.items():
-        plain = summaries.get("plain torch")
-        for label, ours in summaries.items():
-            if label == "plain torch":
-                continue
-            cells = [
-                TITLES[case] + label.removeprefix("sharpwave"),
-                f"{results.duration(plain['min_ns'])} ({results.duration(plain['median_ns'])})" if plain else "",
-                f"**{results.duration(ours['min_ns'])}** ({results.duration(ours['median_ns'])})",
-                f"{results.ratio(plain['min_ns'] / ours['min_ns'])}" if plain else "",
-                f"{GOALS[case]}x" if case in GOALS else "1 s",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -222,14 +197,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sw-", dir=options.folder) as name:
         folder = Path(name)
         for case in SHAPES:
-            print(f"trajectories: {TITLES[case]}", flush=True)
+            print(f"trajectories: {TRAJECTORIES[case]}", flush=True)
             cases[case] = sampling(case, folder / case, options.rounds, options.burst_ms / 1e3, share)
         print("trajectories: add", flush=True)
         cases |= adding(folder / "add", options.rounds)
         print("trajectories: open", flush=True)
         cases["open"] = opening(folder / "open", min(options.rounds, 10), OPENED)
-    print(table(cases))
     workload = {"title": "trajectories on disk", "contenders": {}, "cases": cases}
+    print(tables.trajectory_rows(workload))
     run.save("trajectories", workloads={"trajectories": workload})
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -128,9 +128,7 @@ class TrajectoryReplayBuffer:
             path = Path(storage_dir) if storage_dir else Path(log_dir) / "replay_buffer"
             folder = Folder(path, where, seed, allow_pickle)
             try:
-                slabs = self._newest(
-                    where, folder.index, {entry.id: folder.file(entry) for entry in folder.index.entries}
-                )
+                slabs = self._newest(where, folder.index, folder.file)
             except BaseException:
                 folder.close()
                 raise
@@ -145,11 +143,11 @@ class TrajectoryReplayBuffer:
         self._saver = Saver(folder, _Saved(self))
         self._finish = weakref.finalize(self, _finish, self._saver, folder)
 
-    def _newest(self, where: str, index: Index, files: dict[int, Path]) -> list[np.ndarray[Any, Any]]:
+    def _newest(self, where: str, index: Index, file: Callable[[Entry], Path]) -> list[np.ndarray[Any, Any]]:
         """Reads what belongs into the cache, and checks it."""
         newest = len(index.entries) if self._cache_size is None else min(self._cache_size, len(index.entries))
         entries = index.entries[len(index.entries) - newest :]
-        return [read_slab(where, index, entry, files[entry.id], self._allow_pickle) for entry in entries]
+        return [read_slab(where, index, entry, file(entry), self._allow_pickle) for entry in entries]
 
     def _adopt(self, newest: list[np.ndarray[Any, Any]]) -> None:
         """Takes up what the index says, with the slabs of the newest trajectories."""
@@ -509,7 +507,7 @@ class TrajectoryReplayBuffer:
             index = shard(where, index, local_rank, world_size)
         if self._folder is None and self._window:
             index.entries = index.entries[-self._window :]
-        slabs = self._newest(where, index, files)
+        slabs = self._newest(where, index, lambda entry: files[entry.id])
         with self._adding:
             self._check_open(where)
             if self._saver is not None:

@@ -16,8 +16,8 @@ _ALIGN = 16
 
 
 class Records:
-    """The layout of a slab of records. Behind the rows, whole, stand the arrays that bring more rows than steps: a record
-    has no place for those."""
+    """The layout of a slab of records. Behind the rows, whole, stand the arrays that bring more rows than steps: a
+    record has no place for those."""
 
     def __init__(self, leaves: tuple[Leaf, ...], layout: Layout) -> None:
         self._leaves, self._layout = leaves, layout
