@@ -271,6 +271,24 @@ def test_ranks_share_by_count_and_their_new_ids_differ(tmp_path: Path, monkeypat
                 buffer.load_checkpoint("checkpoint", is_distributed=True, local_rank=rank, world_size=world)
 
 
+def test_ranks_share_by_samples_or_stride_where_asked(tmp_path: Path) -> None:
+    with build(tmp_path / "live") as buffer:
+        buffer.add_trajectories([make(number, steps=60 if number < 2 else 10) for number in range(14)])
+        buffer.save_checkpoint(tmp_path / "checkpoint")
+    for how, expected in {
+        "count": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13]],
+        "stride": [[0, 3, 6, 9, 12], [1, 4, 7, 10, 13], [2, 5, 8, 11]],
+        "samples": [[0], [1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12, 13]],
+    }.items():
+        for rank in range(3):
+            with build(tmp_path / f"{how}{rank}") as buffer:
+                where = {"is_distributed": True, "local_rank": rank, "world_size": 3}
+                buffer.load_checkpoint(tmp_path / "checkpoint", **where, split_by=how)  # type: ignore[arg-type]
+                assert ids(buffer) == expected[rank]
+    with build(tmp_path / "bad") as buffer, pytest.raises(SchemaError, match="split_by: expected 'count' or 'samples'"):
+        buffer.load_checkpoint(tmp_path / "checkpoint", is_distributed=True, split_by="size")
+
+
 def test_checkpoints_of_four_ranks_load_in_two(tmp_path: Path) -> None:
     for rank in range(4):
         fill(tmp_path / "all" / f"rank_{rank}", [10 * rank, 10 * rank + 1])
@@ -312,6 +330,14 @@ def test_first_version_s_checkpoint_has_its_data_elsewhere(tmp_path: Path) -> No
         shutil.copy(tmp_path / "data" / name, tmp_path / "checkpoint")
     with build(tmp_path / "live") as buffer:
         buffer.load_checkpoint(tmp_path / "checkpoint")
+        check(buffer.sample(12), 12)
+
+
+def test_index_under_the_tool_s_misspelt_name_is_read(tmp_path: Path) -> None:
+    write_rlinf(tmp_path / "rlinf", {0: make(0), 1: make(1)}, era=1)
+    (tmp_path / "rlinf" / "trajectory_index.json").rename(tmp_path / "rlinf" / "trajector_index.json")
+    with build(tmp_path / "live") as buffer:
+        buffer.load_checkpoint(tmp_path / "rlinf")
         check(buffer.sample(12), 12)
 
 

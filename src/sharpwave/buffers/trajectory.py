@@ -480,6 +480,8 @@ class TrajectoryReplayBuffer:
         is_distributed: bool = False,
         local_rank: int = 0,
         world_size: int = 1,
+        *,
+        split_by: str = "count",
     ) -> None:
         """Replaces everything by what a checkpoint holds; the random stream goes on where it was taken.
 
@@ -489,8 +491,9 @@ class TrajectoryReplayBuffer:
 
         Args:
             path: A checkpoint of ours or of RLinf's, or a folder with one for every rank (``rank_0``, ...) in it.
-            is_distributed: Takes one part of ``world_size``, consecutive trajectories, by count. Ids of trajectories to
-                come are different in every rank.
+            is_distributed: Takes one part of ``world_size``. Ids of trajectories to come are different in every rank.
+            split_by: "count" gives every rank consecutive trajectories, as many as the others or one more; "samples"
+                consecutive ones with about as many transitions; "stride" every ``world_size``-th trajectory.
 
         Raises:
             FileNotFoundError: The checkpoint or a file of it is not there (a StorageError).
@@ -504,7 +507,7 @@ class TrajectoryReplayBuffer:
         if index.leaves is not None:
             self._check_leaves(where, index.leaves)
         if is_distributed:
-            index = shard(where, index, local_rank, world_size)
+            index = shard(where, index, local_rank, world_size, split_by)
         if self._folder is None and self._window:
             index.entries = index.entries[-self._window :]
         slabs = self._newest(where, index, lambda entry: files[entry.id])

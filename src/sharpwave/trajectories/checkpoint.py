@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checks import whole
+import numpy as np
+
+from ..checks import one_of, whole
 from ..errors import SchemaError, StorageError
 from .files import views
 from .folder import link, open_index, read_slab, replace_folder
@@ -90,15 +92,29 @@ def storage_dir_of(path: Path, where: str) -> Path | None:
     return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None
 
 
-def shard(where: str, index: Index, rank: int, world: int) -> Index:
-    """The part of one rank: consecutive trajectories, as many as the others or one more. Ids that it hands out later
-    are no other rank's."""
+def shard(where: str, index: Index, rank: int, world: int, split_by: str = "count") -> Index:
+    """The part of one rank. Ids that it hands out later are no other rank's.
+
+    Args:
+        split_by: "count" gives consecutive trajectories, as many as the others have or one more; "samples" consecutive
+            ones with about as many transitions; "stride" every ``world``-th, so that each has old and new ones.
+    """
+    one_of(where, "split_by", split_by, ("count", "samples", "stride"))
     whole(where, "world_size", world)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
         raise SchemaError(f"{where}: local_rank: expected 0 to {world - 1} (world_size={world}), got {rank!r}")
-    share, rest = divmod(len(index.entries), world)
-    begin = rank * share + min(rank, rest)
-    part = index.entries[begin : begin + share + (rank < rest)]
+    entries = index.entries
+    if split_by == "stride":
+        part = entries[rank::world]
+    elif split_by == "samples":
+        # A trajectory is the rank's that holds its middle transition.
+        sizes = np.array([entry.steps * entry.envs for entry in entries], np.int64)
+        owner = (2 * np.cumsum(sizes) - sizes) * world // (2 * max(1, int(sizes.sum())))
+        part = [entry for entry, own in zip(entries, owner, strict=True) if own == rank]
+    else:
+        share, rest = divmod(len(entries), world)
+        begin = rank * share + min(rank, rest)
+        part = entries[begin : begin + share + (rank < rest)]
     return replace(index, entries=part, next_id=index.next_id + rank, id_step=world)
 
 

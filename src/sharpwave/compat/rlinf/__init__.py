@@ -115,9 +115,15 @@ class TrajectoryReplayBuffer(sw.TrajectoryReplayBuffer):
         super().save_checkpoint(path)
 
     def load_checkpoint(
-        self, path: str | os.PathLike[str], is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
+        self,
+        path: str | os.PathLike[str],
+        is_distributed: bool = False,
+        local_rank: int = 0,
+        world_size: int = 1,
+        *,
+        split_by: str = "count",
     ) -> None:
-        super().load_checkpoint(path, is_distributed, local_rank, world_size)
+        super().load_checkpoint(path, is_distributed, local_rank, world_size, split_by=split_by)
         if self._as_upstream:
             self._calls = 0
 
