@@ -94,6 +94,7 @@ def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> N
         if len(numbers) > 60:
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
+    print(f"{do}: {kills} kills")
     assert kills > 30
 
 
@@ -119,6 +120,7 @@ def test_killed_load_leaves_the_old_or_the_new_or_nothing(tmp_path: Path, jobs: 
         shutil.copytree(tmp_path / "saved", tmp_path / "look")
         assert check(tmp_path / "look") == list(range(100, 105)), "the checkpoint is as it was"
         shutil.rmtree(tmp_path / "look")
+    print(f"load: {kills.total()} kills")
     assert kills["old"] > 10
 
 
@@ -139,4 +141,5 @@ def test_killed_tool_loses_nothing_and_lists_nothing_that_is_not_there(tmp_path:
         whole = [0, 10, 1, 11, 2, 12, 3, 13] if do == "merge" else [0, 1, 2]
         assert went in ([], whole), "whole or not there"
         assert left | set(went) == {0, 1, 2, 3, 10, 11, 12, 13}
+    print(f"{do}: {kills} kills")
     assert kills > 20

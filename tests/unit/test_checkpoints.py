@@ -204,6 +204,10 @@ def test_folder_with_other_things_is_no_checkpoint(tmp_path: Path) -> None:
         buffer.add_trajectories([make(0)])
         with pytest.raises(StorageError, match=r"it holds 'model\.pt'; give it a folder of its own"):
             buffer.save_checkpoint(tmp_path / "mine")
+        with build(tmp_path / "other"), pytest.raises(StorageError, match="is open in process"):
+            buffer.save_checkpoint(tmp_path / "other")
+        buffer.save_checkpoint(tmp_path / "other")
+        assert content(tmp_path / "other") == [0]
     assert (tmp_path / "mine" / "model.pt").read_bytes() == b"weights"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..checks import one_of, whole
 from ..errors import SchemaError, StorageError
 from .files import views
-from .folder import link, open_index, read_slab, replace_folder
+from .folder import LOCK, link, lock, open_index, read_slab, replace_folder, unlock
 from .folders import merged, rank_folders
 from .index import INDEX, Index, Missing
 from .trajectory import Trajectory, to_device, to_trajectory
@@ -22,7 +22,7 @@ from .upstream import METADATA, NAMES, read_metadata, write_upstream
 
 __all__ = ["each_trajectory", "open_checkpoint", "shard", "storage_dir_of", "write_checkpoint"]
 
-_OURS = {INDEX, METADATA, *NAMES, ".lock", "minari.json"}
+_OURS = {INDEX, METADATA, *NAMES, LOCK, "minari.json"}
 
 
 def write_checkpoint(where: str, index: Index, source: Path, path: Path, format: str) -> None:
@@ -41,6 +41,8 @@ def write_checkpoint(where: str, index: Index, source: Path, path: Path, format:
                 f"{where}: {path}: expected a new folder or a former checkpoint, and it holds {foreign[0]!r}; give it "
                 "a folder of its own"
             )
+        if (path / LOCK).exists():
+            unlock(lock(path, where))  # nobody lives in it
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     made = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -20,9 +20,9 @@ from .records import Records
 from .trajectory import DTYPES, Leaf, read
 from .upstream import METADATA, NAMES, is_upstream, read_upstream
 
-__all__ = ["Folder", "Kinds", "link", "lock", "open_index", "read_slab", "replace_folder", "unlock"]
+__all__ = ["LOCK", "Folder", "Kinds", "link", "lock", "open_index", "read_slab", "replace_folder", "unlock"]
 
-_LOCK = ".lock"
+LOCK = ".lock"
 
 
 class Kinds:
@@ -251,7 +251,7 @@ def open_index(path: Path, where: str, allow_pickle: bool) -> tuple[Index, dict[
 def lock(path: Path, where: str) -> int:
     """Takes a folder for this buffer alone, until unlock() or the process' end."""
     try:
-        file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageError(f"{where}: cannot write into {path}: {error.strerror}") from None
     try:
