@@ -443,11 +443,13 @@ buffer.add_trajectories([make(number) for number in range(200)])
     subprocess.run([sys.executable, "-c", code, tmp_path / "live", here], check=True, timeout=60)
     with build(tmp_path, sample_window_size=0) as buffer:
         assert len(buffer) == 200
-    buffer = build(tmp_path)
-    buffer.add_trajectories([make(number) for number in range(50)])
-    del buffer
+    for turn in range(20):  # the thread is somewhere else every time
+        buffer = build(tmp_path)
+        buffer.add_trajectories([make(number) for number in range(1 + turn)])
+        time.sleep(turn / 4_000)
+        del buffer
     with build(tmp_path) as buffer:
-        assert len(buffer) == 250
+        assert len(buffer) == 200 + 210
 
 
 def test_one_writer_and_four_readers_get_whole_rows(tmp_path: Path) -> None:

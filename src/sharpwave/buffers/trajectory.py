@@ -140,7 +140,8 @@ class TrajectoryReplayBuffer:
     def _attach(self, folder: Folder) -> None:
         """Makes a folder this buffer's."""
         self._folder = self._kinds = folder
-        self._saver = Saver(folder, _Saved(self))
+        self._on_saved = _Saved(self._lock)
+        self._saver = Saver(folder, self._on_saved)
         self._finish = weakref.finalize(self, _finish, self._saver, folder)
 
     def _newest(self, where: str, index: Index, file: Callable[[Entry], Path]) -> list[np.ndarray[Any, Any]]:
@@ -158,6 +159,8 @@ class TrajectoryReplayBuffer:
         self._memory = Memory(self._rows, self._cache_size, self._cache_bytes if self._saves else None)
         self._entries: dict[int, Entry] = dict(enumerate(index.entries))
         self._bytes = sum(self._size_of(entry) for entry in index.entries)
+        if self._folder is not None:
+            self._on_saved.look_at(self._entries, self._memory, self._kinds)
         self._hits = self._misses = 0
         self._plans: dict[tuple[Any, ...], Layout] = {}
         facts = [[getattr(entry, name) for entry in index.entries] for name in ("id", "steps", "envs")]
@@ -628,27 +631,29 @@ class TrajectoryReplayBuffer:
 
 
 class _Saved:
-    """What the thread calls back: it must not keep the buffer alive."""
+    """What the thread calls back. It knows what the buffer holds, not the buffer: that one may die at any time, and not
+    in the thread that its end waits for."""
 
-    def __init__(self, buffer: TrajectoryReplayBuffer) -> None:
-        self._buffer = weakref.ref(buffer)
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def look_at(self, entries: dict[int, Entry], memory: Memory, kinds: Kinds) -> None:
+        self._entries, self._memory, self._kinds = entries, memory, kinds
 
     def __call__(self, part: Save) -> None:
-        buffer, number = self._buffer(), part.number
-        if buffer is None:
-            return
-        with buffer._lock:
-            if buffer._entries.get(number) is not part.entry:
+        number, kind = part.number, part.entry.layout
+        with self._lock:
+            if self._entries.get(number) is not part.entry:
                 return  # it is gone already
-            buffer._memory.saved(number)
-            kinds, kind = buffer._kinds, part.entry.layout
-            if not buffer._memory.is_cached(number):
+            self._memory.saved(number)
+            if not self._memory.is_cached(number):
                 return
-            core, layout, row_kinds = kinds.records(kind), kinds.core_layout(kind), kinds.row_kinds()
+            core = self._kinds.records(kind)
+            layout, row_kinds = self._kinds.core_layout(kind), self._kinds.row_kinds()
         records = core.make(part.slab, layout, row_kinds)
-        with buffer._lock:
-            if buffer._entries.get(number) is part.entry:
-                buffer._memory.change(number, (records, core.core))
+        with self._lock:
+            if self._entries.get(number) is part.entry:
+                self._memory.change(number, (records, core.core))
 
 
 def _finish(saver: Saver, folder: Folder) -> None:
