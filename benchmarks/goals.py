@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from harness.results import Document, duration, figure, ratio, size
-from names import CROWDS, KINDS, RATES, case_name, is_library, is_ring, name
+from names import CROWDS, KINDS, RATES, TRAJECTORIES, case_name, is_library, is_ring, name
 
 Cases = dict[str, dict[str, dict[str, float]]]
 Documents = dict[str, Document | None]
 MOST_BEYOND_RAW = 0.10
 MOST_BYTES_A_PRIORITY = 16
 MOST_BYTES_TO_SAVE = 64_000_000
+MOST_TO_OPEN_NS = 1e9
 LEAST_HUGE_SHARE = 0.5  # of a buffer's bytes, for huge pages to count as got
 
 
@@ -264,6 +265,27 @@ def returns_goals(document: Document | None) -> Iterator[Verdict]:
     yield at_most(f"{title}, RolloutBuffer, over a bare C loop (-O3)", 1.5, over(stored, bare), ratio)
 
 
+def plain_over_ours(cases: Cases, case: str, label: str) -> float | None:
+    """By minima; adds by medians: threads write meanwhile, and a minimum would be a round in which they slept."""
+    key = "median_ns" if case.startswith("add") else "min_ns"
+    both = cases.get(case, {}).get("plain torch"), cases.get(case, {}).get(label)
+    return both[0][key] / both[1][key] if both[0] and both[1] else None
+
+
+def trajectories_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "trajectories")
+    for case, title in TRAJECTORIES.items():
+        if case == "open":
+            yield at_most(f"trajectories: {title}", MOST_TO_OPEN_NS, minimum(cases, case, "sharpwave"), duration)
+            continue
+        least = 3 if case.startswith("add") else 20
+        goal = f"trajectories: {title}, RLinf's algorithm in torch: at least {least}x the speed"
+        value = plain_over_ours(cases, case, "sharpwave")
+        yield Verdict(
+            goal, "not measured" if value is None else ratio(value), None if value is None else value >= least
+        )
+
+
 def gpu_returns_goals(document: Document | None) -> Iterator[Verdict]:
     for case in (document or {}).get("gae", []):
         title = f"GAE on a GPU, {case['steps']} x {case['envs']}, RolloutBuffer, the loop over steps"
@@ -307,6 +329,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "processes": processes_goals,
     "snapshot": snapshot_goals,
     "returns": returns_goals,
+    "trajectories": trajectories_goals,
     "gpu_returns": gpu_returns_goals,
     "gpu_replay": gpu_replay_goals,
 }

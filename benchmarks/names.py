@@ -66,6 +66,15 @@ WHOLE_CASES = {
 }
 # They say how long the machine took, not the contender.
 BESIDE_CASES = ("fsync",)
+# Of trajectories on disk.
+TRAJECTORIES = {
+    "sample_256": "256 of 100 cached [50, 8]",
+    "sample_1024": "1,024 of 10,000 cached [2, 32]",
+    "sample_256_disk": "256 of 100 [50, 8], no cache",
+    "add": "add one [50, 8], the caller's time",
+    "add_saved": "add one [50, 8], until it is saved",
+    "open": "open a folder of 100,000 trajectories",
+}
 # Of several processes on one buffer.
 CROWDS = ("uniform", "prioritized")
 RATES = {"inserts_per_s": "inserts a second", "samples_per_s": "samples a second"}

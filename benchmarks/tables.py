@@ -13,6 +13,7 @@ from goals import (
     growth,
     minimum,
     percent,
+    plain_over_ours,
     seconds_a_row,
 )
 from harness.contest import contender_of
@@ -23,6 +24,7 @@ from names import (
     CROWDS,
     KINDS,
     RATES,
+    TRAJECTORIES,
     case_name,
     entrant_of,
     is_beside,
@@ -235,6 +237,27 @@ def snapshot(document: Document) -> str:
         "memory besides, to save": {label: size(count) for label, count in document["save_memory"].items()},
     }
     return contest(document["workloads"]["snapshot"], document, how, more)
+
+
+def trajectories(document: Document) -> str:
+    how = f"Minimum of {document['settings']['rounds']} interleaved bursts, the median in brackets; "
+    how += "the ratio of adds is that of the medians."
+    return f"{trajectory_rows(document['workloads']['trajectories'])}\n\n{machine_line(document, how)}"
+
+
+def trajectory_rows(workload: Document) -> str:
+    cases, rows = workload["cases"], []
+    for case, summaries in cases.items():
+        plain = summaries.get("plain torch")
+        for label, ours in summaries.items():
+            if label == "plain torch":
+                continue
+            cells = [
+                f"{duration(one['min_ns'])} ({duration(one['median_ns'])})" if one else "" for one in (plain, ours)
+            ]
+            faster = plain_over_ours(cases, case, label)
+            rows.append([TRAJECTORIES[case] + label.removeprefix("sharpwave"), *cells, ratio(faster) if faster else ""])
+    return table(["", "RLinf's algorithm in torch", "Sharpwave", "times faster"], rows)
 
 
 def gpu_returns(document: Document) -> str:

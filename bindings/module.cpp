@@ -33,4 +33,5 @@ NB_MODULE(_core, m) {
     bind_table(m);
     bind_writer(m);
     bind_returns(m);
+    bind_trajectories(m);
 }

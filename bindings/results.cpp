@@ -306,6 +306,12 @@ void LastArrays::keep(std::size_t place, PyObject* array) {
     Py_XDECREF(old);  // last: it may run code
 }
 
+nb::object pooled_array(PyArray_Descr* dtype, int dimensions, const npy_intp* shape) {
+    auto bytes = static_cast<std::size_t>(PyDataType_ELSIZE(dtype));
+    for (int i = 0; i < dimensions; ++i) bytes *= static_cast<std::size_t>(shape[i]);
+    return nb::steal(reinterpret_cast<PyObject*>(new_array(dtype, dimensions, shape, bytes)));
+}
+
 std::size_t pooled_bytes() { return pool().held(); }
 
 Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_back) {

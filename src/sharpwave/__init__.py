@@ -18,12 +18,14 @@ from .buffers.opening import open
 from .buffers.replay import ReplayBuffer
 from .buffers.rollout import RolloutBuffer
 from .buffers.sequence import SequenceBuffer
+from .buffers.trajectory import TrajectoryReplayBuffer
 from .collect import collect
 from .pace import Pace
 from .sampling import Fifo, Lifo, Linear, Prioritized, Recent, Shuffle, Uniform
 from .schema import Field
 from .sequences.dataflow import Consumer, Dataflow
 from .sequences.sample import SequenceSample
+from .trajectories.trajectory import Trajectory
 from .views import Hindsight, Transitions, Windows
 
 __version__ = version("sharpwave")
@@ -44,6 +46,8 @@ __all__ = [
     "SequenceBuffer",
     "SequenceSample",
     "Shuffle",
+    "Trajectory",
+    "TrajectoryReplayBuffer",
     "Transitions",
     "Uniform",
     "Windows",

@@ -495,3 +495,145 @@ def test_rm_waits_for_whoever_is_at_the_door_and_names_who_does_not_go(
             holder.kill()
             assert waiting.result().pids == [os.getpid()]
     assert files_of(shm_address) == []
+
+
+# ---- trajectories ----------------------------------------------------------------------------------------------------
+
+
+def fill_ranks(folder: Path) -> None:
+    for rank in range(2):
+        with sw.TrajectoryReplayBuffer(storage_dir=folder / f"rank_{rank}", storage_format="safetensors") as buffer:
+            for number in range(3):
+                rewards = np.full((4 + number, 2), 10 * rank + number, np.float32)
+                obs = {"state": np.repeat(rewards[..., None], 3, 2)}
+                buffer.add_trajectories([sw.Trajectory(rewards=rewards, curr_obs=obs, model_weights_id=f"w{number}")])
+
+
+def test_info_of_trajectories_prints_keys_shapes_and_counts(tmp_path: Path) -> None:
+    fill_ranks(tmp_path / "all")
+    done = run_module("info", str(tmp_path / "all" / "rank_0"), "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["bytes"] == sum(path.stat().st_size for path in (tmp_path / "all" / "rank_0").glob("trajectory_*"))
+    assert {name: value for name, value in facts.items() if name != "bytes"} == {
+        "trajectories": 3,
+        "transitions": 30,
+        "format": "safetensors",
+        "steps": "4 to 6",
+        "envs": "2",
+        "ids": "0 to 2",
+        "weights": 3,
+        "seed": 1234,
+        "keys": {"rewards": "float32 []", "curr_obs/state": "float32 [3]"},
+    }
+    done = run_module("info", str(tmp_path / "all"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"transitions\W+60\b", done.stdout)
+    assert re.search(r"curr_obs/state\W+float32 \[3\]", done.stdout)
+    done = run_module("info", str(tmp_path))
+    assert done.returncode == 1
+    assert "metadata.json: there is no such file" in done.stderr
+
+
+def test_merge_and_split_of_trajectories(tmp_path: Path) -> None:
+    fill_ranks(tmp_path / "all")
+    both = ("--source-path", str(tmp_path / "all"), "--save-path", str(tmp_path / "merged"))
+    done = run_module("merge", *both, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    first, second, *_, last = done.stdout.splitlines()
+    assert (
+        first == f"{tmp_path}/all/rank_0/trajectory_0_w0.safetensors -> {tmp_path}/merged/trajectory_0_w0.safetensors"
+    )
+    assert second.startswith(f"{tmp_path}/all/rank_1/trajectory_0_w0.safetensors -> ")
+    assert last == "6 trajectories would be moved; nothing was changed"
+    assert not (tmp_path / "merged").exists()
+    done = run_module("merge", *both)
+    assert (done.returncode, done.stdout) == (0, f"moved 6 trajectories into {tmp_path}/merged\n"), done.stderr
+    assert list((tmp_path / "all").glob("*/trajectory_*")) == []
+
+    both = ("--source-path", str(tmp_path / "merged"), "--save-path", str(tmp_path / "part"))
+    assert (
+        "2 trajectories would be copied"
+        in run_module("split", *both, "--split-count", "2", "--copy", "--dry-run").stdout
+    )
+    assert not (tmp_path / "part").exists()
+    done = run_module("split", *both, "--split-count", "2", "--copy")
+    assert (done.returncode, done.stdout) == (0, f"copied 2 trajectories into {tmp_path}/part\n"), done.stderr
+    done = run_module("split", *both, "--split-count", "7")
+    assert done.returncode == 1
+    assert "SchemaError: split: split_count: expected at most the 6" in done.stderr
+
+    done = run_module("convert", str(tmp_path / "part"), str(tmp_path / "torch"), "--format", "pt")
+    assert (done.returncode, done.stdout) == (0, f"2 trajectories in {tmp_path}/torch\n"), done.stderr
+    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "torch") as buffer:
+        assert [trajectory.rewards[0, 0] for _, trajectory in buffer.trajectories()] == [0, 10]
+        assert (tmp_path / "torch" / "trajectory_1_w0.pt").exists()
+    assert (tmp_path / "torch" / "trajectory_index.json").exists(), "RLinf reads it"
+
+
+def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    gymnasium = pytest.importorskip("gymnasium")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    env = gymnasium.make("CartPole-v1", max_episode_steps=25)
+    rng = np.random.default_rng(0)
+    episodes = []
+    for seed in range(6):
+        observations, rows, is_over = [env.reset(seed=seed)[0]], [], False
+        while not is_over:
+            action = int(rng.integers(2)) if seed % 2 else seed // 2 % 2
+            obs, reward, terminated, truncated, _ = env.step(action)
+            observations.append(obs)
+            rows.append((action, reward, terminated, truncated))
+            is_over = terminated or truncated
+        actions, rewards, terminations, truncations = (np.array(column) for column in zip(*rows, strict=True))
+        flags = {"terminations": terminations, "truncations": truncations}
+        all_obs = np.stack(observations)
+        episodes.append(
+            minari.data_collector.EpisodeBuffer(
+                id=seed, observations=all_obs, actions=actions, rewards=rewards, **flags
+            )
+        )
+    env.close()
+    made = minari.create_dataset_from_buffers("test/cartpole-v0", episodes, env=env.spec)
+
+    folder = str(tmp_path / "folder")
+    done = run_module("convert", "minari:test/cartpole-v0", folder)
+    assert (done.returncode, done.stdout) == (0, f"6 episodes in {folder}\n"), done.stderr
+    episodes = list(made.iterate_episodes())
+    assert {bool(episode.truncations.any()) for episode in episodes} == {True, False}
+    with sw.TrajectoryReplayBuffer(storage_dir=folder, sample_window_size=0) as buffer:
+        assert buffer.total_samples == made.total_steps
+        for (_, trajectory), episode in zip(buffer.trajectories(), episodes, strict=True):
+            assert np.array_equal(trajectory.curr_obs["observation"][:, 0], episode.observations[:-1])
+            assert np.array_equal(trajectory.next_obs["observation"][:, 0], episode.observations[1:])
+            assert np.array_equal(trajectory.terminations[:, 0], episode.terminations)
+        batch = buffer.sample(made.total_steps)
+        assert batch["actions"].dtype == np.int64
+
+    done = run_module("convert", folder, "minari:test/back-v0")
+    assert (done.returncode, done.stdout) == (0, "6 episodes in minari:test/back-v0\n"), done.stderr
+    back = minari.load_dataset("test/back-v0")
+    assert back.action_space == made.action_space
+    assert back.observation_space == made.observation_space
+    assert back.env_spec.id == "CartPole-v1"
+    for one, other in zip(back.iterate_episodes(), episodes, strict=True):
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "rollout") as buffer:
+        rewards = np.arange(10, dtype=np.float32).reshape(5, 2)
+        obs = {"observation": np.repeat(rewards[..., None], 2, 2)}
+        after = {"observation": obs["observation"] + 2}
+        dones = np.zeros((6, 2), bool)
+        dones[2 + 1, 0] = True  # the first row is the reset's
+        actions = np.zeros((5, 2), np.int64)
+        given = sw.Trajectory(rewards=rewards, curr_obs=obs, next_obs=after, dones=dones, actions=actions)
+        buffer.add_trajectories([given])
+    done = run_module("convert", str(tmp_path / "rollout"), "minari:test/rollout-v0")
+    assert done.returncode == 0, done.stderr
+    rows = [episode.rewards.tolist() for episode in minari.load_dataset("test/rollout-v0").iterate_episodes()]
+    assert rows == [[0, 2, 4], [6, 8], [1, 3, 5, 7, 9]], "every environment's own, cut at its ends"
+    done = run_module("convert", "minari:test/rollout-v0", "minari:test/b-v0")
+    assert done.returncode == 1
+    assert "expected a folder on one side" in done.stderr

@@ -558,3 +558,36 @@ def test_async_grpo_scores_answers_by_places() -> None:
     grpo = load("async_grpo")
     question = torch.tensor([[3, 1, 2, 2], [9, 0, 0, 1]])
     assert grpo.score(question, torch.tensor([[1, 2, 2, 3], [1, 0, 1, 9]])).tolist() == [1.0, 0.75]
+
+
+# ---- trajectories ----------------------------------------------------------------------------------------------------
+
+
+def test_trajectories_are_recorded_over_a_kill_and_cloned(tmp_path: Path) -> None:
+    example = load("trajectories")
+    result = example.run(example.Config(out=tmp_path, seed=1))
+    assert 0 < result.killed_with < 60, "killed in the middle"
+    assert result.checkpoint_with % 10 == 0
+    assert result.checkpoint_with <= result.killed_with
+    assert result.recorded == 60
+    assert result.from_files > 0.7, "five of sixty are in memory"
+    assert result.agreement > 0.9
+    assert result.greedy_return > 300
+    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "buffer", sample_window_size=0) as buffer:
+        batch = buffer.sample(5_000)
+        assert (batch["actions"] == example.rule(batch["curr_obs"]["state"])).all()
+        going = ~batch["terminations"] & ~batch["truncations"]
+        moved = batch["curr_obs"]["state"][:, 0] + 0.02 * batch["curr_obs"]["state"][:, 1]
+        assert np.allclose(batch["next_obs"]["state"][:, 0], moved, atol=1e-5), "what a step led to, also at ends"
+        assert 0.5 < going.mean() < 1
+
+
+def test_trajectories_run_from_the_command_line_and_refuse_zero(tmp_path: Path) -> None:
+    finished = run(EXAMPLES / "trajectories.py", "--trajectories", 20, "--out", tmp_path / "out")
+    assert finished.returncode == 0, finished.stderr
+    killed, went_on, cloned, last = finished.stdout.splitlines()
+    assert killed.startswith("killed: ")
+    assert went_on == "went on: 20 trajectories"
+    assert cloned.startswith("cloned: agrees with the rule on ")
+    assert last.startswith("greedy return over 20 episodes: ")
+    assert run(EXAMPLES / "trajectories.py", "--trajectories", 0).returncode == 2

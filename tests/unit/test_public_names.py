@@ -27,6 +27,8 @@ def test_package_gives_exactly_these_names() -> None:
         "SequenceBuffer",
         "SequenceSample",
         "Shuffle",
+        "Trajectory",
+        "TrajectoryReplayBuffer",
         "Transitions",
         "Uniform",
         "Windows",
@@ -54,6 +56,10 @@ def test_rollouts_and_distillation_give_exactly_these_names() -> None:
     dist = {name for name in dir(sw.DistillationBuffer) if not name.startswith("_")}
     verbs = {"add", "batches", "clear", "close", "load", "sample", "save", "steps"}
     assert dist == verbs | {"capacity", "device", "is_full", "num_envs"}
+    traj = {name for name in dir(sw.TrajectoryReplayBuffer) if not name.startswith("_")}
+    verbs = {"add_trajectories", "clear", "clear_cache", "close", "flush", "get_stats", "get_trajectory", "is_ready"}
+    verbs |= {"load_checkpoint", "sample", "save_checkpoint", "trajectories"}
+    assert traj == verbs | {"sample_window_size", "size", "storage_dir", "total_samples"}
     functions = {"discounted_returns", "gae", "group_relative_advantages", "lambda_returns", "vtrace"}
     assert set(sw.returns.__all__) == functions
 

@@ -78,16 +78,18 @@ class ReplayBuffer:
     _face = "ReplayBuffer"  # whose rows a file holds
     _device: Any = None  # where batches go that are asked for without a device
 
-    def __new__(cls, *args: Any, device: Any = None, **options: Any) -> ReplayBuffer:
-        if (
-            cls is ReplayBuffer
-            and device is not None
-            and read_device(f"{cls._face}(): device", device)[1].type != "cpu"
-        ):
-            from .device_replay import DeviceReplayBuffer
+    if not TYPE_CHECKING:  # to a type checker the arguments are those of __init__
 
-            return object.__new__(DeviceReplayBuffer)
-        return object.__new__(cls)
+        def __new__(cls, *args: Any, device: Any = None, **options: Any) -> ReplayBuffer:
+            if (
+                cls is ReplayBuffer
+                and device is not None
+                and read_device(f"{cls._face}(): device", device)[1].type != "cpu"
+            ):
+                from .device_replay import DeviceReplayBuffer
+
+                return object.__new__(DeviceReplayBuffer)
+            return object.__new__(cls)
 
     def __init__(
         self,

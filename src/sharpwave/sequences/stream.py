@@ -209,8 +209,8 @@ class Puller:
         zmq = _zmq()
         if not _is_local(address):
             raise StorageError(
-                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: whoever reaches "
-                "it could push, for nobody is asked who they are; listen on tcp://127.0.0.1 and let others in by a tunnel"
+                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: nobody is "
+                "asked who they are; listen on tcp://127.0.0.1 and let other machines in by a tunnel"
             )
         self._timeout = timeout
         self._context = zmq.Context()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
-from sharpwave.tools import segments
+from sharpwave.tools import segments, trajectories
 from sharpwave.tools.watch import format_pids, watch_segment
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Every module that the command line needs and `import sharpwave` does not. One that is missing and not listed
 # here is a defect of ours, and its traceback is wanted.
-EXTRA_MODULES = frozenset({"gymnasium", "matplotlib", "rich", "torch", "typer"})
+EXTRA_MODULES = frozenset({"gymnasium", "h5py", "matplotlib", "minari", "rich", "torch", "typer"})
 
 
 def build_app() -> "typer.Typer":
@@ -55,7 +55,9 @@ def build_app() -> "typer.Typer":
 
     @app.command()
     def info(
-        address: Annotated[str, typer.Argument(help="A saved buffer's path, or shm:// or file:// storage.")],
+        address: Annotated[
+            str, typer.Argument(help="A saved buffer's path, a folder of trajectories, or shm:// or file:// storage.")
+        ],
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
         watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, without attaching.")] = False,
         interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks of --watch.")] = 1.0,
@@ -66,8 +68,52 @@ def build_app() -> "typer.Typer":
             watch_segment(address, interval, count, as_json)
         elif count is not None:
             raise typer.BadParameter("it counts the looks of --watch: give that too", param_hint="--count")
+        elif Path(address).is_dir():
+            trajectories.print_info(Path(address), as_json)
         else:
             _print_info(address, as_json)
+
+    source_option = typer.Option("--source-path", help="Where the trajectories are.")
+    save_option = typer.Option("--save-path", help="The folder to make.")
+    copy_option = typer.Option("--copy", help="Leave the source as it is; otherwise trajectories are moved.")
+    dry_option = typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    pickle_option = typer.Option("--allow-pickle", help="Trust pkl files: loading one runs what it says.")
+
+    @app.command()
+    def merge(
+        save_path: Annotated[Path, save_option],
+        source_path: Annotated[Path, source_option] = Path("."),
+        copy: Annotated[bool, copy_option] = False,
+        order: Annotated[
+            str, typer.Option(help="Of ranks: numeric, or string as RLinf (rank_10, rank_2).")
+        ] = "numeric",
+        dry_run: Annotated[bool, dry_option] = False,
+        allow_pickle: Annotated[bool, pickle_option] = False,
+    ) -> None:
+        """Make one folder of trajectories of the rank_* folders in the source, in the order of their ids."""
+        trajectories.run_merge(source_path, save_path, copy, order, dry_run, allow_pickle)
+
+    @app.command()
+    def split(
+        save_path: Annotated[Path, save_option],
+        split_count: Annotated[int, typer.Option(help="How many trajectories, from the first one on.")],
+        source_path: Annotated[Path, source_option] = Path("."),
+        copy: Annotated[bool, copy_option] = False,
+        dry_run: Annotated[bool, dry_option] = False,
+        allow_pickle: Annotated[bool, pickle_option] = False,
+    ) -> None:
+        """Make a folder of the first trajectories of another one."""
+        trajectories.run_split(source_path, save_path, split_count, copy, dry_run, allow_pickle)
+
+    @app.command()
+    def convert(
+        source: Annotated[str, typer.Argument(help="A folder of trajectories, or minari:NAME.")],
+        target: Annotated[str, typer.Argument(help="A new folder, or minari:NAME.")],
+        storage_format: Annotated[str | None, typer.Option("--format", help="Of a folder: pt or safetensors.")] = None,
+        allow_pickle: Annotated[bool, pickle_option] = False,
+    ) -> None:
+        """Turn a Minari data set into a folder of trajectories, a folder into a data set, or into another format."""
+        trajectories.run_convert(source, target, storage_format, allow_pickle)
 
     @app.command()
     def ls(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
@@ -93,7 +139,7 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRA_MODULES:
             raise
-        extra = "demo" if sys.argv[1:2] == ["demo"] else "cli"
+        extra = {"demo": "demo", "convert": "cli,gym"}.get((sys.argv[1:2] or [""])[0], "cli")
         _fail(f'this command needs {missing}, which is not installed: pip install "sharpwave[{extra}]"')
     except (sw.errors.SharpwaveError, OSError) as error:
         _fail(f"{type(error).__name__}: {error}")

@@ -1,0 +1,459 @@
+// Trajectories: which rows are drawn, and the copying of them out of slabs. A slab is an array of bytes, in memory or
+// mapped; the objects here hold references to slabs, so that none goes away during a call.
+#include <fcntl.h>
+#include <nanobind/stl/string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "trajectories/arena.h"
+#include "trajectories/rows.h"
+
+using namespace sharpwave;
+
+namespace {
+
+using Anys = nb::typed<nb::list, nb::any>;
+
+// Bytes from which a copy is worth letting other threads run: getting the interpreter's lock back may take longer.
+constexpr std::size_t kAlone = std::size_t{1} << 20;
+
+PyArrayObject* bytes_of(nb::handle array, bool is_written) {
+    auto* object = reinterpret_cast<PyArrayObject*>(array.ptr());
+    if (!PyArray_Check(array.ptr()) || !PyArray_IS_C_CONTIGUOUS(object) ||
+        (is_written && !PyArray_ISWRITEABLE(object))) {
+        throw Error(ErrorKind::schema, "trajectories: expected a contiguous array; this is a defect of Sharpwave");
+    }
+    return object;
+}
+
+std::byte* data_of(nb::handle array, std::size_t bytes, bool is_written) {
+    PyArrayObject* object = bytes_of(array, is_written);
+    if (static_cast<std::size_t>(PyArray_NBYTES(object)) < bytes) {
+        throw Error(ErrorKind::schema, "trajectories: an array is too small; this is a defect of Sharpwave");
+    }
+    return static_cast<std::byte*>(PyArray_DATA(object));
+}
+
+// Where the leaves of one kind of slab stand. `bytes`: what such a slab has at least.
+struct SlabLayout {
+    std::uint64_t envs, bytes, record_bytes;
+    std::vector<LeafPlace> leaves;
+};
+
+// What a row of each leaf is.
+struct RowKind {
+    nb::object dtype;
+    std::vector<npy_intp> shape;
+    std::size_t row_bytes;
+};
+struct RowKinds {
+    std::vector<RowKind> leaves;
+};
+
+// A slab that is in memory or mapped, and where its rows are.
+struct Held {
+    nb::object slab, layout;
+    RowPlace place;
+
+    Held() = default;
+    Held(nb::object bytes, nb::object kind) : slab(std::move(bytes)), layout(std::move(kind)) {
+        const auto* found = nb::cast<const SlabLayout*>(layout);
+        place.slab = data_of(slab, found->bytes, false);
+        place.leaves = found->leaves.data();
+        place.envs = found->envs;
+        place.record_bytes = found->record_bytes;
+    }
+};
+
+// The slabs of trajectories that are in memory. A draw points into them without holding each one: taking hold of a
+// thousand objects that no cache has costs more than copying their rows. What is let go meanwhile is buried, and dies
+// when every draw that began before is done. Under the interpreter's lock.
+class Slabs {
+public:
+    // What a draw has to know of one: 16 bytes, so that those of many trajectories stay in the caches.
+    struct Spot {
+        const std::byte* data = nullptr;
+        const SlabLayout* layout = nullptr;
+    };
+
+    std::vector<Spot> spots;
+    std::vector<Held> held;
+
+    void append() {
+        spots.emplace_back();
+        held.emplace_back();
+    }
+    void set(std::size_t at, Held slab) {
+        const auto* layout = slab.slab ? nb::cast<const SlabLayout*>(slab.layout) : nullptr;
+        spots[at] = {slab.place.slab, layout};
+        std::swap(held[at], slab);
+        if (slab.slab && !active_.empty()) buried_.emplace_back(clock_++, std::move(slab));
+    }
+    void drop_front(std::size_t count) {
+        spots.erase(spots.begin(), spots.begin() + static_cast<std::ptrdiff_t>(count));
+        held.erase(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+
+    std::uint64_t begin() { return *active_.insert(clock_++); }
+    void end(std::uint64_t began) {
+        active_.erase(active_.find(began));
+        while (!buried_.empty() && (active_.empty() || buried_.front().first < *active_.begin())) buried_.pop_front();
+    }
+
+private:
+    std::uint64_t clock_ = 0;
+    std::multiset<std::uint64_t> active_;
+    std::deque<std::pair<std::uint64_t, Held>> buried_;
+};
+
+// Some drawn rows.
+struct Draw {
+    nb::object ids, steps, envs;
+    std::vector<RowPlace> rows;
+    std::vector<Held> held;                                     // what fill() brought
+    std::vector<std::pair<std::int64_t, std::size_t>> missing;  // (number, row), sorted: fill() brings their slabs
+    std::shared_ptr<Slabs> slabs;
+    std::uint64_t began;
+
+    explicit Draw(std::shared_ptr<Slabs> from) : slabs(std::move(from)), began(slabs->begin()) {}
+    Draw(Draw&& other) noexcept = default;
+    ~Draw() {
+        if (slabs) slabs->end(began);
+    }
+
+    void fill(std::int64_t number, nb::object slab, nb::object layout) {
+        const Held found(std::move(slab), std::move(layout));
+        auto at = std::lower_bound(missing.begin(), missing.end(), std::pair{number, std::size_t{0}});
+        for (; at != missing.end() && at->first == number; ++at) {
+            RowPlace& row = rows[at->second];
+            row.slab = found.place.slab;
+            row.leaves = found.place.leaves;
+            row.envs = found.place.envs;
+            row.record_bytes = found.place.record_bytes;
+        }
+        held.push_back(found);
+    }
+
+    // One new array a leaf.
+    Anys gather(const RowKinds& kinds) {
+        Anys arrays;
+        std::vector<LeafTarget> to;
+        std::size_t bytes = 0;
+        for (const RowKind& kind : kinds.leaves) {
+            npy_intp shape[64] = {static_cast<npy_intp>(rows.size())};
+            std::copy(kind.shape.begin(), kind.shape.end(), shape + 1);
+            nb::object array = pooled_array(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr()),
+                                            static_cast<int>(kind.shape.size()) + 1, shape);
+            auto* data = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+            to.push_back({data, kind.row_bytes});
+            bytes += kind.row_bytes * rows.size();
+            arrays.append(array);
+        }
+        for (const RowPlace& row : rows) {
+            if (!row.slab) throw Error(ErrorKind::schema, "gather: a slab is missing; this is a defect of Sharpwave");
+        }
+        if (bytes < kAlone) {
+            gather_rows(rows.data(), rows.size(), to.data(), to.size());
+        } else {
+            nb::gil_scoped_release release;
+            gather_rows(rows.data(), rows.size(), to.data(), to.size());
+        }
+        return arrays;
+    }
+};
+
+nb::object new_int64(std::size_t count) {
+    npy_intp shape = static_cast<npy_intp>(count);
+    PyObject* array = PyArray_SimpleNew(1, &shape, NPY_INT64);
+    if (!array) throw nb::python_error();
+    return nb::steal(array);
+}
+
+std::int64_t* int64_of(const nb::object& array) {
+    return static_cast<std::int64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+// The sizes of trajectories, and the slabs of those that are in memory. Calls come under the interpreter's lock and
+// the buffer's own.
+struct Trajectories {
+    TrajectorySizes sizes;
+    std::shared_ptr<Slabs> slabs = std::make_shared<Slabs>();  // of trajectories from number `base` on
+    std::vector<std::int64_t> ids;
+    std::uint64_t base = 0;
+
+    std::size_t at(std::uint64_t number) const {
+        if (number < sizes.first() || number >= sizes.first() + sizes.size())
+            throw Error(ErrorKind::stale_handle, "there is no trajectory number " + std::to_string(number));
+        return number - base;
+    }
+    void append(std::int64_t id, std::uint64_t steps, std::uint64_t envs) {
+        sizes.append(steps, envs);
+        slabs->append();
+        ids.push_back(id);
+    }
+    void extend(nb::handle names, nb::handle steps, nb::handle envs) {
+        const auto count = static_cast<std::size_t>(PyArray_SIZE(bytes_of(steps, false)));
+        const auto* named = reinterpret_cast<const std::int64_t*>(data_of(names, 8 * count, false));
+        const auto* rows = reinterpret_cast<const std::int64_t*>(data_of(steps, 8 * count, false));
+        const auto* columns = reinterpret_cast<const std::int64_t*>(data_of(envs, 8 * count, false));
+        for (std::size_t i = 0; i < count; ++i) {
+            append(named[i], static_cast<std::uint64_t>(rows[i]), static_cast<std::uint64_t>(columns[i]));
+        }
+    }
+    void drop(std::size_t count) {
+        count = std::min(count, sizes.size());
+        const std::uint64_t first = sizes.first();
+        for (std::size_t i = 0; i < count; ++i) slabs->set(first + i - base, Held());
+        sizes.drop_oldest(count);
+        const std::uint64_t gone = sizes.first() - base;
+        if (gone < 1'024 || gone < ids.size() / 2) return;
+        slabs->drop_front(gone);
+        ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(gone));
+        base += gone;
+    }
+    Draw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
+        Draw draw(slabs);
+        draw.ids = new_int64(count);
+        draw.steps = new_int64(count);
+        draw.envs = new_int64(count);
+        std::int64_t* numbers = int64_of(draw.ids);  // for now
+        std::int64_t* steps = int64_of(draw.steps);
+        std::int64_t* envs = int64_of(draw.envs);
+        sizes.draw(seed, call, window, count, numbers, steps, envs);
+        draw.rows.resize(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t place = static_cast<std::uint64_t>(numbers[i]) - base;
+            const Slabs::Spot& spot = slabs->spots[place];
+            RowPlace& row = draw.rows[i];
+            if (spot.data) {
+                row.slab = spot.data;
+                row.leaves = spot.layout->leaves.data();
+                row.envs = spot.layout->envs;
+                row.record_bytes = spot.layout->record_bytes;
+            } else {
+                draw.missing.emplace_back(numbers[i], i);
+            }
+            row.step = static_cast<std::uint64_t>(steps[i]);
+            row.env = static_cast<std::uint64_t>(envs[i]);
+            numbers[i] = ids[place];
+        }
+        std::sort(draw.missing.begin(), draw.missing.end());
+        return draw;
+    }
+};
+
+[[noreturn]] void fail(const std::string& what, const std::string& path) {
+    throw Error(ErrorKind::storage, what + " " + path + ": " + std::strerror(errno));
+}
+
+// Arrays may die after static destructors have run.
+SlabArena& arena() {
+    static SlabArena* instance = new SlabArena;
+    return *instance;
+}
+
+// Bytes that `owner` keeps, as an array.
+nb::object array_over(void* data, std::size_t bytes, nb::capsule owner) {
+    npy_intp shape = static_cast<npy_intp>(bytes);
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(1, &shape, NPY_UINT8, data));
+    if (!array) throw nb::python_error();
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.release().ptr()) < 0) {
+        throw nb::python_error();
+    }
+    return array;
+}
+
+struct Mapping {
+    void* data;
+    std::size_t bytes;
+};
+
+// The first `bytes` of a file, as a read-only array: only the pages that are read are brought into memory.
+nb::object map_file(const std::string& path, std::size_t bytes) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) fail("cannot open", path);
+    struct stat found{};
+    const bool is_there = ::fstat(file, &found) == 0;
+    if (is_there && static_cast<std::uint64_t>(found.st_size) < bytes) {
+        ::close(file);
+        throw Error(ErrorKind::storage, path + ": expected " + std::to_string(bytes) + " bytes, the file has " +
+                                            std::to_string(found.st_size));
+    }
+    void* data = is_there ? ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    const int error = errno;
+    ::close(file);
+    errno = error;
+    if (data == MAP_FAILED) fail("cannot map", path);
+    ::madvise(data, bytes, MADV_RANDOM);  // rows are read here and there: no reading ahead
+    auto* mapping = new Mapping{data, bytes};
+    nb::capsule owner(mapping, [](void* pointer) noexcept {
+        auto* gone = static_cast<Mapping*>(pointer);
+        ::munmap(gone->data, gone->bytes);
+        delete gone;
+    });
+    nb::object array = array_over(data, bytes, std::move(owner));
+    PyArray_CLEARFLAGS(reinterpret_cast<PyArrayObject*>(array.ptr()), NPY_ARRAY_WRITEABLE);
+    return array;
+}
+
+}  // namespace
+
+void bind_trajectories(nb::module_& m) {
+    nb::class_<SlabLayout>(m, "SlabLayout")
+        .def(
+            "__init__",
+            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, std::uint64_t record_bytes, Anys places) {
+                new (self) SlabLayout{envs, bytes, record_bytes, {}};
+                for (nb::handle place : places) {
+                    nb::tuple numbers = nb::tuple(place);
+                    const auto number = [&](int at) { return nb::cast<std::uint64_t>(numbers[at]); };
+                    self->leaves.push_back({number(0), number(1), number(2), number(3)});
+                }
+            },
+            nb::arg("envs"), nb::arg("bytes"), nb::arg("record_bytes"), nb::arg("places"));
+    nb::class_<RowKinds>(m, "RowKinds")
+        .def(
+            "__init__",
+            [](RowKinds* self, Anys leaves) {
+                RowKinds made;
+                for (nb::handle leaf : leaves) {
+                    nb::tuple both = nb::tuple(leaf);
+                    if (!PyArray_DescrCheck(both[0].ptr()))
+                        throw Error(ErrorKind::schema, "RowKinds: expected a dtype; this is a defect of Sharpwave");
+                    RowKind kind{nb::object(both[0]), {}, 0};
+                    kind.row_bytes =
+                        static_cast<std::size_t>(PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr())));
+                    for (nb::handle extent : nb::tuple(both[1])) {
+                        kind.shape.push_back(nb::cast<npy_intp>(extent));
+                        kind.row_bytes *= static_cast<std::size_t>(kind.shape.back());
+                    }
+                    made.leaves.push_back(std::move(kind));
+                }
+                new (self) RowKinds(std::move(made));
+            },
+            nb::arg("leaves"))
+        .def("__len__", [](RowKinds& self) { return self.leaves.size(); });
+    nb::class_<Draw>(m, "TrajectoryDraw")
+        .def_prop_ro("ids", [](Draw& self) { return self.ids; })
+        .def_prop_ro("steps", [](Draw& self) { return self.steps; })
+        .def_prop_ro("envs", [](Draw& self) { return self.envs; })
+        .def_prop_ro("hits", [](Draw& self) { return self.rows.size() - self.missing.size(); })
+        .def_prop_ro("missing",
+                     [](Draw& self) {
+                         nb::typed<nb::list, std::int64_t> missing;
+                         std::int64_t last = -1;
+                         for (const auto& [number, row] : self.missing) {
+                             if (number != last) missing.append(number);
+                             last = number;
+                         }
+                         return missing;
+                     })
+        .def("fill", &Draw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("gather", &Draw::gather, nb::arg("kinds"));
+    nb::class_<Trajectories>(m, "Trajectories")
+        .def(nb::init<>())
+        .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
+        .def_prop_ro("first", [](Trajectories& self) { return self.sizes.first(); })
+        .def(
+            "rows", [](Trajectories& self, std::size_t window) { return self.sizes.rows(window); }, nb::arg("window"))
+        .def("append", &Trajectories::append, nb::arg("id"), nb::arg("steps"), nb::arg("envs"))
+        .def("extend", &Trajectories::extend, nb::arg("ids"), nb::arg("steps"), nb::arg("envs"))
+        .def("drop", &Trajectories::drop, nb::arg("count"))
+        .def(
+            "hold",
+            [](Trajectories& self, std::uint64_t number, nb::object slab, nb::object layout) {
+                Held held(std::move(slab), std::move(layout));  // checks that it is large enough
+                self.slabs->set(self.at(number), std::move(held));
+            },
+            nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def(
+            "slab",
+            [](Trajectories& self, std::uint64_t number) -> nb::object {
+                const Held& held = self.slabs->held[self.at(number)];
+                return held.slab ? held.slab : nb::none();
+            },
+            nb::arg("number"))
+        .def(
+            "let_go", [](Trajectories& self, std::uint64_t number) { self.slabs->set(self.at(number), Held()); },
+            nb::arg("number"))
+        .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
+    m.def(
+        "new_slab",
+        [](std::size_t bytes) {
+            auto* slab = new SlabArena::Slab(arena().take(std::max<std::size_t>(bytes, 1)));
+            nb::capsule owner(slab, [](void* pointer) noexcept {
+                auto* gone = static_cast<SlabArena::Slab*>(pointer);
+                arena().give(*gone);
+                delete gone;
+            });
+            return array_over(slab->data, bytes, std::move(owner));
+        },
+        nb::arg("bytes"), "Bytes of any value, in memory that is used again.");
+    m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));
+    m.def(
+        "make_records",
+        [](nb::object slab, nb::object layout, std::uint64_t steps, nb::object records, nb::object record_layout,
+           const RowKinds& kinds) {
+            const Held from(std::move(slab), std::move(layout));
+            const Held to(std::move(records), std::move(record_layout));
+            RowPlace place = from.place;
+            place.record_bytes = to.place.record_bytes;
+            auto* target = data_of(to.slab, 0, true);
+            std::vector<std::size_t> bytes;
+            for (const RowKind& kind : kinds.leaves) bytes.push_back(kind.row_bytes);
+            const auto work = [&] { make_records(place, steps, to.place.leaves, target, bytes.data(), bytes.size()); };
+            if (steps * place.envs * place.record_bytes < kAlone) return work();
+            nb::gil_scoped_release release;
+            work();
+        },
+        nb::arg("slab"), nb::arg("layout"), nb::arg("steps"), nb::arg("records"), nb::arg("record_layout"),
+        nb::arg("kinds"));
+    m.def(
+        "copy_into_slab",
+        [](nb::handle slab, Anys offsets, Anys arrays) {
+            struct Part {
+                std::size_t offset, bytes;
+                const void* from;
+            };
+            PyArrayObject* object = bytes_of(slab, true);
+            const auto size = static_cast<std::size_t>(PyArray_NBYTES(object));
+            std::vector<Part> parts;
+            for (std::size_t i = 0; i < nb::len(arrays); ++i) {
+                PyArrayObject* from = bytes_of(arrays[i], false);
+                const Part part{nb::cast<std::size_t>(offsets[i]), static_cast<std::size_t>(PyArray_NBYTES(from)),
+                                PyArray_DATA(from)};
+                if (part.offset > size || part.bytes > size - part.offset)
+                    throw Error(ErrorKind::schema, "copy_into_slab: no room; this is a defect of Sharpwave");
+                parts.push_back(part);
+            }
+            auto* to = static_cast<std::byte*>(PyArray_DATA(object));
+            const auto work = [&] {
+                for (const Part& part : parts) std::memcpy(to + part.offset, part.from, part.bytes);
+            };
+            if (size < kAlone) return work();
+            nb::gil_scoped_release release;
+            work();
+        },
+        nb::arg("slab"), nb::arg("offsets"), nb::arg("arrays"));
+    m.def(
+        "exchange_paths",
+        [](const std::string& one, const std::string& other) {
+            if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) != 0) {
+                fail("cannot exchange " + one + " and", other);
+            }
+        },
+        nb::arg("one"), nb::arg("other"), "Two names of files or folders change places, in one step.");
+}

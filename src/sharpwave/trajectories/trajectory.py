@@ -1,0 +1,285 @@
+"""A trajectory, and how it is read: one array a leaf, every one of them (steps, envs, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import SchemaError
+
+__all__ = [
+    "DTYPES",
+    "FIELDS",
+    "Leaf",
+    "Parts",
+    "Trajectory",
+    "aligned",
+    "nest",
+    "place",
+    "read",
+    "to_device",
+    "to_trajectory",
+]
+
+# By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16; its bits travel as uint16.
+DTYPES = {
+    "F64": ("<f8", "float64"),
+    "F32": ("<f4", "float32"),
+    "F16": ("<f2", "float16"),
+    "BF16": ("<u2", "bfloat16"),
+    "I64": ("<i8", "int64"),
+    "I32": ("<i4", "int32"),
+    "I16": ("<i2", "int16"),
+    "I8": ("|i1", "int8"),
+    "U8": ("|u1", "uint8"),
+    "BOOL": ("|b1", "bool"),
+}
+_FROM_NUMPY = {np.dtype(kind): name for name, (kind, _) in DTYPES.items() if name != "BF16"}
+_FROM_TORCH = {f"torch.{kind}": name for name, (_, kind) in DTYPES.items()}
+
+_LEADING = frozenset({"terminations", "truncations", "dones"})  # one row more at the start of every epoch
+_TRAILING = frozenset({"prev_values"})  # one row more at the end of every epoch
+
+
+@dataclass
+class Trajectory:
+    """A rollout of ``envs`` environments over ``steps`` steps: arrays or CPU tensors of shape ``(steps, envs, ...)``.
+
+    It need not be an episode: it may hold many, or parts. Flags (``terminations``, ``truncations``, ``dones``) may
+    bring one row more at the start of every epoch (the flag at its reset), ``prev_values`` one more at the end of
+    every epoch (the bootstrap value): they are aligned to the other fields when rows are drawn.
+
+    Args:
+        max_episode_length: The longest that an episode may be; information only.
+        model_weights_id: Which weights acted. Part of the file's name.
+        forward_inputs, curr_obs, next_obs: Dicts of arrays, nested to any depth.
+
+    Example:
+        >>> import numpy as np
+        >>> import sharpwave as sw
+        >>> obs = np.zeros((51, 8, 64), np.float32)
+        >>> sw.Trajectory(actions=np.zeros((50, 8, 7), np.float32), rewards=np.zeros((50, 8), np.float32),
+        ...               curr_obs={"state": obs[:-1]}, next_obs={"state": obs[1:]}).shape
+        (50, 8)
+    """
+
+    max_episode_length: int = 0
+    model_weights_id: str = ""
+    actions: Any = None
+    intervene_flags: Any = None
+    rewards: Any = None
+    terminations: Any = None
+    truncations: Any = None
+    dones: Any = None
+    prev_logprobs: Any = None
+    prev_values: Any = None
+    versions: Any = None
+    forward_inputs: dict[str, Any] = field(default_factory=dict)
+    curr_obs: dict[str, Any] = field(default_factory=dict)
+    next_obs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Steps and environments."""
+        return _count("Trajectory", self)
+
+
+FIELDS = tuple(
+    name for name in Trajectory.__dataclass_fields__ if name not in ("max_episode_length", "model_weights_id")
+)
+
+
+class Leaf(NamedTuple):
+    """One array of every trajectory: where it is in the nested dicts, and what a row of it is."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(DTYPES[self.dtype][0]).itemsize
+
+    def __str__(self) -> str:
+        return "/".join(self.path)
+
+
+class Parts(NamedTuple):
+    """A trajectory that was read: ``epochs[i]`` is how many rows more than ``steps`` leaf i brings."""
+
+    steps: int
+    envs: int
+    leaves: tuple[Leaf, ...]
+    epochs: tuple[int, ...]
+    arrays: list[np.ndarray[Any, Any]]
+
+
+def read(where: str, trajectory: Any, drops: bool = False) -> Parts:
+    """The arrays of a trajectory, every one checked; nothing is copied that is contiguous.
+
+    Args:
+        drops: Leaves out what cannot be drawn by rows (lists, strings, arrays of one axis), as RLinf does; else that is
+            an error.
+
+    Raises:
+        SchemaError: It has no rewards and no log-probabilities, or an array does not fit the others.
+    """
+    steps, envs = _count(where, trajectory)
+    leaves: list[Leaf] = []
+    epochs: list[int] = []
+    arrays: list[np.ndarray[Any, Any]] = []
+    for name in FIELDS:
+        value = getattr(trajectory, name, None)
+        if value is None:
+            continue
+        for path, part in _walk(where, (name,), value):
+            if drops and not (hasattr(part, "ndim") and hasattr(part, "dtype") and part.ndim >= 2):
+                continue
+            dtype, array = _to_array(where, path, part)
+            extra = _check(where, path, array.shape, steps, envs)
+            leaves.append(Leaf(path, dtype, array.shape[2:]))
+            epochs.append(extra)
+            arrays.append(array)
+    return Parts(steps, envs, tuple(leaves), tuple(epochs), arrays)
+
+
+def arrange(where: str, part: Parts, leaves: tuple[Leaf, ...], position: int) -> Parts:
+    """The arrays in the order of the leaves; or an error, if they are not the same."""
+    if part.leaves == leaves:
+        return part
+    there = {leaf.path: number for number, leaf in enumerate(part.leaves)}
+    wanted = {leaf.path for leaf in leaves}
+    name = f"{where}: trajectory {position} of this call"
+    missing = ["/".join(path) for path in wanted - there.keys()]
+    extra = ["/".join(path) for path in there.keys() - wanted]
+    if missing or extra:
+        problem = f"missing {', '.join(sorted(missing))}" if missing else f"unknown {', '.join(sorted(extra))}"
+        raise SchemaError(f"{name}: {problem}; expected what the first one had: {', '.join(map(str, leaves))}")
+    order = [there[leaf.path] for leaf in leaves]
+    for leaf, number in zip(leaves, order, strict=True):
+        got = part.leaves[number]
+        if got != leaf:
+            raise SchemaError(
+                f"{name}: {leaf}: expected {DTYPES[leaf.dtype][1]} rows of shape {leaf.shape} as in the first one, got "
+                f"{DTYPES[got.dtype][1]} of {got.shape}"
+            )
+    epochs = tuple(part.epochs[number] for number in order)
+    return Parts(part.steps, part.envs, leaves, epochs, [part.arrays[number] for number in order])
+
+
+def place(leaf: Leaf, steps: int, extra: int) -> tuple[int, int]:
+    """Period and shift of a leaf with so many rows more than steps (see core/trajectories/rows.h)."""
+    return (steps // extra, int(leaf.path[0] in _LEADING)) if extra else (0, 0)
+
+
+def aligned(name: str, array: Any, steps: int) -> Any:
+    """The rows of a field that belong to its steps."""
+    extra = array.shape[0] - steps
+    if extra == 0:
+        return array
+    period, shift = place(Leaf((name,), "F32", ()), steps, extra)
+    step = np.arange(steps)
+    return array[step + step // period + shift]
+
+
+def nest(leaves: tuple[Leaf, ...], values: list[Any]) -> dict[str, Any]:
+    """Values by leaf, as nested dicts."""
+    made: dict[str, Any] = {}
+    for leaf, value in zip(leaves, values, strict=True):
+        inside = made
+        for key in leaf.path[:-1]:
+            inside = inside.setdefault(key, {})
+        inside[leaf.path[-1]] = value
+    return made
+
+
+def to_trajectory(leaves: tuple[Leaf, ...], values: list[Any], max_episode_length: int, weights_id: str) -> Trajectory:
+    return Trajectory(max_episode_length, weights_id, **nest(leaves, values))
+
+
+def to_device(dtype: str, array: Any, device: Any) -> Any:
+    """A NumPy array where ``device`` is None, else a tensor there."""
+    if device is None:
+        return array
+    import torch
+
+    if dtype == "BF16":
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor if device == "cpu" else tensor.to(device)
+
+
+def _count(where: str, trajectory: Any) -> tuple[int, int]:
+    for name in ("prev_logprobs", "rewards"):
+        value = getattr(trajectory, name, None)
+        if value is None:
+            continue
+        shape = tuple(getattr(value, "shape", ()))
+        if len(shape) < 2 or 0 in shape[:2]:
+            raise SchemaError(f"{where}: {name}: expected shape (steps, envs, ...), both at least 1, got {shape}")
+        return int(shape[0]), int(shape[1])
+    raise SchemaError(
+        f"{where}: a trajectory has neither rewards nor prev_logprobs: how many steps it has is not known"
+    )
+
+
+def _walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, part in value.items():
+        if not isinstance(key, str):
+            raise SchemaError(f"{where}: {'/'.join(path)}: expected names as keys, got {key!r}")
+        if part is not None:
+            yield from _walk(where, (*path, key), part)
+
+
+def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    if isinstance(value, np.ndarray):
+        dtype = _FROM_NUMPY.get(value.dtype)
+        array = value
+    elif hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor
+        name = "/".join(path)
+        if value.device.type != "cpu":
+            raise SchemaError(f"{where}: {name}: expected a tensor on the CPU, got one on {value.device}; pass .cpu()")
+        dtype = _FROM_TORCH.get(str(value.dtype))
+        if value.requires_grad:
+            value = value.detach()
+        if dtype == "BF16":
+            import torch
+
+            value = value.contiguous().view(torch.int16)
+        try:
+            array = value.numpy() if dtype else np.empty(0)
+        except (TypeError, RuntimeError) as error:
+            raise SchemaError(f"{where}: {name}: {error}") from None
+    else:
+        raise SchemaError(f"{where}: {'/'.join(path)}: expected an array or a tensor, got {type(value).__name__}")
+    if dtype is None:
+        raise SchemaError(
+            f"{where}: {'/'.join(path)}: expected one of {', '.join(kind for _, kind in DTYPES.values())}, "
+            f"got {value.dtype}; cast it"
+        )
+    return dtype, array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _check(where: str, path: tuple[str, ...], shape: tuple[int, ...], steps: int, envs: int) -> int:
+    """How many rows more than steps there are; they must be so many for every epoch."""
+    if len(shape) >= 2 and shape[0] == steps and shape[1] == envs:
+        return 0
+    name = "/".join(path)
+    if len(shape) < 2 or shape[1] != envs:
+        raise SchemaError(f"{where}: {name}: expected shape ({steps}, {envs}, ...), got {shape}")
+    extra = shape[0] - steps
+    if extra < 0 or path[0] not in _LEADING | _TRAILING:
+        raise SchemaError(f"{where}: {name}: expected {steps} rows as the rewards have, got {shape[0]}")
+    if steps % extra:
+        raise SchemaError(
+            f"{where}: {name}: expected {steps} rows and one more for every epoch, got {shape[0]}: {steps} steps do "
+            f"not make {extra} epochs of the same length"
+        )
+    return extra

@@ -1,0 +1,202 @@
+"""Saving in the background, in order, and honest about it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..errors import StorageError
+from .folder import Folder
+from .index import Entry, line
+from .trajectory import Leaf
+
+__all__ = ["Drop", "Line", "Save", "Saver"]
+
+# What may wait for the disk: whoever adds faster than the disk writes waits, rather than fill the memory.
+_MOST_PENDING_BYTES, _MOST_PENDING = 256 * 2**20, 1_024
+_TOGETHER = 16  # parts that the journal learns of with one write
+
+
+class Save:
+    """A trajectory that has no file yet."""
+
+    def __init__(self, number: int, entry: Entry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
+        self.number, self.entry, self.slab, self.leaves = number, entry, slab, leaves
+        self.is_written = False
+
+
+class Line:
+    """Something that the journal has to say."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class Drop:
+    """The oldest trajectories go, or all: first from the journal, then their files."""
+
+    def __init__(self, entries: list[Entry], is_all: bool = False) -> None:
+        self.entries, self.is_all = entries, is_all
+
+
+class Saver:
+    """One thread that writes what it is given, in the order of giving: what has reached the disk is always a prefix.
+
+    A write that fails stops it. What is not written stays in memory and can be drawn; ``retry`` goes on with the
+    write that failed.
+
+    Args:
+        saved: Told of every trajectory whose file and index line are written.
+    """
+
+    def __init__(self, folder: Folder, saved: Callable[[Save], None]) -> None:
+        self._folder, self._saved = folder, saved
+        self._work: deque[Save | Line | Drop] = deque()
+        self._pending = 0  # bytes
+        self._given = self._done = 0  # parts, ever
+        self._change = threading.Condition()
+        self._is_ending = False
+        self._failure: Exception | None = None
+        self._is_told = True
+        self._thread: threading.Thread | None = None
+
+    # ---- for callers ------------------------------------------------------------------------------------------
+
+    def put(self, work: list[Save | Line | Drop]) -> None:
+        with self._change:
+            self._work += work
+            self._given += len(work)
+            self._pending += sum(part.slab.nbytes for part in work if isinstance(part, Save))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sharpwave-trajectories", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    def tell(self, where: str) -> None:
+        """Raises the failure that nobody was told of, once."""
+        with self._change:
+            if self._failure is not None and not self._is_told:
+                self._raise(where)
+
+    def admit(self, where: str, size: int) -> None:
+        """Waits until so many bytes more may wait for the disk. After a failure, the write is tried again first."""
+        with self._change:
+            if self._failure is not None:
+                self._retry(where)
+            while self._is_full(size) and self._failure is None:
+                self._change.wait()
+            if self._failure is not None:
+                self._raise(where)
+
+    def _is_full(self, size: int) -> bool:
+        return len(self._work) > _MOST_PENDING or (self._pending > 0 and self._pending + size > _MOST_PENDING_BYTES)
+
+    def wait(self, where: str) -> None:
+        """Waits until everything given so far is on the disk; tries again what failed."""
+        with self._change:
+            if self._failure is not None:
+                self._retry(where)
+            given = self._given  # others may go on giving
+            while self._done < given:
+                if self._failure is not None:
+                    self._raise(where)
+                self._change.wait()
+
+    def end(self, where: str) -> None:
+        """Writes what is left and ends the thread, also where that fails."""
+        try:
+            self.wait(where)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the thread; what is not written stays so."""
+        with self._change:
+            self._is_ending = True
+            self._change.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def pending(self) -> int:
+        """Trajectories that have no file yet."""
+        with self._change:
+            return sum(isinstance(part, Save) for part in self._work)
+
+    def _retry(self, where: str) -> None:
+        """Lets the thread try again what failed, and waits until it has."""
+        done, self._failure = self._done, None
+        self._change.notify_all()
+        while self._work and self._done == done and self._failure is None:
+            self._change.wait()
+        if self._failure is not None:
+            self._raise(where)
+
+    def _raise(self, where: str) -> None:
+        self._is_told = True
+        left = sum(isinstance(part, Save) for part in self._work)
+        raise StorageError(
+            f"{where}: {left} trajectories are not saved: {self._failure}; they are kept in memory, the next "
+            "add_trajectories(), flush() or close() tries again"
+        ) from self._failure
+
+    # ---- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._is_ending and (not self._work or self._failure is not None):
+                    self._change.wait()
+                if self._is_ending:
+                    return
+                batch = list(islice(self._work, _TOGETHER))
+            done, failure = self._write(batch)
+            with self._change:
+                self._done += done
+                for _ in range(done):
+                    part = self._work.popleft()
+                    self._pending -= part.slab.nbytes if isinstance(part, Save) else 0
+                if failure is not None:
+                    self._failure, self._is_told = failure, False
+                self._change.notify_all()
+
+    def _write(self, batch: list[Save | Line | Drop]) -> tuple[int, Exception | None]:
+        """Writes as much as it can; how many parts are done with, and why not more."""
+        lines: list[bytes] = []
+        gone: list[str] = []
+        saved: list[Save] = []
+        done = 0
+        failure: Exception | None = None
+        for part in batch:
+            try:
+                if isinstance(part, Line):
+                    lines.append(part.data)
+                elif isinstance(part, Drop):
+                    lines.append(line({"clear": True} if part.is_all else {"drop": len(part.entries)}))
+                    gone += [self._folder.index.name(entry) for entry in part.entries]
+                else:
+                    if not part.is_written:
+                        self._folder.save(part.entry, part.slab, part.leaves)
+                        part.is_written = True
+                    lines.append(line({"add": [part.entry.row()]}))
+                    saved.append(part)
+            except Exception as error:
+                failure = error
+                break
+            done += 1
+        try:
+            self._folder.append(lines)
+        except OSError as error:
+            return 0, error
+        try:
+            self._folder.remove(gone)  # what stays is tried again with the next one
+        except OSError as error:
+            failure = failure or error
+        for part in saved:
+            self._saved(part)
+        return done, failure

@@ -1,0 +1,145 @@
+"""Processes that are killed while they add, flush, checkpoint, load, merge and split trajectories."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trajectory_child import check, make
+
+import sharpwave as sw
+
+SOAK = bool(os.environ.get("SHARPWAVE_SOAK"))
+KILLED = -signal.SIGKILL
+
+
+class Jobs:
+    """The process that forks the ones that die."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("trajectory_child.py"))]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, **job: Any) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job, default=str) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    made = Jobs()
+    yield made
+    made.close()
+
+
+def ways(do: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Ways to die: at one call after the other, and at random moments."""
+    rng = random.Random(f"{do}{seed}")
+    for number in range(count):
+        if number % 4 == 3:
+            yield {"us": rng.randrange(500, 60_000 if do in ("add", "checkpoint", "budget") else 15_000)}
+        else:
+            how = ("before", "after", "middle")[number % 3]
+            yield {"calls": 1 + number % 40, "how": how}
+
+
+def said(root: Path) -> Counter[str]:
+    """The highest number of every kind of thing that was said to be done."""
+    found = Counter[str]()
+    lines = (root / "said").read_text().splitlines() if (root / "said").exists() else []
+    for line in lines:
+        kind, _, number = line.partition(" ")
+        found[kind] = max(found[kind], int(number or 1))
+    return found
+
+
+@pytest.mark.parametrize("do", ["add", "checkpoint", "budget"])
+def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> None:
+    kills = 0
+    for way in ways(do, 1_000 if SOAK else 80):
+        kills += jobs.run(do=do, folder=tmp_path, **way) == KILLED
+        done = said(tmp_path)
+        numbers = check(tmp_path / "live") if (tmp_path / "live").exists() else []
+        first = numbers[0] if numbers else 0
+        assert numbers == list(range(first, first + len(numbers)))
+        assert do == "budget" or first == 0
+        assert first + len(numbers) >= done["flushed"]
+        assert do != "budget" or len(numbers) <= 6 + 3  # what was added before its drop was said
+        if done["checkpoint"]:
+            shutil.copytree(tmp_path / "checkpoint", tmp_path / "look")
+            saved = check(tmp_path / "look")
+            assert saved == list(range(len(saved)))
+            assert len(saved) >= done["checkpoint"]
+            shutil.rmtree(tmp_path / "look")
+        if len(numbers) > 60:
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+    print(f"{do}: {kills} kills")
+    assert kills > 30
+
+
+def test_killed_load_leaves_the_old_or_the_new_or_nothing(tmp_path: Path, jobs: Jobs) -> None:
+    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "other") as buffer:
+        buffer.add_trajectories([make(number) for number in range(100, 105)])
+        buffer.save_checkpoint(tmp_path / "saved")
+    kills = Counter[str]()
+    for way in ways("load", 500 if SOAK else 60):
+        shutil.rmtree(tmp_path / "live", ignore_errors=True)
+        (tmp_path / "said").unlink(missing_ok=True)
+        with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
+            buffer.add_trajectories([make(number) for number in range(3)])
+        if jobs.run(do="load", folder=tmp_path, **way) != KILLED:
+            continue
+        numbers = check(tmp_path / "live")
+        if said(tmp_path)["loaded"]:
+            assert numbers[:5] == list(range(100, 105))
+            kills["new"] += 1
+        else:
+            assert numbers in ([], [0, 1, 2], list(range(100, 105)))
+            kills["old"] += 1
+        shutil.copytree(tmp_path / "saved", tmp_path / "look")
+        assert check(tmp_path / "look") == list(range(100, 105)), "the checkpoint is as it was"
+        shutil.rmtree(tmp_path / "look")
+    print(f"load: {kills.total()} kills")
+    assert kills["old"] > 10
+
+
+@pytest.mark.parametrize("do", ["merge", "split"])
+def test_killed_tool_loses_nothing_and_lists_nothing_that_is_not_there(tmp_path: Path, jobs: Jobs, do: str) -> None:
+    kills = 0
+    for way in ways(do, 500 if SOAK else 60):
+        shutil.rmtree(tmp_path / "merged", ignore_errors=True)
+        shutil.rmtree(tmp_path / "ranks", ignore_errors=True)
+        for rank in range(2):
+            with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "ranks" / f"rank_{rank}") as buffer:
+                buffer.add_trajectories([make(10 * rank + number) for number in range(4)])
+                if rank:
+                    buffer.save_checkpoint(tmp_path / "ranks" / "rank_1")  # with RLinf's files beside ours
+        kills += jobs.run(do=do, folder=tmp_path, **way) == KILLED
+        left = {number for rank in range(2) for number in check(tmp_path / "ranks" / f"rank_{rank}")}
+        went = check(tmp_path / "merged") if (tmp_path / "merged").exists() else []
+        whole = [0, 10, 1, 11, 2, 12, 3, 13] if do == "merge" else [0, 1, 2]
+        assert went in ([], whole), "whole or not there"
+        assert left | set(went) == {0, 1, 2, 3, 10, 11, 12, 13}
+    print(f"{do}: {kills} kills")
+    assert kills > 20

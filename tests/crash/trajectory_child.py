@@ -1,0 +1,140 @@
+"""Does things to folders of trajectories until it is killed: one process for every line on stdin.
+
+A job says what to do, in which folder, and when to die: at the n-th call that changes a file (before it, after it, or,
+of a write, in the middle), or after some microseconds. The answer is how the process ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sharpwave as sw
+from sharpwave import _core
+from sharpwave.trajectories import folder as folder_module
+from sharpwave.trajectories.folders import merge, split
+
+CALLS = ("rename", "link", "writev", "unlink", "ftruncate", "mkdir", "rmdir", "fsync", "pwrite")
+
+
+def make(number: int, steps: int = 4, envs: int = 2) -> sw.Trajectory:
+    row = np.arange(steps * envs, dtype=np.float32).reshape(steps, envs) + number * 100
+    obs = np.repeat(row[..., None], 30, 2)
+    return sw.Trajectory(rewards=row, curr_obs={"state": obs}, next_obs={"state": obs + 0.5}, model_weights_id="w")
+
+
+def check(folder: Path) -> list[int]:
+    """Opens a folder as a user would; every trajectory in it must be whole. Their numbers."""
+    with sw.TrajectoryReplayBuffer(storage_dir=folder, cache_size=1_000, sample_window_size=0) as buffer:
+        numbers = []
+        for _, trajectory in buffer.trajectories():
+            number = int(trajectory.rewards[0, 0]) // 100
+            assert np.array_equal(trajectory.rewards, make(number).rewards)
+            assert np.array_equal(trajectory.next_obs["state"], make(number).next_obs["state"])
+            numbers.append(number)
+        if numbers:
+            batch = buffer.sample(8)
+            assert np.array_equal(batch["rewards"] + np.float32(0.5), batch["next_obs"]["state"][:, 7])
+        return numbers
+
+
+def die_at(count: int, how: str) -> None:
+    """Kills this process at the count-th call that changes a file."""
+    left = [count]
+    guard = threading.Lock()
+
+    def wrap(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with guard:
+                left[0] -= 1
+                is_now = left[0] == 0
+            if is_now and how == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if is_now and how == "middle" and name == "writev":
+                data = b"".join(args[1])
+                os.write(args[0], data[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = call(*args, **kwargs)
+            if is_now:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return wrapped
+
+    for name in CALLS:
+        setattr(os, name, wrap(getattr(os, name), name))
+    shutil.os = os  # type: ignore[attr-defined]
+    exchange = wrap(_core.exchange_paths, "exchange")
+    folder_module._core = _Core(exchange)  # type: ignore[attr-defined]
+
+
+class _Core:
+    """The engine, but for the exchange of two paths."""
+
+    def __init__(self, exchange: Callable[..., Any]) -> None:
+        self.exchange_paths = exchange
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_core, name)
+
+
+def work(job: dict[str, Any]) -> None:
+    root = Path(job["folder"])
+    live, said = root / "live", os.open(root / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def say(what: str) -> None:
+        os.write(said, f"{what}\n".encode())
+
+    if job["do"] in ("add", "checkpoint", "load", "budget"):
+        most = 6 if job["do"] == "budget" else None
+        with sw.TrajectoryReplayBuffer(storage_dir=live, cache_size=2, max_trajectories=most) as buffer:
+            if job["do"] == "load":
+                buffer.load_checkpoint(root / "saved")
+                say("loaded")
+            index = buffer._kinds.index
+            for turn in range(6):
+                buffer.add_trajectories([make(index.next_id + number) for number in range(1 + turn % 3)])
+                buffer.sample(4)
+                if turn % 2:
+                    buffer.flush()
+                    say(f"flushed {index.next_id}")
+                if job["do"] == "checkpoint":
+                    buffer.save_checkpoint(root / "checkpoint")
+                    say(f"checkpoint {index.next_id}")
+    elif job["do"] == "merge":
+        merge(root / "ranks", root / "merged")
+    else:
+        split(root / "ranks" / "rank_0", root / "merged", 3)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if "calls" in job:
+                    die_at(job["calls"], job["how"])
+                work(job)
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        if "us" in job:
+            time.sleep(job["us"] / 1e6)
+            os.kill(pid, signal.SIGKILL)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
