@@ -25,8 +25,8 @@ import numpy as np
 import orjson
 import zmq
 from harness.program import Run, parse, parser
-from harness.results import Document, amount, duration, figure, ratio
-from tables import table
+from harness.results import Document
+from tables import sequences
 
 import sharpwave as sw
 from sharpwave.sequences.stream import Puller, Pusher
@@ -291,45 +291,6 @@ def streams(count: int) -> Document:
     return found
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-def show(measured: Document) -> str:
-    said = []
-    calls = measured["capacities"]
-    sizes = sorted({int(label.split()[1]) for label in calls})
-    head = ["capacity", *(f"{call}, {who}" for call in CALLS for who in ("Sharpwave", "scan"))]
-    rows = [
-        [
-            f"{size:,}",
-            *(duration(calls[f"{who} {size}"][call]["median_ns"]) for call in CALLS for who in ("sharpwave", "scan")),
-        ]
-        for size in sizes
-    ]
-    grown = ["largest / smallest"]
-    for call in CALLS:
-        for who in ("sharpwave", "scan"):
-            big, small = (calls[f"{who} {size}"][call]["median_ns"] for size in (sizes[-1], sizes[0]))
-            grown.append(ratio(big / small))
-    said.append(table(head, [*rows, grown]))
-    journal = measured["journal"]
-    names = [*CALLS, "ack"]
-    rows = [[label, *(duration(journal[label][call]["median_ns"]) for call in names)] for label in journal]
-    said.append(table(["journal", *names], rows))
-    crowd = measured["getters"]
-    rows = [
-        [kind, *(f"{amount(crowd[f'{kind} {many}'])} samples/s" for many in (1, GETTERS))]
-        for kind in ("coroutines", "threads")
-    ]
-    said.append(table(["getters", "1", f"{GETTERS}"], rows))
-    flows = measured["stream"]
-    rows = [[form, f"{amount(one['samples_s'])}", f"{figure(one['bytes_s'] / 1e9)}"] for form, one in flows.items()]
-    ours, theirs = flows["safetensors"], flows["lists in JSON"]
-    rows.append(["ratio", ratio(ours["samples_s"] / theirs["samples_s"]), ratio(ours["bytes_s"] / theirs["bytes_s"])])
-    said.append(table([f"stream, {LENGTH} tokens a sample", "samples/s", "GB/s"], rows))
-    return "\n\n".join(said)
-
-
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--rounds", type=int, default=40, help="training steps of each")
@@ -343,7 +304,7 @@ def main() -> None:
             "getters": getters(8 * rounds),
             "stream": streams(20 * rounds),
         }
-    print(show(measured))
+    print(sequences(measured))
     run.save("sequences", **measured)
 
 

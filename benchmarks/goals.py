@@ -293,6 +293,15 @@ def gpu_returns_goals(document: Document | None) -> Iterator[Verdict]:
         yield times_faster(title, 90, ours, ("loop", loop))
 
 
+def sequences_goals(document: Document | None) -> Iterator[Verdict]:
+    calls = (document or {}).get("capacities", {})
+    for call in ("put", "get", "amend") if calls else ():
+        small, large = (calls[f"sharpwave {capacity}"][call]["median_ns"] for capacity in (10**4, 10**7))
+        title = f"SequenceBuffer, {call} of 256 samples at a capacity of 10^7"
+        yield at_most(f"{title}, over 10^4,", 1.5, large / small, ratio)
+        yield at_most(title, 1.5e6, large, duration)
+
+
 def gpu_replay_goals(document: Document | None) -> Iterator[Verdict]:
     for kind, title, times in (("uniform", "a field at a time", 3), ("priority", "cumsum and searchsorted", 5)):
         for case in (document or {}).get(kind, []):
@@ -332,6 +341,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "trajectories": trajectories_goals,
     "gpu_returns": gpu_returns_goals,
     "gpu_replay": gpu_replay_goals,
+    "sequences": sequences_goals,
 }
 
 

@@ -42,6 +42,8 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
     for name in ("memory", "scaling", "windows", "compression", "snapshot"):
         if document := documents[name]:
             yield name, getattr(tables, name)(document)
+    if sequences := documents["sequences"]:
+        yield "sequences", tables.sequences(sequences)
     if trajectories := documents["trajectories"]:
         yield "trajectories", tables.trajectories(trajectories)
     if gpu := documents["gpu_returns"]:

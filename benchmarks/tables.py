@@ -288,6 +288,47 @@ def gpu_returns(document: Document) -> str:
     )
 
 
+def sequences(measured: Document) -> str:
+    calls_of = ("put", "get", "amend")
+    said = []
+    calls = measured["capacities"]
+    sizes = sorted({int(label.split()[1]) for label in calls})
+    head = ["capacity", *(f"{call}, {who}" for call in calls_of for who in ("Sharpwave", "scan"))]
+    rows = [
+        [
+            f"{size:,}",
+            *(
+                duration(calls[f"{who} {size}"][call]["median_ns"])
+                for call in calls_of
+                for who in ("sharpwave", "scan")
+            ),
+        ]
+        for size in sizes
+    ]
+    grown = ["largest / smallest"]
+    for call in calls_of:
+        for who in ("sharpwave", "scan"):
+            big, small = (calls[f"{who} {size}"][call]["median_ns"] for size in (sizes[-1], sizes[0]))
+            grown.append(ratio(big / small))
+    said.append(table(head, [*rows, grown]))
+    journal = measured["journal"]
+    names = [*calls_of, "ack"]
+    rows = [[label, *(duration(journal[label][call]["median_ns"]) for call in names)] for label in journal]
+    said.append(table(["journal", *names], rows))
+    crowd = measured["getters"]
+    rows = [
+        [kind, *(f"{amount(crowd[f'{kind} {many}'])} samples/s" for many in (1, 64))]
+        for kind in ("coroutines", "threads")
+    ]
+    said.append(table(["getters", "1", "64"], rows))
+    flows = measured["stream"]
+    rows = [[form, f"{amount(one['samples_s'])}", f"{figure(one['bytes_s'] / 1e9)}"] for form, one in flows.items()]
+    ours, theirs = flows["safetensors"], flows["lists in JSON"]
+    rows.append(["ratio", ratio(ours["samples_s"] / theirs["samples_s"]), ratio(ours["bytes_s"] / theirs["bytes_s"])])
+    said.append(table(["stream, 2048 tokens a sample", "samples/s", "GB/s"], rows))
+    return "\n\n".join(said)
+
+
 def gpu_line(document: Document) -> str:
     facts = document["machine"]
     return (

@@ -76,7 +76,7 @@ except (NotReady, SchemaError) as error:
 sw.ReplayBuffer("1000", obs_shape=(1,))  # type: ignore[arg-type]
 sw.ReplayBuffer(1000, obs_shape=(1,), exist="overwrite")  # type: ignore[arg-type]
 sw.ReplayBuffer(1000, obs_shape=(1,), next_obs="deduced")  # type: ignore[arg-type]
-sw.ReplayBuffer(1000, (1,))  # type: ignore[call-arg, arg-type]
+sw.ReplayBuffer(1000, (1,))  # type: ignore[call-arg]
 buffer.sample("32")  # type: ignore[arg-type]
 buffer.sample(32, buffer.sample(32))  # type: ignore[call-arg]
 buffer.capacity = 5  # type: ignore[misc]
