@@ -246,3 +246,31 @@ def test_a_writer_that_laps_the_ring_never_tears_a_batch() -> None:
         stop.set()
         thread.join()
     assert buffer.stats()["feeds"]["cuda"]["way"] == "direct"
+
+
+@gpu
+@needs_gpu
+def test_threads_may_be_the_first_together() -> None:
+    import threading
+
+    buffer = make("stored", 1, None, "one step")
+    fill([buffer], 20, "stored")
+    meet = threading.Barrier(6)
+    failures = []
+
+    def draw() -> None:
+        meet.wait()
+        try:
+            for _ in range(20):
+                batch = here(buffer.sample(16, device="cuda"))
+                np.testing.assert_array_equal(batch["obs"]["state"][:, 0], batch["action"])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=draw) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert buffer.stats()["feeds"]["cuda"]["way"] == "direct"

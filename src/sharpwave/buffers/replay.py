@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -392,7 +393,9 @@ class ReplayBuffer:
         key = str(device)
         if key not in self._feeds:
             _, target = read_device("sample(): device", device)
-            self._feeds[key] = GpuFeed(self, device) if target.type == "cuda" else None
+            with _making_feeds:
+                if key not in self._feeds:
+                    self._feeds[key] = GpuFeed(self, device) if target.type == "cuda" else None
         return self._feeds[key]
 
     def _draw_goals(
@@ -705,6 +708,7 @@ class Writer:
 
 
 _shared: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
+_making_feeds = threading.Lock()  # memory is registered once
 
 
 def _after_fork() -> None:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import mmap
 import os
+import threading
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Registered:
         self.end = -(-(self.base + size) // _PAGE) * _PAGE
         self.part = max(_PART, -(-(self.end - self.begin) // _MOST_PARTS // _HUGE_PAGE) * _HUGE_PAGE)
         self.parts: list[int] = []
+        self.lock = threading.Lock()  # threads sample at once
 
     def _map(self, path: str, offset: int) -> None:
         page = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -71,20 +73,23 @@ class Registered:
         Raises:
             OSError: The driver refuses; the message is its own.
         """
-        want = min(self.base + size, self.end)
-        while self.begin + self.bytes < want:
-            at = self.begin + self.bytes
-            length = min(self.part, self.end - at)
-            code = _driver().cuMemHostRegister_v2(ctypes.c_void_p(at), ctypes.c_size_t(length), self.flags)
-            if code:
-                raise OSError(f"the CUDA driver cannot register {length >> 20} MiB of the host's memory: {_name(code)}")
-            there = ctypes.c_uint64()
-            code = _driver().cuMemHostGetDevicePointer_v2(ctypes.byref(there), ctypes.c_void_p(at), 0)
-            if code or there.value != at:
-                _driver().cuMemHostUnregister(ctypes.c_void_p(at))
-                raise OSError("this GPU has another address for memory of the host")
-            self.parts.append(at)
-            self.bytes += length
+        with self.lock:
+            want = min(self.base + size, self.end)
+            while self.begin + self.bytes < want:
+                at = self.begin + self.bytes
+                length = min(self.part, self.end - at)
+                code = _driver().cuMemHostRegister_v2(ctypes.c_void_p(at), ctypes.c_size_t(length), self.flags)
+                if code:
+                    raise OSError(
+                        f"the CUDA driver cannot register {length >> 20} MiB of the host's memory: {_name(code)}"
+                    )
+                there = ctypes.c_uint64()
+                code = _driver().cuMemHostGetDevicePointer_v2(ctypes.byref(there), ctypes.c_void_p(at), 0)
+                if code or there.value != at:
+                    _driver().cuMemHostUnregister(ctypes.c_void_p(at))
+                    raise OSError("this GPU has another address for memory of the host")
+                self.parts.append(at)
+                self.bytes += length
 
     def close(self) -> None:
         """Waits for whoever reads it."""
