@@ -59,6 +59,7 @@ def test_rollouts_and_distillation_give_exactly_these_names() -> None:
     traj = {name for name in dir(sw.TrajectoryReplayBuffer) if not name.startswith("_")}
     verbs = {"add_trajectories", "clear", "clear_cache", "close", "flush", "get_stats", "get_trajectory", "is_ready"}
     verbs |= {"load_checkpoint", "sample", "save_checkpoint", "trajectories"}
+    verbs |= {"add_trajectories_async", "sample_async", "save_checkpoint_async"}
     assert traj == verbs | {"sample_window_size", "size", "storage_dir", "total_samples"}
     functions = {"discounted_returns", "gae", "group_relative_advantages", "lambda_returns", "vtrace"}
     assert set(sw.returns.__all__) == functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -596,3 +597,18 @@ def test_memory_of_the_cache_goes_back(tmp_path: Path) -> None:
             buffer.add_trajectories([sw.Trajectory(rewards=rewards, curr_obs=obs)])
             buffer.sample(100)
         assert resident() - before < 40e6
+
+
+def test_an_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:
+    async def work(buffer: sw.TrajectoryReplayBuffer) -> dict[str, Any]:
+        await buffer.add_trajectories_async(make(number) for number in range(3))
+        both = await asyncio.gather(buffer.sample_async(12), buffer.save_checkpoint_async(tmp_path / "checkpoint"))
+        return both[0]
+
+    with build(tmp_path) as buffer:
+        check(asyncio.run(work(buffer)), 12)
+        with pytest.raises(SchemaError, match="num_chunks"):
+            asyncio.run(buffer.sample_async(10_000))
+    with build(tmp_path / "again") as buffer:
+        buffer.load_checkpoint(tmp_path / "checkpoint")
+        assert len(buffer) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import uuid
@@ -543,6 +544,20 @@ class TrajectoryReplayBuffer:
             self._attach(target)
         self._kinds.index.entries = index.entries
         self._kinds.index.calls = index.calls
+
+    # ---- for event loops: the loop goes on while the disk is waited for ----------------------------------------
+
+    async def add_trajectories_async(self, trajectories: Iterable[Any]) -> None:
+        """``add_trajectories`` in a thread."""
+        await asyncio.to_thread(self.add_trajectories, list(trajectories))
+
+    async def sample_async(self, num_chunks: int, *, device: Any = None) -> dict[str, Any]:
+        """``sample`` in a thread."""
+        return await asyncio.to_thread(self.sample, num_chunks, device=device)
+
+    async def save_checkpoint_async(self, path: str | os.PathLike[str]) -> None:
+        """``save_checkpoint`` in a thread."""
+        await asyncio.to_thread(self.save_checkpoint, path)
 
     # ---- life -------------------------------------------------------------------------------------------------
 
