@@ -109,7 +109,8 @@ def test_batches_of_rollouts_and_of_distillation_convert() -> None:
     rollout = sw.RolloutBuffer(4, 8, (3,), "cpu", seed=0)
     zeros = np.zeros(4, np.float32)
     for step in range(8):
-        rollout.add(np.full((4, 3), step, np.float32), zeros, zeros + 1, zeros > 0, zeros, zeros)
+        obs = np.full((4, 3), step, np.float32)
+        rollout.add(obs, None, zeros, zeros + 1, zeros > 0, zeros, zeros)
     rollout.compute_returns_and_advantages(zeros)
     batch = next(rollout.minibatches(2))
     made = to_jax(batch)
@@ -124,9 +125,9 @@ def test_batches_of_rollouts_and_of_distillation_convert() -> None:
 
 
 def test_ragged_fields_convert() -> None:
-    for kind in ("padded", "jagged"):
+    for kind in ("padded", True):
         buf = sw.ReplayBuffer(8, schema={"obs": sw.Field((4,), "float32", ragged=kind)}, seed=0)
-        buf.add(obs=np.ones(3, np.float32), action=0, reward=0, next_obs=np.ones(2, np.float32), done=False)
+        buf.add(obs=np.ones(3, np.float32), reward=0, next_obs=np.ones(2, np.float32), done=False)
         batch = buf.sample(2)
         for name, value in to_jax(batch)["obs"].items():
             assert isinstance(value, jax.Array)

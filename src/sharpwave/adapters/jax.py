@@ -81,6 +81,8 @@ def _convert(path: str, value: Any) -> Any:
             value = _narrow(path, value, dtype)
     if is_tensor:
         value = value.detach().contiguous()
+        if value.is_cuda and value.data_ptr() % 16:  # what XLA asks of the arguments of its kernels
+            value = value.clone()
     elif not (value.flags.forc and value.flags.writeable):
         value = value.copy()
     try:
