@@ -36,7 +36,9 @@ $(BIN)/.check: $(BIN)/.test
 demo: $(BIN)/.demo  ## set up, then train DQN on CartPole on the real buffer
 	$(BIN)/sharpwave demo
 
-test: test-python test-cpp  ## set up, then run every test
+# Both halves at once: the Python tests keep one core busy.
+test: $(BIN)/.test  ## set up, then run every test
+	$(MAKE) --no-print-directory -j2 --output-sync=target test-python test-cpp
 
 test-python: $(BIN)/.test
 	$(BIN)/python -m pytest

@@ -328,6 +328,43 @@ def test_sb3_trains_with_every_buffer() -> None:
     assert run(EXAMPLES / "sb3_dqn.py", "--steps", "7").returncode == 2
 
 
+# ---- dqn_jax ---------------------------------------------------------------------------------------------------------
+
+
+def test_dqn_jax_learns_and_gives_the_same_run_for_the_same_seed() -> None:
+    jax = pytest.importorskip("jax")
+    example = load("dqn_jax")
+    seen: list[int] = []
+    config = example.Config(steps=1_000, seed=0)
+    first = example.train(config, progress=lambda step, now: seen.append(step))
+    again, other = example.train(config), example.train(example.Config(steps=1_000, seed=1))
+    assert seen == [500, 1_000]
+    assert first.buffer.stats()["sample_calls"] == len(range(500, 1_001, config.learn_every))
+    assert math.isfinite(first.loss)
+    untrained = example.evaluate(example.init(jax.random.key(0)), seed=2_000_000)
+    assert untrained < 12, "always to the left"
+    assert first.greedy_return > 5 * untrained
+    assert first.evaluations == again.evaluations
+    weights = [
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)]) for run in (first, again, other)
+    ]
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+
+
+def test_dqn_jax_runs_from_the_command_line_and_refuses_zero_steps() -> None:
+    pytest.importorskip("jax")
+    finished = run(EXAMPLES / "dqn_jax.py", "--steps", 600, "--seed", 3)
+    assert finished.returncode == 0, finished.stderr
+    *reports, last = finished.stdout.splitlines()
+    assert [line.split()[1] for line in reports] == ["500", "600"]
+    assert math.isfinite(float(reports[-1].split()[-1]))
+    assert last.startswith("greedy return over 100 episodes: ")
+    refused = run(EXAMPLES / "dqn_jax.py", "--steps", 0)
+    assert refused.returncode == 2
+    assert "--steps must be at least 1, got 0" in refused.stderr
+
+
 # ---- ppo -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,106 @@
+"""Batches as JAX arrays, in the memory they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f'{error}: pip install "sharpwave[jax]"', name=error.name) from None
+
+from sharpwave.errors import SchemaError
+
+__all__ = ["to_jax"]
+
+_WHOLE = {"int64": "int32", "uint64": "uint32"}
+_BROKEN = {"float64", "complex128"}
+
+
+def to_jax(batch: Any) -> Any:
+    """A batch of any buffer with its arrays as ``jax.Array``, on the device where they are.
+
+    They go through DLPack. On the CPU an array that starts at a multiple of 64 bytes is not copied; sampled ones from
+    16 KiB on do, smaller ones by chance. Arrays that are read-only or have gaps are copied too.
+
+    JAX holds 64 bits only with ``jax_enable_x64`` and cuts numbers to 32 without a word otherwise. So without it:
+
+    - ``int64`` becomes ``int32``, after a look at every number; on a GPU that look waits for it. A field declared as
+      ``int32`` needs none.
+    - ``float64`` stays as it is, NumPy's or torch's.
+
+    ``"indices"`` stay as they are always: ``update_priorities`` takes them back, and they outgrow 32 bits.
+
+    A batch that nobody writes to again may be kept as long as you like: the engine does not reuse its memory while JAX
+    holds it. Not so one drawn into ``out=`` and what ``RolloutBuffer.get_all_data`` returns: JAX sees the next values
+    there, so be done with it before.
+
+    Args:
+        batch: What ``sample``, ``batches``, ``stream``, ``get`` or ``minibatches`` gave: dicts and tuples of NumPy
+            arrays or torch tensors, and None.
+
+    Returns:
+        The same dicts and tuples, new ones, with JAX arrays in them.
+
+    Raises:
+        SchemaError: An ``int64`` holds a number beyond 32 bits, JAX has no such dtype, or JAX does not see the GPU on
+            which a tensor is.
+
+    Example:
+        >>> import sharpwave as sw
+        >>> from sharpwave.adapters.jax import to_jax
+        >>> buf = sw.ReplayBuffer(100, obs_shape=(3,), seed=0)
+        >>> buf.add([1, 2, 3], 0, 1.0, [4, 5, 6], False)
+        >>> batch = to_jax(buf.sample(2))
+        >>> batch["obs"] + batch["reward"][:, None]
+        Array([[2., 3., 4.],
+               [2., 3., 4.]], dtype=float32)
+    """
+    if isinstance(batch, dict):
+        return {key: value if key == "indices" else _convert(str(key), value) for key, value in batch.items()}
+    return _convert("batch", batch)
+
+
+def _convert(path: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _convert(f"{path}/{key}", part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_convert(f"{path}/{i}", part) for i, part in enumerate(value))
+    if value is None:
+        return None
+    is_tensor = hasattr(value, "detach")
+    if not is_tensor and not isinstance(value, np.ndarray):
+        raise SchemaError(f"to_jax(): {path!r}: expected a NumPy array or a torch tensor, got {type(value).__name__}")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:  # without jax_enable_x64
+        if dtype in _BROKEN:
+            return value
+        if dtype in _WHOLE:
+            value = _narrow(path, value, dtype)
+    if is_tensor:
+        value = value.detach().contiguous()
+        if value.is_cuda and value.data_ptr() % 16:  # what XLA asks of the arguments of its kernels
+            value = value.clone()
+    elif not (value.flags.forc and value.flags.writeable):
+        value = value.copy()
+    try:
+        return jax.dlpack.from_dlpack(value)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        device = f" on {value.device}" if is_tensor else ""
+        mend = "; install JAX for this GPU, or sample with device='cpu'" if is_tensor and value.is_cuda else ""
+        raise SchemaError(f"to_jax(): {path!r}: JAX does not take {dtype}{device}: {error}{mend}") from error
+
+
+def _narrow(path: str, value: Any, dtype: str) -> Any:
+    """Whole numbers in 32 bits, all of them."""
+    short = np.iinfo(_WHOLE[dtype])
+    if 0 not in value.shape:
+        for extreme in (int(value.min()), int(value.max())):
+            if not short.min <= extreme <= short.max:
+                raise SchemaError(
+                    f"to_jax(): {path!r}: expected numbers that fit {short.dtype}, got {extreme}; call "
+                    'jax.config.update("jax_enable_x64", True) for 64 bits'
+                )
+    return value.int() if hasattr(value, "detach") else value.astype(short.dtype)
