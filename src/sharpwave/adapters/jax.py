@@ -23,7 +23,7 @@ def to_jax(batch: Any) -> Any:
     """A batch of any buffer with its arrays as ``jax.Array``, on the device where they are.
 
     They go through DLPack. On the CPU an array that starts at a multiple of 64 bytes is not copied; sampled ones from
-    16 KiB on do, smaller ones by chance. Arrays that are read-only or have gaps are copied too.
+    16 KiB on do, smaller ones by chance. Arrays that are read-only or not in C order are copied too.
 
     JAX holds 64 bits only with ``jax_enable_x64`` and cuts numbers to 32 without a word otherwise. So without it:
 
@@ -83,14 +83,23 @@ def _convert(path: str, value: Any) -> Any:
         value = value.detach().contiguous()
         if value.is_cuda and value.data_ptr() % 16:  # what XLA asks of the arguments of its kernels
             value = value.clone()
-    elif not (value.flags.forc and value.flags.writeable):
-        value = value.copy()
+    elif not (value.flags.carray and value.ctypes.data % 64 == 0):
+        value = _copy(value)
     try:
         return jax.dlpack.from_dlpack(value)
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
         device = f" on {value.device}" if is_tensor else ""
         mend = "; install JAX for this GPU, or sample with device='cpu'" if is_tensor and value.is_cuda else ""
         raise SchemaError(f"to_jax(): {path!r}: JAX does not take {dtype}{device}: {error}{mend}") from error
+
+
+def _copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array that JAX takes as it is; left to itself it would copy too, on some versions with a warning each time."""
+    memory = np.empty(value.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy: np.ndarray[Any, Any] = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    copy[...] = value
+    return copy
 
 
 def _narrow(path: str, value: Any, dtype: str) -> Any:
