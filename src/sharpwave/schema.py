@@ -11,7 +11,7 @@ import numpy as np
 from . import _core
 from .errors import SchemaError
 
-__all__ = ["Field", "Schema"]
+__all__ = ["Field", "Schema", "is_next"]
 
 # Names that batches and add() use for something else.
 _RESERVED = {
@@ -156,14 +156,14 @@ class Schema:
         self.rows_from = named.get("reward", numbers[0] if numbers else 0)
         self._nodes = nodes
         # Where each leaf is: its field in the table, what part of an example it is, whose frames begin its stack.
-        self._kept = [name for name, _ in self.leaves if not (derives_next and _is_next(name))]
+        self._kept = [name for name, _ in self.leaves if not (derives_next and is_next(name))]
         field_of = {name: i for i, name in enumerate(self._kept)}
         self._places: list[tuple[int, int, int]] = []
         for name, field in self.leaves:
-            now = name.removeprefix("next_") if _is_next(name) else name
-            if derives_next and _is_next(name):
+            now = name.removeprefix("next_") if is_next(name) else name
+            if derives_next and is_next(name):
                 self._places.append((field_of[now], _NEXT, 0))
-            elif _is_next(name):
+            elif is_next(name):
                 if field.stack > 1 and (now not in named or self.leaves[named[now]][1] != field):
                     raise SchemaError(
                         f"schema: field {name!r}: a stack goes on from that of {now!r}; give both the same Field"
@@ -209,7 +209,7 @@ class Schema:
             f = by_name[name]
             codec = _CODECS.get(f.compression or "", 0)
             gives_next = self.derives_next and (name == "obs" or name.startswith("obs/"))
-            follows = self._kept.index(name.removeprefix("next_")) if _is_next(name) and f.stack > 1 else -1
+            follows = self._kept.index(name.removeprefix("next_")) if is_next(name) and f.stack > 1 else -1
             options = (f.stack, codec, bool(f.ragged), gives_next, follows)
             fields.append((name, f.dtype.str, f.dtype.itemsize, list(f.shape), *options))
         return fields
@@ -232,7 +232,8 @@ class Schema:
         return f"Schema({self.fields!r})"
 
 
-def _is_next(path: str) -> bool:
+def is_next(path: str) -> bool:
+    """Whether a leaf is of the next observation."""
     return path == "next_obs" or path.startswith("next_obs/")
 
 

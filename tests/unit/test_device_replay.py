@@ -105,6 +105,16 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(device: str) -> None:
         make(device, view=sw.Transitions(n_step=2)).add(*rows(0, 2))
 
 
+def test_only_the_next_observation_is_of_the_last_row(device: str) -> None:
+    schema = {"obs": sw.Field(), "action": sw.Field(), "next_obstacle": sw.Field()}
+    buffer = make(device, obs_shape=None, schema=schema, view=sw.Transitions(n_step=3), num_envs=1)
+    for step in range(6):
+        buffer.add([step], [0.0], [1.0], [step + 1], [False], next_obstacle=[step])
+    batch = here(buffer.sample(64))
+    np.testing.assert_array_equal(batch["next_obstacle"], batch["obs"])
+    assert (batch["next_obs"] > batch["obs"] + 1).any()
+
+
 def test_out_is_filled_and_checked(device: str) -> None:
     buffer = make(device, sampler=sw.Prioritized(), view=sw.Transitions(n_step=2), num_envs=1)
     buffer.add(*rows(0, 6, device))

@@ -16,7 +16,7 @@ from .. import _core, arrays
 from ..checks import whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
-from ..schema import Field, Node, Schema
+from ..schema import Field, Node, Schema, is_next
 from ..settings import engine_settings
 from ..views import Transitions, View
 from .columns import Torch
@@ -27,7 +27,6 @@ __all__ = ["DeviceReplayBuffer"]
 
 _SLAB_BYTES = 128 << 20
 _SLAB_BATCHES = 64
-_CHUNK = 65_536  # rows at a time between the device and the host
 
 
 class DeviceReplayBuffer(ReplayBuffer):
@@ -75,6 +74,10 @@ class DeviceReplayBuffer(ReplayBuffer):
             raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={width}, got {self._capacity}")
         refuse_on_device(where, self._sampler, self._view, self._schema, pace, storage)
         self._place = Torch(where, device, self._seed)
+        if self._place.device.type not in ("cuda", "cpu"):
+            raise SchemaError(
+                f"{where}: device: expected 'cuda' or 'cpu', got {device!r}; rows live on no other device"
+            )
         self._where = str(self._place.device)
         self._is_gpu = self._place.device.type == "cuda"
         self._lock = threading.Lock()
@@ -87,13 +90,17 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._keys = [*self._schema.fields, *self._extra_names()]
 
     def _make_table(self) -> Any:
-        from ..device.table import DeviceTable, Index, Leaf
+        try:
+            from ..device.table import DeviceTable, Index, Leaf
+        except ImportError as error:
+            raise SchemaError(
+                f"ReplayBuffer(): device: rows on a GPU need Triton ({error}); pip install triton"
+            ) from None
 
         view, schema = self._view, self._schema
         assert isinstance(view, Transitions)
         leaves = [
-            Leaf(name, field.shape, field.dtype, name == "done" or name.startswith("next_obs"))
-            for name, field in schema.leaves
+            Leaf(name, field.shape, field.dtype, name == "done" or is_next(name)) for name, field in schema.leaves
         ]
         for leaf in leaves:
             self._place._dtype(leaf.dtype)  # refused before memory is taken
