@@ -178,6 +178,16 @@ def test_stream_gives_what_sample_gives_and_counts_what_it_handed_out() -> None:
 
 @gpu
 @needs_gpu
+def test_stream_keeps_its_buffer(tmp_path: Any) -> None:
+    buffer = make("stored", 1, None, "one step")
+    fill([buffer], 20, "stored")
+    buffer.save(tmp_path / "snapshot")
+    for batch in itertools.islice(sw.open(tmp_path / "snapshot").stream(16, device="cuda"), 10):
+        np.testing.assert_array_equal(here(batch["obs"]["state"])[:, 0], here(batch["action"]))
+
+
+@gpu
+@needs_gpu
 def test_stream_keeps_a_pace() -> None:
     buffer = make("stored", 1, None, "one step", pace=sw.Pace.samples_per_insert(4.0, min_size=8, error=40.0))
     with pytest.raises(NotReady):

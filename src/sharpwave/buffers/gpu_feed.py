@@ -193,8 +193,9 @@ class GpuFeed:
 
     # ---- batch after batch ------------------------------------------------------------------------------------
 
-    def stream(self, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
-        torch, buffer = self.torch, self.buffer
+    def stream(self, buffer: ReplayBuffer, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
+        """``buffer``: the feed's own, which lives as long as its stream."""
+        torch = self.torch
         side = torch.cuda.Stream(self.device)
         queue: collections.deque[Any] = collections.deque()
 

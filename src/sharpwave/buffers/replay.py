@@ -478,7 +478,7 @@ class ReplayBuffer:
         feed = None if device is None else self._feed(device)
         if feed is None:
             return self.batches(size, prefetch=depth, device=device, timeout=timeout)
-        return feed.stream(size, depth, timeout)
+        return feed.stream(self, size, depth, timeout)
 
     def _spread(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Values of different lengths as the user asked for them: behind each other, or padded with a mask."""
