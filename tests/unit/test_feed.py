@@ -114,6 +114,24 @@ def test_rows_that_changed_on_the_way_are_noticed(place: str) -> None:
     assert direct.sample(8) is not None
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_cannot_be_reached_are_given_back(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sharpwave.device.registering import Unregistered
+
+    buffer = make("stored", 1, None, "one step", pace=sw.Pace.samples_per_insert(4.0, min_size=8, error=40.0))
+    fill([buffer], 8, "stored")
+    feed = Direct(buffer, device_of(place)).outer.feed
+
+    def refuse() -> None:
+        raise Unregistered("full")
+
+    monkeypatch.setattr(feed, "_reach", refuse)
+    for _ in range(20):  # more than the pace lets out
+        with pytest.raises(Unregistered):
+            feed.begin(16, 0, False)
+    assert buffer.stats()["pace_samples"] == 0
+
+
 def test_without_a_device_a_stream_is_batches() -> None:
     buffer = make("stored", 1, None, "one step")
     fill([buffer], 5, "stored")
@@ -211,7 +229,9 @@ def test_memory_that_cannot_be_registered_is_staged_and_said_so(monkeypatch: pyt
     from sharpwave.device import registering
 
     def refuse(self: Any, size: int) -> None:
-        raise OSError("the CUDA driver cannot register 1 MiB of the host's memory: CUDA_ERROR_OUT_OF_MEMORY")
+        raise registering.Unregistered(
+            "the CUDA driver cannot register 1 MiB of the host's memory: CUDA_ERROR_OUT_OF_MEMORY"
+        )
 
     one, other = (make("derived", 1, None, "one step") for _ in range(2))
     fill([one, other], 20, "derived")

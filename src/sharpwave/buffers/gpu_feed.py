@@ -74,8 +74,10 @@ class GpuFeed:
             return f"{self.device.type} is no CUDA device"
         try:
             from ..device.feeding import Feed
+            from ..device.registering import Unregistered
         except ImportError as error:
             return f"Triton is not there ({error})"
+        self.unregistered = Unregistered
         n_step = buffer._view.n_step if isinstance(buffer._view, Transitions) else 1
         try:
             with self.torch.cuda.device(self.device):
@@ -121,9 +123,7 @@ class GpuFeed:
             return self._stage(size, timeout)
         try:
             return self.feed.begin(size, timeout, False)
-        except OSError as error:
-            if isinstance(error, NotReady):
-                raise
+        except self.unregistered as error:
             # The memory filled further, and the driver takes no more of it.
             self.feed, self.reason = None, str(error)
             return self._stage(size, timeout)

@@ -17,7 +17,7 @@ from ..schema import Field, Schema
 from .launch import launch, name_of
 from .pinned import Pinned, views_of
 from .pulling import pull
-from .registering import Registered
+from .registering import Registered, Unregistered
 from .table import Moves, plan_moves, tile
 
 __all__ = ["Feed", "Ticket"]
@@ -158,7 +158,7 @@ class Feed:
     """Reads a table's rows on a device. ``memory``: the rows, as the device may read them.
 
     Raises:
-        OSError: The memory cannot be registered.
+        Unregistered: The memory cannot be registered.
     """
 
     def __init__(
@@ -197,7 +197,12 @@ class Feed:
         ticket.feed = self
         try:
             ticket.reading = self.table.name_rows(size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver)
-            self._reach()
+            try:
+                self._reach()
+            except Unregistered:  # the rows reach nobody
+                if not deliver:
+                    self.table.settle(ticket.extras[-1], False)
+                raise
             plan = self.plan
             rows, parts = plan.tile
             grid = (min(-(-ticket.rows // rows) * parts, _PROGRAMS), 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Registered"]
+__all__ = ["Registered", "Unregistered"]
 
 _PAGE = 4096
 _HUGE_PAGE = 2 << 20
@@ -27,6 +27,10 @@ _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8  # CU_MEMHOSTREGISTER_*
 @functools.cache
 def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
+
+
+class Unregistered(OSError):
+    """The driver refuses to let a GPU read memory of the host."""
 
 
 class Registered:
@@ -71,7 +75,7 @@ class Registered:
         """Lets the GPU read the first so many bytes.
 
         Raises:
-            OSError: The driver refuses; the message is its own.
+            Unregistered: The driver refuses; the message is its own.
         """
         with self.lock:
             want = min(self.base + size, self.end)
@@ -80,14 +84,14 @@ class Registered:
                 length = min(self.part, self.end - at)
                 code = _driver().cuMemHostRegister_v2(ctypes.c_void_p(at), ctypes.c_size_t(length), self.flags)
                 if code:
-                    raise OSError(
+                    raise Unregistered(
                         f"the CUDA driver cannot register {length >> 20} MiB of the host's memory: {_name(code)}"
                     )
                 there = ctypes.c_uint64()
                 code = _driver().cuMemHostGetDevicePointer_v2(ctypes.byref(there), ctypes.c_void_p(at), 0)
                 if code or there.value != at:
                     _driver().cuMemHostUnregister(ctypes.c_void_p(at))
-                    raise OSError("this GPU has another address for memory of the host")
+                    raise Unregistered("this GPU has another address for memory of the host")
                 self.parts.append(at)
                 self.bytes += length
 
