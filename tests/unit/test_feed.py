@@ -280,6 +280,26 @@ def test_a_writer_that_laps_the_ring_never_tears_a_batch() -> None:
 
 @gpu
 @needs_gpu
+def test_batch_that_was_drawn_again_has_arrived_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pull is said to have failed: what is handed out was copied in the stream beside."""
+    from sharpwave.device.feeding import Feed
+
+    end = Feed.end
+    monkeypatch.setattr(Feed, "end", lambda self, ticket: end(self, ticket) and None)
+    buffer = sw.ReplayBuffer(512, obs_shape=(40_000,), obs_dtype="int32", seed=0)
+    for first in range(0, 512, 64):
+        rows = np.arange(first, first + 64, dtype=np.int32)
+        obs = np.repeat(rows[:, None], 40_000, 1)
+        buffer.add(obs, rows, rows, obs, rows < 0)
+    for batch in itertools.islice(buffer.stream(128, device="cuda"), 20):
+        wanted = batch["indices"].to(torch.int32)[:, None]
+        assert bool((batch["obs"] == wanted).all())
+        assert bool((batch["next_obs"] == wanted).all())
+    assert buffer.stats()["feeds"]["cuda"]["retries"] == 20
+
+
+@gpu
+@needs_gpu
 def test_threads_may_be_the_first_together() -> None:
     import threading
 

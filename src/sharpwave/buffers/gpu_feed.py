@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ class GpuFeed:
         self.convert = torch_converter(device, buffer._dtypes)  # refuses dtypes that torch has not
         self.retries = 0
         self.pinned: dict[int, list[Any]] = {}
+        self.lock = threading.Lock()  # around those
         view = buffer._view
         self.window = view.places if isinstance(view, Windows) else 0
         self.extras = [
@@ -128,8 +130,8 @@ class GpuFeed:
             self.feed, self.reason = None, str(error)
             return self._stage(size, timeout)
 
-    def _end(self, ticket: Any, deliver: bool) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """The batch, and the memory behind it."""
+    def _end(self, ticket: Any, deliver: bool) -> tuple[dict[str, Any], tuple[Any, ...], Any]:
+        """The batch, the memory behind it, and what to wait for before it is used in another stream."""
         if not isinstance(ticket, tuple):
             serials, size, blocks = ticket.sent.arrays["indices"], ticket.size, ticket.blocks
             serials = serials.copy() if self.settles else serials
@@ -137,36 +139,49 @@ class GpuFeed:
             if tensors is not None:
                 if deliver and self.settles:
                     self.buffer._table.settle(serials, True)
-                return self._tree(tensors), blocks
+                return self._tree(tensors), blocks, None
             self.retries += 1
             if self.settles:
                 self.buffer._table.settle(serials, False)
             ticket = self._stage(size, None)
-        batch, serials, blocks = ticket
+        batch, serials, blocks, event = ticket
         if deliver and self.settles:
             self.buffer._table.settle(serials, True)
-        return batch, blocks
+        return batch, blocks, event
 
-    def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...]]:
-        """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory."""
+    def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
+        """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory, and the
+        event of its arrival."""
         if self.buffer._schema.ragged:
             arrays = self.buffer._fill(size, None, timeout, False)
             batch = self.convert(self.buffer._spread(arrays))
-            return batch, arrays["indices"], tuple(_tensors(batch))
-        from ..device.pinned import Pinned, views_of
+            return batch, arrays["indices"], tuple(_tensors(batch)), None
+        from ..device.pinned import views_of
 
-        free = self.pinned.setdefault(size, [])
-        block = next((block for block in free if block.event.query()), None)
-        if block is None:
-            block = Pinned(self._specs(size), self.device)
+        block = self._take_block(size)
+        try:
+            self.buffer._fill(size, self._tree(block.arrays), timeout, False)
+            serials = block.arrays["indices"].copy()
+            sent = block.send()
             block.event = self.torch.cuda.Event()
-            if len(free) < 8:
-                free.append(block)
-        self.buffer._fill(size, self._tree(block.arrays), timeout, False)
-        serials = block.arrays["indices"].copy()
-        sent = block.send()
-        block.event.record()
-        return self._tree(views_of(sent, block.views)), serials, (sent,)
+            block.event.record()
+        finally:
+            with self.lock:
+                free = self.pinned.setdefault(size, [])
+                if len(free) < 8:
+                    free.append(block)
+        return self._tree(views_of(sent, block.views)), serials, (sent,), block.event
+
+    def _take_block(self, size: int) -> Any:
+        """Pinned memory that nobody reads any more."""
+        from ..device.pinned import Pinned
+
+        with self.lock:
+            free = self.pinned.get(size, [])
+            for i, block in enumerate(free):
+                if block.event is None or block.event.query():
+                    return free.pop(i)
+        return Pinned(self._specs(size), self.device)
 
     def _specs(self, size: int) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
         lead = (size, self.window) if self.window else (size,)
@@ -213,12 +228,12 @@ class GpuFeed:
                     if not queue:
                         queue.append(self._begin(size, timeout))
                         fill()
-                    batch, blocks = self._end(queue[0], True)
+                    batch, blocks, event = self._end(queue[0], True)
                     queue.popleft()
                     if queue:  # else the next call waits as long as it may
                         fill()
-                if self.feed is None:  # what the GPU reads itself has been waited for
-                    here.wait_stream(side)
+                if event is not None:  # what the GPU reads itself has been waited for
+                    here.wait_event(event)
                 for block in blocks:  # the side stream's memory, used in another
                     block.record_stream(here)
                 yield batch
