@@ -150,8 +150,8 @@ class GpuFeed:
         return batch, blocks, event
 
     def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
-        """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory, and the
-        event of its arrival."""
+        """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory, and
+        the event of its arrival."""
         if self.buffer._schema.ragged:
             arrays = self.buffer._fill(size, None, timeout, False)
             batch = self.convert(self.buffer._spread(arrays))
