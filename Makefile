@@ -46,7 +46,7 @@ test-python: $(BIN)/.test
 # Three builds: as users get it, with address and undefined-behaviour sanitizers, with the thread sanitizer (which is
 # slow, and has nothing to say about one thread).
 test-cpp: $(BIN)/.test
-	@if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then \
+	@unset MAKEFLAGS; if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then \
 		echo "GoogleTest is not installed (Debian: libgtest-dev): the C++ tests were left out"; \
 	else set -e; for sanitize in none address,undefined thread; do \
 		echo "C++ tests, sanitizers: $$sanitize"; \
