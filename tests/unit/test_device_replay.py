@@ -134,6 +134,21 @@ def test_out_is_filled_and_checked(device: str) -> None:
         buffer.sample(4, out=[1])
     with pytest.raises(SchemaError, match="rows are on"):
         buffer.sample(4, device="meta")
+    with pytest.raises(SchemaError, match="expected a torch device"):
+        buffer.sample(4, device="nonsense")
+
+
+def test_loops_are_refused_when_they_are_asked_for(device: str) -> None:
+    buffer = make(device)
+    for loop in (buffer.batches, buffer.stream):
+        with pytest.raises(SchemaError, match="prefetch"):
+            loop(4, prefetch=0)
+        with pytest.raises(SchemaError, match="batch_size"):
+            loop(0)
+        with pytest.raises(SchemaError, match="rows are on"):
+            loop(4, device="meta")
+    with pytest.raises(SchemaError, match="exist"):
+        make(device, exist="overwrite")
 
 
 def test_last_of_several_updates_holds_and_large_ones_do_the_same(device: str) -> None:

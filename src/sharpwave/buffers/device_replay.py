@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core, arrays
-from ..checks import whole
+from ..checks import one_of, whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
 from ..schema import Field, Node, Schema, is_next
@@ -21,7 +21,8 @@ from ..settings import engine_settings
 from ..views import Transitions, View
 from .columns import Torch
 from .loading import Load
-from .replay import ReplayBuffer
+from .replay import ReplayBuffer, as_serials
+from .torch_batch import read_device
 
 __all__ = ["DeviceReplayBuffer"]
 
@@ -59,6 +60,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         self._sampler = Uniform() if sampler is None else sampler
         self._view = Transitions() if view is None else view
+        one_of(where, "exist", exist, ("error", "replace", "attach"))  # of no storage there is nothing to replace
         self._pace = None
         self._hindsight = None
         self._schema = self._build_schema(
@@ -273,11 +275,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         newest = self._rows.newest
         if size < newest:
             raise SchemaError(f"sample(): batch_size: expected at least newest={newest}, got {size}")
-        if device is not None and self._place.torch.device(device) not in (
-            self._place.device,
-            self._place.torch.device(self._place.device.type),
-        ):
-            raise SchemaError(f"sample(): device: rows are on {self._where}, got {device!r}; move the batch")
+        self._check_device(device)
         if not self._may_have_rows:
             raise NotReady("sample(): the buffer is empty; add rows first")
         with self._lock:
@@ -298,16 +296,25 @@ class DeviceReplayBuffer(ReplayBuffer):
         self, batch_size: int, *, prefetch: int = 1, device: Any = None, timeout: float | None = None
     ) -> Iterator[dict[str, Any]]:
         """Batches without end. Nothing needs to be drawn ahead: no call waits for the device."""
-        size = whole("batches()", "batch_size", batch_size, 1)
+        self._check_device(device)
+        size = whole("batches()", "batch_size", batch_size, max(1, self._rows.newest), 2**31 - 1)
         whole("batches()", "prefetch", prefetch, 1)
-        while True:
-            yield self.sample(size, device=device)
+        return (self.sample(size) for _ in itertools.count())
 
     def stream(
         self, batch_size: int, *, device: Any = None, prefetch: int = 2, timeout: float | None = None
     ) -> Iterator[dict[str, Any]]:
         """``batches``: the rows are on the device already."""
         return self.batches(batch_size, prefetch=prefetch, device=device)
+
+    def _check_device(self, device: Any) -> None:
+        if device is None:
+            return
+        asked = read_device("sample(): device", device)[1]
+        if asked.type != self._place.device.type or asked.index not in (None, self._place.device.index):
+            raise SchemaError(
+                f"sample(): device: rows are on {self._where}, got {device!r}; leave it out, or move the batch"
+            )
 
     def _sample_at_once(self, size: Any) -> dict[str, Any] | None:
         """The common case: memory and numbers are ready, and so is the kernel. None: the careful way must look."""
@@ -472,9 +479,7 @@ class DeviceReplayBuffer(ReplayBuffer):
                 )
             names = load.put(indices.to(torch.int64))
         else:
-            from .replay import _as_serials
-
-            names = load.put(_as_serials(where, indices))
+            names = load.put(as_serials(where, indices))
         values = self._magnitudes(load, where, "priorities", priorities, (len(load.parts[names]),))
         serials, magnitudes = load.tensors(names, values)
         with self._lock:
@@ -499,13 +504,11 @@ class DeviceReplayBuffer(ReplayBuffer):
     def get(self, indices: Any) -> dict[str, Any]:
         """As of every ReplayBuffer. Waits for the device."""
         self._heed("get()")
-        from .replay import _as_serials
-
         torch = self._place.torch
         if isinstance(indices, torch.Tensor) and indices.device == self._place.device and indices.dim() == 1:
             serials = indices.to(torch.int64)
         else:
-            serials = torch.from_numpy(_as_serials("get()", indices)).to(self._place.device)
+            serials = torch.from_numpy(as_serials("get()", indices)).to(self._place.device)
         slots = self._rows.slots_of(serials)
         gone = serials[slots < 0]
         if len(gone):

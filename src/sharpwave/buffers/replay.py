@@ -39,7 +39,7 @@ from . import waiting
 from .gpu_feed import GpuFeed
 from .torch_batch import as_host_arrays, read_device, torch_converter
 
-__all__ = ["ReplayBuffer", "Writer"]
+__all__ = ["ReplayBuffer", "Writer", "as_serials"]
 
 
 class ReplayBuffer:
@@ -526,7 +526,7 @@ class ReplayBuffer:
             priorities = self._view.mix(where, priorities, mask)
         elif mask is not None:
             raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
-        serials = _as_serials(where, indices)
+        serials = as_serials(where, indices)
         values = read_priorities(where, "priorities", priorities, (len(serials),))
         applied, stale = self._table.update_priorities(serials, values)
         return {"applied": applied, "stale": stale}
@@ -552,7 +552,7 @@ class ReplayBuffer:
         Raises:
             StaleHandle: One of them is no longer in the buffer.
         """
-        return self._spread(self._table.read(_as_serials("get()", indices), False))
+        return self._spread(self._table.read(as_serials("get()", indices), False))
 
     def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
         """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""
@@ -720,7 +720,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:
+def as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(indices.cpu() if hasattr(indices, "cpu") else indices)
     if array.size == 0:
         array = array.astype(np.int64)
