@@ -17,6 +17,7 @@ void bind_table(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_returns(nb::module_& m);
 void bind_trajectories(nb::module_& m);
+void bind_launch(nb::module_& m);
 
 // Leaves the interpreter to other threads during a wait. A thread that wakes while the interpreter is being taken down
 // sleeps for ever: taking the lock then would end the thread in the middle of our frames, and with it the process.

@@ -34,4 +34,5 @@ NB_MODULE(_core, m) {
     bind_writer(m);
     bind_returns(m);
     bind_trajectories(m);
+    bind_launch(m);
 }

@@ -160,7 +160,7 @@ def add_cases(fields: Fields) -> list[dict[str, Any]]:
 # ---- from the host ---------------------------------------------------------------------------------------------------
 
 
-def walls(calls: dict[str, Callable[[], object]], rounds: int = 25, each: int = 8) -> dict[str, dict[str, float]]:
+def walls(calls: dict[str, Callable[[], object]], rounds: int = 25, each: int = 32) -> dict[str, dict[str, float]]:
     """Milliseconds by the wall, one call after the other, all contenders in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = random.Random(0)
@@ -242,12 +242,14 @@ def direct_cases(link: float) -> dict[str, Any]:
     assert feed["way"] == "direct", feed
     stream = buffer.stream(size, device="cuda", prefetch=2)
     staged = buffer._feeds["cuda"]
+    ticket = staged.feed.begin(size, None, False)  # one batch, named once and fetched again and again
     cases = walls(
         {
             "torch, gather and pinned copy": pinned_gather(buffer, size),
             "sharpwave, engine gather and pinned copy": lambda: staged._stage(size, None),
             "sharpwave, sample(device=)": lambda: twin.sample(size, device="cuda"),
             "sharpwave, stream(device=)": lambda: next(stream),
+            "sharpwave, the kernel alone": lambda: staged.feed.fetch(ticket),
         }
     )
     moved = size * (2 * 4 * 84 * 84 + 8 + 4 + 1)

@@ -246,6 +246,68 @@ def test_batches_are_never_changed_by_later_ones(device: str) -> None:
         assert torch.equal(batch["obs"][:, 0].long(), batch["indices"])
 
 
+@pytest.mark.parametrize("size", [16, 5])
+def test_batch_may_be_changed_in_place_while_a_gradient_of_another_is_to_come(device: str, size: int) -> None:
+    buffer = make(device, 64)
+    buffer.add(*rows(0, 64))
+    scale = torch.ones(3, device=device, requires_grad=True)
+    one, other = buffer.sample(size), buffer.sample(size)
+    loss = (one["obs"] * scale).sum()
+    one["reward"].clamp_(-1, 1)
+    other["obs"].mul_(0)
+    other["reward"].mul_(scale.sum())  # a gradient may go through what was handed out
+    loss.backward()
+    assert scale.grad is not None
+    assert torch.equal(scale.grad, one["obs"].sum(0))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("capacity", [20, 100, 1024, 1090, 3333])
+def test_sums_are_those_of_the_rows_whatever_was_written(
+    device: str, capacity: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sharpwave.device import table as module
+
+    if not alone:
+        monkeypatch.setattr(module, "_ENTER_ALONE", 0)
+        monkeypatch.setattr(module, "_UPDATE_ALONE", 0)
+    buffer = make(device, capacity, sampler=sw.Prioritized(alpha=1.0, eps=0.0), obs_shape=())
+    draw = np.random.default_rng(capacity)
+    table = buffer._rows
+    for turn in range(8):
+        count = int(draw.integers(1, capacity + 1)) if turn % 2 else int(draw.integers(1, 40)) % capacity + 1
+        value = torch.zeros(count, device=device)
+        given = torch.from_numpy((draw.random(count) * (draw.random(count) < 0.5)).astype(np.float32)).to(device)
+        buffer.add(value, value, value, value, value > 0, priority=given)
+        names = table.serials()[torch.from_numpy(draw.integers(0, len(buffer), 30)).to(device)]
+        buffer.update_priorities(names, torch.from_numpy(draw.random(30).astype(np.float32)).to(device))
+        mass = here(table.priorities)[table.padded :].astype(np.float64)
+        nodes = here(table.nodes)
+        sums = nodes[: 2 * table.total].view(np.float64)
+        upto = nodes[4 * table.total :].view(np.float64)
+        below, before = mass, upto[table.total :]
+        for first, size in zip(table.levels, table.level_sizes, strict=True):
+            groups = below.reshape(-1, 32)[:size]
+            np.testing.assert_allclose(sums[first : first + size], groups.sum(1), rtol=1e-12)
+            np.testing.assert_allclose(before.reshape(-1, 32)[:size], groups.cumsum(1), rtol=1e-12)
+            width = -(-size // 32) * 32
+            below, before = sums[first : first + width], upto[first : first + width]
+        slots = here(buffer.sample(200)["indices"]) % table.span
+        assert (mass[slots] > 0).all()
+
+
+@gpu
+@needs_gpu
+def test_kernels_are_started_by_the_driver() -> None:
+    buffer = sw.ReplayBuffer(4096, obs_shape=(3,), device="cuda", sampler=sw.Prioritized(), seed=0)
+    buffer.add(*rows(0, 512))
+    batch = buffer.sample(256)
+    buffer.update_priorities(batch["indices"], torch.rand(256, device="cuda"))
+    table = buffer._rows
+    used = [table._draw, table._write[True, False, False], table._enter[0, False], table._apply[0]]
+    assert all(kernel.run is not None for kernel in used)  # else Triton's way, which takes ten times as long
+
+
 @gpu
 @needs_gpu
 def test_constructor_and_open_give_a_buffer_on_the_gpu(tmp_path: Any) -> None:

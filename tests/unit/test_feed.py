@@ -132,6 +132,23 @@ def test_rows_that_cannot_be_reached_are_given_back(place: str, monkeypatch: pyt
     assert buffer.stats()["pace_samples"] == 0
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_fields_of_a_batch_are_not_views_of_one_another(place: str) -> None:
+    device = device_of(place)
+    buffer = make("stored", 1, None, "one step")
+    fill([buffer], 10, "stored")
+    direct = Direct(buffer, device)
+    with torch.inference_mode():  # a stream may draw a batch here that is learned from elsewhere
+        batch = direct.sample(8)
+    scale = torch.ones(3, device=device, requires_grad=True)
+    loss = (batch["obs"]["state"] * scale).sum()
+    batch["reward"].clamp_(-1, 1)
+    batch["next_obs"]["state"].mul_(0)
+    loss.backward()
+    assert scale.grad is not None
+    assert torch.equal(scale.grad, batch["obs"]["state"].sum(0))
+
+
 def test_without_a_device_a_stream_is_batches() -> None:
     buffer = make("stored", 1, None, "one step")
     fill([buffer], 5, "stored")

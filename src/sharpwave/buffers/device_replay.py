@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ __all__ = ["DeviceReplayBuffer"]
 
 _SLAB_BYTES = 128 << 20
 _SLAB_BATCHES = 64
+
+
+class _Slab(NamedTuple):
+    """Batches of one size that are not drawn yet, the last first."""
+
+    batches: list[dict[str, Any]]
+    draws: Any
 
 
 class DeviceReplayBuffer(ReplayBuffer):
@@ -85,7 +92,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._lock = threading.Lock()
         self._closed = False
         self._may_have_rows = False
-        self._slabs: dict[tuple[int, int], list[Any]] = {}
+        self._slabs: dict[tuple[int, int], _Slab] = {}
         self._known_out: Any = None  # the last one that was looked at
         self._rows = self._make_table()
         self._is_flat = all(isinstance(node, Field) for node in self._schema.fields.values())
@@ -121,7 +128,7 @@ class DeviceReplayBuffer(ReplayBuffer):
             exponents = self._sampler.numbers()
         self._has_index = index is not None
         torch = self._place.torch
-        need = self._capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 14))
+        need = self._capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 22))
         if self._place.device.type == "cuda" and need > torch.cuda.mem_get_info(self._place.device)[0]:
             free = torch.cuda.mem_get_info(self._place.device)[0] + torch.cuda.memory_reserved(self._place.device)
             if need > free:
@@ -280,10 +287,10 @@ class DeviceReplayBuffer(ReplayBuffer):
             raise NotReady("sample(): the buffer is empty; add rows first")
         with self._lock:
             if out is None:
-                batch, numbers, weights, *_ = self._outputs(size)
-                self._rows.draw(size, numbers, weights)
-                return batch  # type: ignore[no-any-return]
-            self._rows.draw(size, *self._check_out(size, out))
+                batch, draws, i = self._outputs(size)
+                self._rows.draw(size, draws, i)
+                return batch
+            self._rows.draw(size, self._check_out(size, out))
             return out
 
     async def sample_async(
@@ -317,18 +324,20 @@ class DeviceReplayBuffer(ReplayBuffer):
             )
 
     def _sample_at_once(self, size: Any) -> dict[str, Any] | None:
-        """The common case: memory and numbers are ready, and so is the kernel. None: the careful way must look."""
+        """The common case: memory and numbers are ready. None: the careful way must look."""
         getters, alarm = self._place.torch._C, self._rows.alarm
         number = self._place.device.index
-        ready = self._slabs.get((size, getters._cuda_getCurrentRawStream(number)))
-        if not ready or alarm[0] or alarm[1] or ready[-1][3] is None:
+        slab = self._slabs.get((size, getters._cuda_getCurrentRawStream(number)))
+        if slab is None or alarm[0] or alarm[1] or getters._cuda_getDevice() != number:
             return None
-        if getters._cuda_getDevice() != number or getters._cuda_isCurrentStreamCapturing():
+        if getters._cuda_isCurrentStreamCapturing():
             return None
         with self._lock:
-            batch, address, _, start, _ = ready.pop()
-            start(address)
-        return batch  # type: ignore[no-any-return]
+            if not slab.batches:
+                return None
+            batch = slab.batches.pop()
+            self._rows.draw_here(size, slab.draws, len(slab.batches))
+        return batch
 
     def _specs(self, size: int) -> list[tuple[tuple[int, ...], Any]]:
         """Shapes and dtypes of a batch's tensors: fields, then discount, weights, probabilities, indices."""
@@ -342,55 +351,40 @@ class DeviceReplayBuffer(ReplayBuffer):
             specs += [((size,), torch.float32), ((size,), torch.float64)]
         return [*specs, ((size,), torch.int64)]
 
-    def _outputs(self, size: int) -> tuple[Any, ...]:
-        """Memory for a batch, and the numbers to draw it with. Making a tensor takes longer than filling it: those of
-        some batches are made at once."""
+    def _outputs(self, size: int) -> tuple[dict[str, Any], Any, int]:
+        """Memory for a batch, what draws into it, and which of its memories that is. Making a tensor takes longer than
+        filling it: those of some batches are made at once."""
         torch = self._place.torch
+        specs = self._specs(size)
         # What a graph captures it keeps; memory of ours could be given to another batch.
         if self._is_gpu and size % 16 == 0 and not torch._C._cuda_isCurrentStreamCapturing():
             key = size, torch._C._cuda_getCurrentRawStream(self._place.device.index)
-            ready = self._slabs.get(key)
-            if ready:
-                return ready.pop()  # type: ignore[no-any-return]
-            specs = self._specs(size)
-            each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
-            count = max(1, min(_SLAB_BATCHES, _SLAB_BYTES // each))
-            if count > 1:
+            slab = self._slabs.get(key)
+            if slab is None or not slab.batches:
+                each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
+                slab = self._slab(size, max(1, min(_SLAB_BATCHES, _SLAB_BYTES // each)), specs)
+                self._slabs.pop(key, None)
                 while len(self._slabs) >= 4:
                     self._slabs.pop(next(iter(self._slabs)))
-                made = self._slabs[key] = self._slab(size, count, specs)
-                return made.pop()
+                self._slabs[key] = slab
+            return slab.batches.pop(), slab.draws, len(slab.batches)
         with torch.inference_mode(False):
-            tensors = [torch.empty(shape, dtype=dtype, device=self._place.device) for shape, dtype in self._specs(size)]
-        return (self._tree(tensors), *self._numbers(size, [tensor.data_ptr() for tensor in tensors]), None, None)
+            tensors = [torch.empty(shape, dtype=dtype, device=self._place.device) for shape, dtype in specs]
+        return self._tree(tensors), self._rows.draws(size, [tensor.data_ptr() for tensor in tensors]), 0
 
-    def _slab(self, size: int, count: int, specs: Any) -> list[tuple[Any, ...]]:
-        from ..device.launch import pack
-
+    def _slab(self, size: int, count: int, specs: Any) -> _Slab:
         torch = self._place.torch
         with torch.inference_mode(False):
-            slabs = [torch.empty((count, *shape), dtype=dtype, device=self._place.device) for shape, dtype in specs]
-        bases = [(slab.data_ptr(), slab.stride(0) * slab.element_size()) for slab in slabs]
-
-        def numbers_of(i: int) -> tuple[tuple[Any, ...], tuple[int, int]]:
-            return self._numbers(size, [base + i * step for base, step in bases])
-
-        first, weights = numbers_of(0)
-        packed = pack(self._rows.draw_key(size), first, numbers_of(1)[0], count)
-        start = None if packed is None or not self._rows.draws_alone(size) else packed[0]
-        numbers: list[Any] = [numbers_of(i)[0] for i in range(count)] if packed is None else packed[2]
-        pairs = [numbers_of(i)[1] for i in range(count)] if self._has_index else [weights] * count
-        batches = map(self._tree, zip(*(slab.unbind(0) for slab in slabs), strict=True))
-        # With each what starts its kernel, and the memory behind its packed numbers.
-        return [(b, n, pair, start, packed) for b, n, pair in zip(batches, numbers, pairs, strict=True)]
-
-    def _numbers(self, size: int, addresses: list[int]) -> tuple[tuple[Any, ...], tuple[int, int]]:
-        fields = len(self._rows.leaves)
-        rest = iter(addresses[fields:])
-        discount = next(rest) if self._rows.n_step > 1 else 0
-        weights = (next(rest), next(rest)) if self._has_index else (0, 0)
-        extras = discount, *weights, next(rest)
-        return self._rows.draw_numbers(size, tuple(addresses[:fields]), extras), weights
+            slabs = [
+                torch.empty((count * shape[0], *shape[1:]), dtype=dtype, device=self._place.device)
+                for shape, dtype in specs
+            ]
+            # Not views of one another, which they would be by split(): a batch may be changed in place while a
+            # gradient of another is still to come.
+            parts = [slab.unsafe_split(size) for slab in slabs]
+        steps = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
+        draws = self._rows.draws(size, [slab.data_ptr() for slab in slabs], steps)
+        return _Slab([self._tree(tensors) for tensors in zip(*parts, strict=True)], draws)
 
     def _extra_names(self) -> list[str]:
         names = ["discount"] if self._rows.n_step > 1 else []
@@ -414,13 +408,13 @@ class DeviceReplayBuffer(ReplayBuffer):
             batch[name] = next(at)
         return batch
 
-    def _check_out(self, size: int, out: Any) -> tuple[Any, tuple[int, int]]:
+    def _check_out(self, size: int, out: Any) -> Any:
         known = self._known_out
         if known is not None and known[0] == size and isinstance(out, dict):
             parts = [out.get(name) for name in self._keys]
             same = all(one is other for one, other in zip(parts, known[1], strict=True))
             if same and [part.data_ptr() for part in known[1]] == known[2]:
-                return known[3]  # type: ignore[no-any-return]
+                return known[3]
         given: list[tuple[str, Any]] = []
 
         def walk(path: str, node: Node, value: Any) -> None:
@@ -456,10 +450,10 @@ class DeviceReplayBuffer(ReplayBuffer):
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):
             raise SchemaError("sample(): out: two of its tensors share memory; give each its own")
         addresses = [tensor.data_ptr() for tensor in tensors]
-        numbers = self._numbers(size, addresses)
+        draws = self._rows.draws(size, addresses)
         if self._is_flat:
-            self._known_out = size, tensors, addresses, numbers
-        return numbers
+            self._known_out = size, tensors, addresses, draws
+        return draws
 
     def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, Any]:
         """As of every ReplayBuffer; the counts are tensors on the device. Numbers on the device are looked at there:

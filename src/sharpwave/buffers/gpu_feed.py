@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ class GpuFeed:
         self.buffer = weakref.proxy(buffer)
         self.convert = torch_converter(device, buffer._dtypes)  # refuses dtypes that torch has not
         self.retries = 0
+        self.streams: dict[int, Any] = {}
         self.pinned: dict[int, list[Any]] = {}
         self.lock = threading.Lock()  # around those
         view = buffer._view
@@ -57,6 +59,11 @@ class GpuFeed:
             *(["valid", "mask", "first"] if self.window else []),
             "indices",
         ]
+        # Names of a batch and keys of its tensors, where there is nothing to nest.
+        nodes = buffer._schema.fields
+        keys = zip(nodes, itertools.count())
+        is_flat = all(isinstance(node, Field) for node in nodes.values())
+        self.flat = [*keys, *zip(self.extras, self.extras, strict=True)] if is_flat else []
         # Whether anybody wants to know what became of a batch.
         self.settles = (
             buffer._pace is not None
@@ -111,7 +118,19 @@ class GpuFeed:
     def sample(self, size: int, timeout: float | None, deliver: bool) -> dict[str, Any]:
         """Returns when the batch has arrived, or is on its way in the current stream."""
         with self._there():
-            return self._end(self._begin(size, timeout), deliver)[0]
+            return self._end(self._begin(size, timeout, self._stream_here()), deliver)[0]
+
+    def _stream_here(self) -> Any:
+        """The current stream. torch makes a new object of it at every asking, which takes as long as a launch."""
+        if self.device.type != "cuda":
+            return None
+        name = self.torch._C._cuda_getCurrentRawStream(self.device.index)
+        known = self.streams.get(name)
+        if known is None:
+            if len(self.streams) > 16:
+                self.streams.clear()
+            known = self.streams[name] = self.torch.cuda.current_stream(self.device)
+        return known
 
     def _there(self) -> Any:
         """The device, where it is not the current one."""
@@ -119,12 +138,13 @@ class GpuFeed:
             return contextlib.nullcontext()
         return self.torch.cuda.device(self.device)
 
-    def _begin(self, size: int, timeout: float | None) -> Any:
-        """A batch on its way: a ticket of the feed, or what ``_stage`` gives."""
+    def _begin(self, size: int, timeout: float | None, stream: Any) -> Any:
+        """A batch on its way in the current stream, which is this one: a ticket of the feed, or what ``_stage``
+        gives."""
         if self.feed is None:
             return self._stage(size, timeout)
         try:
-            return self.feed.begin(size, timeout, False)
+            return self.feed.begin(size, timeout, False, stream)
         except self.unregistered as error:
             # The memory filled further, and the driver takes no more of it.
             self.feed, self.reason = None, str(error)
@@ -152,6 +172,9 @@ class GpuFeed:
     def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
         """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory, and
         the event of its arrival."""
+        if self.torch.is_inference_mode_enabled():
+            with self.torch.inference_mode(False):
+                return self._stage(size, timeout)
         if self.buffer._schema.ragged:
             arrays = self.buffer._fill(size, None, timeout, False)
             batch = self.convert(self.buffer._spread(arrays))
@@ -194,6 +217,8 @@ class GpuFeed:
         return specs
 
     def _tree(self, leaves: dict[Any, Any]) -> dict[str, Any]:
+        if self.flat:
+            return {name: leaves[key] for name, key in self.flat}
         number = iter(range(len(self.buffer._schema.leaves)))
 
         def build(node: Node) -> Any:
@@ -217,21 +242,25 @@ class GpuFeed:
         def fill() -> None:
             while len(queue) < prefetch:
                 try:
-                    queue.append(self._begin(size, 0))
+                    queue.append(self._begin(size, 0, side))
                 except NotReady:  # it is not our turn yet
                     return
 
         try:
             while True:
-                here = torch.cuda.current_stream(self.device)
-                with self._there(), torch.cuda.stream(side):
-                    if not queue:
-                        queue.append(self._begin(size, timeout))
-                        fill()
-                    batch, blocks, event = self._end(queue[0], True)
-                    queue.popleft()
-                    if queue:  # else the next call waits as long as it may
-                        fill()
+                with self._there():
+                    here = self._stream_here()
+                    torch.cuda.set_stream(side)  # torch.cuda.stream() does the same in ten times the time
+                    try:
+                        if not queue:
+                            queue.append(self._begin(size, timeout, side))
+                            fill()
+                        batch, blocks, event = self._end(queue[0], True)
+                        queue.popleft()
+                        if queue:  # else the next call waits as long as it may
+                            fill()
+                    finally:
+                        torch.cuda.set_stream(here)
                 if event is not None:  # what the GPU reads itself has been waited for
                     here.wait_event(event)
                 for block in blocks:  # the side stream's memory, used in another

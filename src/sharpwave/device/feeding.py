@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..schema import Field, Schema
-from .launch import launch, name_of
+from .launch import Kernel
 from .pinned import Pinned, views_of
 from .pulling import pull
 from .registering import Registered, Unregistered
@@ -23,8 +23,11 @@ from .table import Moves, plan_moves, tile
 __all__ = ["Feed", "Ticket"]
 
 _ASKEW_FROM = 64  # bytes of a value
-_POWER = 1024
-_PROGRAMS = 48  # enough to fill a bus
+# A bus is kept busy by what is on its way: few programs that ask for much at a time. More of them would take the
+# processors from whoever is learning. Measured with rows of 56 KB, in docs/performance.md.
+_PROGRAMS = 32
+_PIECE = 32 << 10
+_PART = 64 << 10
 _OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
 _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
 _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
@@ -33,7 +36,7 @@ _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
 def _narrow(moves: Moves, sizes: list[int], shifts: list[int]) -> Moves:
     """Words of 4 bytes for those that stand askew."""
     rows = [
-        (offset, size // 4, 4, min(align, 4), min(_POWER, max(1, 1 << (size // 4 - 1).bit_length())))
+        (offset, size // 4, 4, min(align, 4), min(_PIECE // 4, max(1, 1 << (size // 4 - 1).bit_length())))
         if shift
         else (offset, count, width, align, wide)
         for (offset, count, width, align, wide), size, shift in zip(
@@ -73,12 +76,12 @@ class Plan:
             math.gcd(offset - shift, before - shift)
             for (offset, before, *_), shift in zip(of_direct, self.shifts, strict=True)
         ]
-        moves: Moves = plan_moves(at, sizes, stride)
+        moves = plan_moves(at, sizes, stride, _PIECE)
         moves = _narrow(moves, sizes, self.shifts)
         self.kinds = [kind for *_, kind, _ in of_direct]
         self.spilled = [leaf for leaf, (*_, spills) in zip(self.direct, of_direct, strict=True) if spills]
-        rows, parts = tile(max(sum(sizes), 16))
-        self.shape = (
+        rows, parts = tile(max(sum(sizes), 16), _PART)
+        shape = (
             stride,
             tuple(offset for offset, *_ in of_direct),
             tuple(before for _, before, *_ in of_direct),
@@ -92,7 +95,7 @@ class Plan:
             parts,
         )
         self.tile = rows, parts
-        self.name = name_of(self.shape)
+        self.pull = Kernel(pull, shape)
 
     def batch_shape(self, leaf: int, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         field: Field = self.schema.leaves[leaf][1]
@@ -190,8 +193,8 @@ class Feed:
             self.memory.reach(slots * self.plan.stride)
             self.reached = slots * self.plan.stride
 
-    def begin(self, size: int, timeout: float | None, deliver: bool) -> Ticket:
-        """Draws a batch and lets the current stream fetch it."""
+    def begin(self, size: int, timeout: float | None, deliver: bool, stream: Any = None) -> Ticket:
+        """Draws a batch and lets the current stream, which is this one, fetch it."""
         free = self.free.get(size)
         ticket = free.pop() if free else Ticket(self.plan, size, self.device, self.extras)
         ticket.feed = self
@@ -203,24 +206,30 @@ class Feed:
                 if not deliver:
                     self.table.settle(ticket.extras[-1], False)
                 raise
-            plan = self.plan
-            rows, parts = plan.tile
-            grid = (min(-(-ticket.rows // rows) * parts, _PROGRAMS), 1)
-            out = torch.empty(ticket.out_bytes, dtype=torch.uint8, device=self.device)
-            base = out.data_ptr()
-            addresses = tuple(base + start for start in ticket.out_starts)
-            made = (ticket.sent_address, base + ticket.sent_start, ticket.words)
-            numbers = (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, *made, ticket.rows)
-            launch(("pull", self.device.index, plan.name, grid), pull, grid, numbers, plan.shape)
-            if ticket.event is not None:
-                ticket.event.record()
-            # While the device is at work.
-            ticket.blocks = (out,)
-            ticket.tensors = views_of(out, ticket.outs)
+            self.fetch(ticket, stream)
         except BaseException:
             self.free.setdefault(size, []).append(ticket)
             raise
         return ticket
+
+    def fetch(self, ticket: Ticket, stream: Any = None) -> None:
+        """Lets the current stream, which is this one, copy what a ticket names."""
+        if torch.is_inference_mode_enabled():  # whoever draws it there may learn from it elsewhere
+            with torch.inference_mode(False):
+                return self.fetch(ticket, stream)
+        plan = self.plan
+        rows, parts = plan.tile
+        grid = (min(-(-ticket.rows // rows) * parts, _PROGRAMS), 1)
+        out = torch.empty(ticket.out_bytes, dtype=torch.uint8, device=self.device)
+        base = out.data_ptr()
+        addresses = tuple([base + start for start in ticket.out_starts])
+        made = (ticket.sent_address, base + ticket.sent_start, ticket.words)
+        plan.pull(grid, (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, *made, ticket.rows))
+        if ticket.event is not None:
+            ticket.event.record(stream)
+        # While the device is at work.
+        ticket.blocks = (out,)
+        ticket.tensors = views_of(out, ticket.outs)
 
     def end(self, ticket: Ticket) -> dict[Any, torch.Tensor] | None:
         """The tensors of a batch that has arrived, by leaf and by name; None if a row changed on the way."""

@@ -2,7 +2,9 @@
 graph goes on from where the last replay ended.
 
 A row is a run of bytes, as in the engine; beside it a flag byte. Priorities stand under a tree of sums with 32 children
-a node. Parents are computed anew from their children and never added to, so no error builds up.
+a node. Parents are computed anew from their children and never added to, so no error builds up. Beside the sums stands
+for each child what it and those before it come to: a draw finds its way by halving, in five reads a node, without a
+word from another thread.
 """
 
 from __future__ import annotations
@@ -175,6 +177,7 @@ def _refresh(leaves, nodes, node, inside, PADDED: tl.constexpr, TOTAL: tl.conste
     sums = nodes.to(tl.pointer_type(tl.float64))
     largest = (nodes + TOTAL * 8).to(tl.pointer_type(tl.float32))
     least = largest + TOTAL
+    upto = _upto(nodes, TOTAL)
     at = node[:, None] * 32 + tl.arange(0, 32)[None, :]
     there = inside[:, None] & (at >= 0)
     if BELOW < 0:
@@ -183,16 +186,34 @@ def _refresh(leaves, nodes, node, inside, PADDED: tl.constexpr, TOTAL: tl.conste
         counts = p >= 0
         if not KEEPS_ZERO:
             counts = m > 0
-        total = tl.sum(m.to(tl.float64), axis=1)
+        part = m.to(tl.float64)
         high = tl.max(p, axis=1)
         low = tl.min(tl.where(counts, m, _INFINITE), axis=1)
+        tl.store(upto + TOTAL + at, tl.cumsum(part, axis=1), there)
     else:
-        total = tl.sum(tl.load(sums + BELOW + at, there, other=0.0), axis=1)
+        part = tl.load(sums + BELOW + at, there, other=0.0)
         high = tl.max(tl.load(largest + BELOW + at, there, other=-1.0), axis=1)
         low = tl.min(tl.load(least + BELOW + at, there, other=_INFINITE), axis=1)
-    tl.store(sums + ABOVE + node, total, inside)
+        tl.store(upto + BELOW + at, tl.cumsum(part, axis=1), there)
+    tl.store(sums + ABOVE + node, tl.sum(part, axis=1), inside)
     tl.store(largest + ABOVE + node, high, inside)
     tl.store(least + ABOVE + node, low, inside)
+
+
+@triton.jit
+def _upto(nodes, TOTAL: tl.constexpr):
+    """What children come to with those before them: of nodes, then of leaves."""
+    return (nodes + TOTAL * 16).to(tl.pointer_type(tl.float64))
+
+
+@triton.jit
+def _newest_nodes(state, n, j, CAPACITY: tl.constexpr, DIVISOR: tl.constexpr):
+    """The nodes of DIVISOR rows above the newest n, and which are there: j counts to n // DIVISOR + 3. The ring's last
+    node may hold fewer rows than others, so that a step leads past it: it has a place of its own."""
+    start = (tl.load(state + HEAD) - n) % CAPACITY
+    steps = n // DIVISOR
+    row = tl.where(j <= steps, tl.minimum(j * DIVISOR, n - 1), tl.where(j == steps + 1, n - 1, CAPACITY - 1 - start))
+    return (start + row) % CAPACITY // DIVISOR, (j < steps + 3) & (row < n)
 
 
 @triton.jit
@@ -233,14 +254,16 @@ def refresh(
 ):
     """One level of the tree, above the rows that a call names (WHICH 0: the newest n; 1: by serial) or whole (2)."""
     i = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
+    state = numbers.to(tl.pointer_type(tl.int64))
     if WHICH == 2:
         node = i
         inside = i < n
-    else:
-        state = numbers.to(tl.pointer_type(tl.int64))
-        slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, WHICH == 1)
+    elif WHICH == 1:
+        slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
         node = slot // DIVISOR
         inside = slot >= 0
+    else:
+        node, inside = _newest_nodes(state, n, i, CAPACITY, DIVISOR)
     _refresh(leaves, nodes, node, inside, PADDED, TOTAL, ABOVE, BELOW, KEEPS_ZERO)
 
 
@@ -251,11 +274,17 @@ def _refresh_all(leaves, nodes, state, flags, serials, n, CAPACITY: tl.constexpr
     """Every level above some rows, by one program: what it wrote it can read after a barrier."""
     for k in tl.static_range(len(LEVELS)):
         tl.debug_barrier()
-        for first in range(0, n, ITEMS):
-            i = first + tl.arange(0, ITEMS).to(tl.int64)
-            slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, BY_SERIAL)
-            below_ = LEVELS[k - 1] if k > 0 else -1
-            _refresh(leaves, nodes, slot // 32 ** (k + 1), slot >= 0, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
+        below_ = LEVELS[k - 1] if k > 0 else -1
+        if BY_SERIAL:
+            for first in range(0, n, ITEMS):
+                i = first + tl.arange(0, ITEMS).to(tl.int64)
+                slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
+                _refresh(leaves, nodes, slot // 32 ** (k + 1), slot >= 0, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
+        else:
+            for first in range(0, n // 32 ** (k + 1) + 3, ITEMS):
+                i = first + tl.arange(0, ITEMS).to(tl.int64)
+                node, inside = _newest_nodes(state, n, i, CAPACITY, 32 ** (k + 1))
+                _refresh(leaves, nodes, node, inside, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
     tl.debug_barrier()
 
 
@@ -278,6 +307,7 @@ def enter(
     PRIORITY: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
     PHASE: tl.constexpr,
+    NODES: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
     """Gives the newest n rows their priorities. First those leave whose places they took: what the largest priority is,
@@ -296,7 +326,7 @@ def enter(
             tl.store(mass + slot, 0.0, slot >= 0)
     if PHASE == 0:
         _refresh_all(leaves, nodes, state, flags, 0, n, CAPACITY, CAPACITY, PADDED, TOTAL, LEVELS, KEEPS_ZERO, False,
-                     ITEMS)  # fmt: skip
+                     NODES)  # fmt: skip
     if PHASE != 1:
         if NEW_ROWS == 0:
             top = tl.load(largest + LEVELS[len(LEVELS) - 1])
@@ -322,7 +352,7 @@ def enter(
             tl.store(mass + slot, _mass(priority, real), is_live)
     if PHASE == 0:
         _refresh_all(leaves, nodes, state, flags, 0, n, CAPACITY, CAPACITY, PADDED, TOTAL, LEVELS, KEEPS_ZERO, False,
-                     ITEMS)  # fmt: skip
+                     NODES)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -444,14 +474,37 @@ def remass(leaves, reals, n, PADDED: tl.constexpr, ITEMS: tl.constexpr):
 
 
 @triton.jit
-def _child(part, x, node):
-    """Which of 32 children a target lies in, and how far."""
-    child = tl.arange(0, 32)[None, :]
-    passed = tl.sum((tl.cumsum(part, axis=1) <= x[:, None]).to(tl.int32), axis=1)
-    last = tl.max(tl.where(part > 0, child, 0), axis=1)  # rounding leads past the end at most
-    chosen = tl.minimum(passed, last)
-    before = tl.sum(tl.where(child < chosen[:, None], part, 0.0), axis=1)
-    return node * 32 + chosen, tl.maximum(x - before, 0.0)
+def _child(upto, x, node, NODES: tl.constexpr):
+    """Which child a target lies in, and how far: the first that reaches beyond it."""
+    at = upto + node * 32
+    end = tl.load(at + 31)
+    x = tl.minimum(x, end - end * (1.0 / 9007199254740992.0))  # rounding leads past the end at most
+    passed = node * 0
+    for k in tl.static_range(5):
+        passed += tl.where(tl.load(at + passed + ((16 >> k) - 1)) <= x, 16 >> k, 0)
+    passed = tl.where(end > 0, passed, 0)
+    before = tl.load(at + passed - 1, passed > 0, other=0.0)
+    return tl.minimum(node * 32 + passed, NODES - 1), tl.maximum(x - before, 0.0)
+
+
+@triton.jit
+def _descend(nodes, x, TOTAL: tl.constexpr, LEVELS: tl.constexpr, CAPACITY: tl.constexpr):
+    """The row that a target lies in."""
+    upto = _upto(nodes, TOTAL)
+    slot = tl.zeros_like(x).to(tl.int64)
+    for k in tl.static_range(len(LEVELS) - 1, 0, -1):
+        slot, x = _child(upto + LEVELS[k - 1], x, slot, (CAPACITY - 1) // 32**k + 1)
+    slot, x = _child(upto + TOTAL, x, slot, CAPACITY)
+    return slot
+
+
+@triton.jit
+def _target(u, i, n, total, NEWEST: tl.constexpr, STRATIFIED: tl.constexpr):
+    if STRATIFIED:
+        x = ((i - NEWEST).to(tl.float64) + u) / (n - NEWEST).to(tl.float64) * total
+    else:
+        x = u * total
+    return tl.maximum(x, 0.0)
 
 
 @triton.jit
@@ -558,23 +611,21 @@ def draw(
         sums = nodes.to(tl.pointer_type(tl.float64))
         mass = leaves.to(tl.pointer_type(tl.float32)) + PADDED
         total = tl.load(sums + LEVELS[len(LEVELS) - 1])
-        u = unit(key, i, zero)
-        if STRATIFIED:
-            x = ((i - NEWEST).to(tl.float64) + u) / (n - NEWEST).to(tl.float64) * total
-        else:
-            x = u * total
-        x = tl.maximum(x, 0.0)
-        slot = zero
-        for k in tl.static_range(len(LEVELS) - 1):
-            at = slot[:, None] * 32 + tl.arange(0, 32)[None, :]
-            slot, x = _child(tl.load(sums + LEVELS[len(LEVELS) - 2 - k] + at), x, slot)
-        at = slot[:, None] * 32 + tl.arange(0, 32)[None, :]
-        slot, x = _child(tl.load(mass + at).to(tl.float64), x, slot)
+        slot = _descend(nodes, _target(unit(key, i, zero), i, n, total, NEWEST, STRATIFIED), TOTAL, LEVELS, CAPACITY)
+        # Sums of the same numbers in two orders may differ by their last bit, and a target may fall in between, where
+        # nobody is. It is drawn anew then.
+        bad = inside & (zero + total > 0) & (tl.load(mass + slot) <= 0)
+        attempt = tl.full((), 1, tl.int64)
+        while (tl.sum(bad.to(tl.int32), axis=0) > 0) & (attempt < _BLIND):
+            x = _target(unit(key, i, zero + attempt), i, n, total, NEWEST, STRATIFIED)
+            slot = tl.where(bad, _descend(nodes, x, TOTAL, LEVELS, CAPACITY), slot)
+            bad = bad & (tl.load(mass + slot) <= 0)
+            attempt += 1
         rows_ = live.to(tl.float64)
         mix = tl.load(real + MIX)
         floor = tl.where(total > 0, mix / rows_, 1.0 / rows_)
         share = tl.where(total > 0, (1.0 - mix) / total, 0.0)
-        is_uniform = inside & (u * 0 + total <= 0)
+        is_uniform = inside & (zero + total <= 0)
         if HAS_MIX:
             is_uniform = is_uniform | (inside & (unit(key, i, zero + _COIN) < mix))
         if tl.sum(is_uniform.to(tl.int32), axis=0) > 0:

@@ -1,26 +1,69 @@
 """Starting kernels. Triton looks at every argument of every launch, which takes longer than a small kernel does; which
-compiled kernel fits depends on a few things only, and is looked up by them here."""
+compiled kernel fits depends on a few things only, and is known after the first call."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
-__all__ = ["launch", "name_of", "on_device_of", "pack", "start"]
+from .. import _core
+
+__all__ = ["Kernel", "on_device_of", "start"]
 
 _ready: dict[Any, Callable[..., None]] = {}
-_names: dict[Any, int] = {}
 
 
-def name_of(constants: tuple[Any, ...]) -> int:
-    """A number for them, to look kernels up by: a long tuple is hashed anew every time."""
-    return _names.setdefault(constants, len(_names))
+class Kernel:
+    """A Triton kernel with its constants, for one device. Called with addresses, at multiples of 16, and other whole
+    numbers, or tuples of them; the same of them are 0 in every call. The first call compiles it; later ones ask the
+    driver alone. Products and sums are rounded one by one, as on the host."""
+
+    def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int = 4) -> None:
+        self.kernel, self.constants = kernel, constants
+        self.options = {"num_warps": warps, "enable_fp_fusion": False}
+        self.compiled: Any = None
+        self.run: Any = None  # the driver's way, where there is one
+        self.device = 0
+
+    def __call__(
+        self, grid: tuple[int, int], numbers: tuple[Any, ...], steps: tuple[Any, ...] | None = None, times: int = 0
+    ) -> None:
+        """``steps``: how far each number goes on, so many times."""
+        if self.run is not None:
+            self.run(torch._C._cuda_getCurrentRawStream(self.device), *grid, numbers, steps, times)
+            return
+        if steps is not None:
+            numbers = _moved(numbers, steps, times)
+        compiled = self.kernel[grid](*numbers, *self.constants, **self.options)
+        if self.compiled is None and hasattr(compiled, "metadata"):  # the interpreter gives nothing
+            self.compiled = compiled
+            self._take_over(compiled, _count(numbers))
+
+    def _take_over(self, compiled: Any, count: int) -> None:
+        try:
+            meta = compiled.metadata
+            others = meta.num_ctas - 1, meta.launch_cooperative_grid, meta.launch_pdl
+            if any(others) or meta.global_scratch_size or meta.profile_scratch_size:
+                return
+            launch = _core.Launch(compiled.function, 32 * meta.num_warps, meta.shared, count)
+        except (AttributeError, TypeError, ValueError):  # a driver or a Triton that does it in another way
+            return
+        self.device = torch.cuda.current_device()
+        self.run = launch.run
+
+
+def _moved(numbers: tuple[Any, ...], steps: tuple[Any, ...], times: int) -> tuple[Any, ...]:
+    return tuple(
+        _moved(number, step, times) if isinstance(number, tuple) else number + times * step
+        for number, step in zip(numbers, steps, strict=True)
+    )
+
+
+def _count(numbers: tuple[Any, ...]) -> int:
+    return sum(_count(number) if isinstance(number, tuple) else 1 for number in numbers)
 
 
 def start(key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
@@ -33,116 +76,9 @@ def start(key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ..
     compiled = kernel[grid](*arguments, **options)
     if not hasattr(compiled, "__getitem__"):
         return  # the interpreter has none
-    _keep(key, _once_checked(key, compiled[(*grid, 1, 1)[:3]], functools.partial(kernel[grid], **options)))
-
-
-def launch(
-    key: Any,
-    kernel: Any,
-    grid: tuple[int, int],
-    numbers: Any,
-    constants: tuple[Any, ...],
-    warps: int = 4,
-) -> None:
-    """Starts a kernel on addresses, at multiples of 16, and other whole numbers, or tuples of them, or what ``pack``
-    made of all that; the constants come last. Products and sums are rounded one by one, as on the host."""
-    ready = _ready.get(key)
-    if ready is not None:
-        ready(numbers)
-        return
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    compiled = kernel[grid](*numbers, *constants, **options)
-    if not hasattr(compiled, "__getitem__"):
-        return
-    try:
-        quick: Callable[..., None] = _Quick(compiled, grid, numbers)
-    except (AttributeError, OSError, TypeError, ValueError):  # a driver or a Triton that does it in another way
-
-        def quick(numbers: tuple[Any, ...]) -> None:
-            kernel[grid](*numbers, *constants, **options)
-
-    _keep(key, quick)
-
-
-def _keep(key: Any, ready: Callable[..., None]) -> None:
     if len(_ready) > 1000:
         _ready.clear()
-    _ready[key] = ready
-
-
-class _Quick:
-    """A compiled kernel, started by the driver itself.
-
-    Raises:
-        ValueError: The kernel takes other parameters than those that it was called with.
-    """
-
-    def __init__(self, compiled: Any, grid: tuple[int, int], numbers: tuple[Any, ...]) -> None:
-        meta = compiled.metadata
-        others = meta.num_ctas - 1, meta.launch_cooperative_grid, meta.launch_pdl
-        if any(others) or meta.global_scratch_size or meta.profile_scratch_size:
-            raise ValueError
-        driver = ctypes.PyDLL("libcuda.so.1")  # holds the interpreter's lock: the memory of the numbers is shared
-        function, offset, size = ctypes.c_void_p(compiled.function), ctypes.c_size_t(), ctypes.c_size_t()
-        layout, end, count, is_even = "<", 0, 0, True
-        while (
-            driver.cuFuncGetParamInfo(function, ctypes.c_size_t(count), ctypes.byref(offset), ctypes.byref(size)) == 0
-        ):
-            if size.value not in (4, 8):
-                raise ValueError
-            is_even = is_even and offset.value == 8 * count
-            layout += f"{offset.value - end}x" + ("q" if size.value == 8 else "i")
-            end, count = offset.value + size.value, count + 1
-        # Behind the kernel's own stand two addresses of scratch memory, which it does not need.
-        if count != len(_flat(numbers)) + 2:
-            raise ValueError
-        self.layout, self.is_even = struct.Struct(layout), is_even
-        self.memory = ctypes.create_string_buffer(self.layout.size)
-        self.size = ctypes.c_size_t(self.layout.size)
-        self.own = ctypes.addressof(self.memory)
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, its value, ..._SIZE, its address, ..._END
-        self.extra = (ctypes.c_void_p * 5)(1, self.own, 2, ctypes.addressof(self.size), 0)
-        self.device = torch.cuda.current_device()
-        self.run = driver.cuLaunchKernel
-        self.run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        self.fixed = (compiled.function, *grid, 1, 32 * meta.num_warps, 1, 1, meta.shared)
-
-    def pack(self, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, Any, list[int]] | None:
-        """Numbers of ``count`` launches that go on as the first two do, in one piece of memory; what
-        starts them, that memory, and where each is in it."""
-        if not self.is_even:
-            return None
-        one = np.array([*_flat(first), 0, 0], np.int64)
-        step = np.array([*_flat(second), 0, 0], np.int64) - one
-        memory = one + np.arange(count)[:, None] * step
-        base, row = memory.ctypes.data, memory.strides[0]
-        return self, memory, [base + i * row for i in range(count)]
-
-    def __call__(self, numbers: tuple[Any, ...] | int) -> None:
-        if type(numbers) is int:
-            self.extra[1] = numbers
-        else:
-            self.layout.pack_into(self.memory, 0, *_flat(numbers), 0, 0)  # type: ignore[arg-type]
-            self.extra[1] = self.own
-        code = self.run(*self.fixed, torch._C._cuda_getCurrentRawStream(self.device), None, self.extra)
-        if code:
-            raise RuntimeError(f"the CUDA driver cannot start a kernel: error {code}")
-
-
-def pack(key: Any, first: tuple[Any, ...], second: tuple[Any, ...], count: int) -> tuple[Any, Any, list[int]] | None:
-    """The numbers of launches to come, in the form that starts quickest; None where there is none."""
-    ready = _ready.get(key)
-    return ready.pack(first, second, count) if isinstance(ready, _Quick) else None
-
-
-def _flat(numbers: tuple[Any, ...]) -> list[int]:
-    flat: list[int] = []
-    for number in numbers:
-        if type(number) is tuple:
-            flat += number
-        else:
-            flat.append(number)
-    return flat
+    _ready[key] = _once_checked(key, compiled[(*grid, 1, 1)[:3]], functools.partial(kernel[grid], **options))
 
 
 def _once_checked(key: Any, quick: Any, slow: Any) -> Any:

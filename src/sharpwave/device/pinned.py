@@ -50,11 +50,12 @@ class Pinned:
 
 
 def views_of(block: torch.Tensor, views: list[Any]) -> dict[Any, torch.Tensor]:
-    """Tensors inside a block of bytes: (name, dtype, shape, strides, offset) each."""
+    """Tensors inside a block of bytes: (name, dtype, shape, strides, offset) each. To autograd they are not views of
+    one another: one may be changed in place while a gradient through another is still to come."""
     by_dtype: dict[torch.dtype, torch.Tensor] = {}
     made = {}
     for name, dtype, shape, strides, offset in views:
         if dtype not in by_dtype:
             by_dtype[dtype] = block.view(dtype)
-        made[name] = by_dtype[dtype].as_strided(shape, strides, offset)
+        made[name] = by_dtype[dtype].as_strided(shape, strides, offset).data
     return made

@@ -1,7 +1,7 @@
 """A kernel that reads rows out of the host's memory: every field from the row it stands in, in one launch.
 
 A bus is kept busy by few programs with many loads each; more would only take the processors from whoever is learning
-meanwhile. So a program goes from piece to piece.
+meanwhile. So a program goes from piece to piece, and asks for a large one at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def pull(
         i = tl.arange(0, ROWS).to(tl.int64) + piece // PARTS * ROWS
         inside = i < n
         for k in tl.static_range(len(COUNTS)):
-            _field(rows, places[k], spills[k], outs[k], i, inside, part, STRIDE, OFFSETS[k], OLDER[k], COUNTS[k],
+            turn = (part + k) % PARTS  # small fields are the first part's: each another's
+            _field(rows, places[k], spills[k], outs[k], i, inside, turn, STRIDE, OFFSETS[k], OLDER[k], COUNTS[k],
                    WIDTHS[k], ALIGNS[k], SHIFTS[k], WIDES[k], DEPTHS[k], STACKS[k], SPILLS[k], PARTS)  # fmt: skip
 
 

@@ -6,6 +6,7 @@ kernel finds out too late for an error of its own call it writes into memory of 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,12 +15,15 @@ import numpy as np
 import torch
 
 from . import kernels
-from .launch import launch, name_of, on_device_of
+from .launch import Kernel, on_device_of
 
-__all__ = ["DeviceTable", "Index", "Leaf"]
+__all__ = ["DeviceTable", "Draws", "Index", "Leaf"]
 
-_ONE_PROGRAM = 1024  # rows that one program takes into the index; more are many programs' work
+_ENTER_ALONE = 8192  # rows that one program takes into the index; more are many programs' work
+_UPDATE_ALONE = 1024
 _ITEMS = 128
+_MANY = 1024
+_TREE_WARPS = 8  # hold what 128 nodes need without running out of registers
 _WEIGH_ALONE = 4096  # draws up to which the weights are worked out by who draws last
 _PART_BYTES = 16 << 10  # of a row: more is shared among programs
 _TILE_BYTES = 8 << 10  # of a program's rows, where they are small
@@ -49,6 +53,16 @@ class Index(NamedTuple):
     new_priority: float
 
 
+class Draws(NamedTuple):
+    """What ``DeviceTable.draw`` needs to know of the memory of batches of one size: numbers of the first, and how far
+    each goes on from one batch to the next."""
+
+    numbers: tuple[Any, ...]
+    steps: tuple[Any, ...] | None
+    weigh: tuple[Any, ...] = ()
+    weigh_steps: tuple[Any, ...] | None = None
+
+
 class Moves(NamedTuple):
     """Fields as the kernels copy them: one number a field, in each."""
 
@@ -59,12 +73,12 @@ class Moves(NamedTuple):
     wides: tuple[int, ...]
 
 
-def plan_moves(offsets: Sequence[int], sizes: Sequence[int], stride: int) -> Moves:
-    """The widest units that fit where each field stands."""
+def plan_moves(offsets: Sequence[int], sizes: Sequence[int], stride: int, most: int = 4096) -> Moves:
+    """The widest units that fit where each field stands; at most so many bytes at a time."""
     widths = [math.gcd(8, offset, size, stride) for offset, size in zip(offsets, sizes, strict=True)]
     counts = [size // width for size, width in zip(sizes, widths, strict=True)]
     aligns = [math.gcd(16, offset, size, stride) for offset, size in zip(offsets, sizes, strict=True)]
-    wides = [min(_power_above(count), 4096 // width) for count, width in zip(counts, widths, strict=True)]
+    wides = [min(_power_above(count), most // width) for count, width in zip(counts, widths, strict=True)]
     return Moves(*map(tuple, (offsets, counts, widths, aligns, wides)))
 
 
@@ -72,10 +86,10 @@ def _power_above(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def tile(stride: int) -> tuple[int, int]:
-    """Rows of a program, and programs of a row."""
+def tile(stride: int, part: int = _PART_BYTES) -> tuple[int, int]:
+    """Rows of a program, and programs of a row, of which each takes so many bytes or more."""
     rows = max(1, min(32, _TILE_BYTES // stride))
-    return 1 << (rows.bit_length() - 1), max(1, min(16, stride // _PART_BYTES))
+    return 1 << (rows.bit_length() - 1), max(1, min(16, stride // part))
 
 
 class DeviceTable:
@@ -129,20 +143,62 @@ class DeviceTable:
             self.heard = self.alarms.numpy()
             self.alarm = memoryview(self.heard.data)  # the quickest to look at
             self._make_index(zeros)
-        of_reward = self.leaves[reward]
-        self.draw_shape = (
-            *(capacity, span, self.stride, *self.moves, tuple(leaf.is_last for leaf in leaves)),
-            *(reward, _power_above(max(1, math.prod(of_reward.shape))), of_reward.dtype.itemsize == 8),
-            *(n_step, num_envs, newest, self.padded, self.total, self.levels),
-            *((index.stratified, index.normalize, index.mix > 0) if index else (False, 2, False)),
-            *(_WEIGH_ALONE, *self.tile, _ITEMS * 8),
-        )
-        self.draw_name = name_of(self.draw_shape)
         self.powers_at = self.powers.data_ptr()
         self.fixed = tuple(
             0 if tensor is None else tensor.data_ptr()
             for tensor in (self.rows, self.flags, self.numbers, self.reals, self.priorities, self.nodes, self.alarms)
         )
+        self._make_kernels(reward)
+
+    def _make_kernels(self, reward: int) -> None:
+        """All of them, each with its constants; compiled when they are used."""
+        rows, parts = self.tile
+        truths = False, True
+        self._write = {
+            has: Kernel(kernels.write, (self.capacity, self.stride, *self.moves, rows, parts, *has))
+            for has in itertools.product(truths, repeat=3)
+        }
+        index, of_reward = self.index, self.leaves[reward]
+        shape = (
+            *(self.capacity, self.span, self.stride, *self.moves, tuple(leaf.is_last for leaf in self.leaves)),
+            *(reward, _power_above(max(1, math.prod(of_reward.shape))), of_reward.dtype.itemsize == 8),
+            *(self.n_step, self.num_envs, self.newest, self.padded, self.total, self.levels),
+            *((index.stratified, index.normalize, index.mix > 0) if index else (False, 2, False)),
+            *(_WEIGH_ALONE, rows, parts, _MANY),
+        )
+        self._draw = Kernel(kernels.draw, shape)
+        if index is None:
+            return
+        self._weigh = Kernel(kernels.weigh, (self.newest, _MANY))
+        tree, keeps_zero = (self.padded, self.total, self.levels), index.mix > 0
+        self._enter = {
+            (phase, given): Kernel(
+                kernels.enter,
+                (self.capacity, *tree, keeps_zero, index.new_rows, index.new_priority, given, phase, _ITEMS, _MANY),
+                _TREE_WARPS,
+            )
+            for phase in range(3)
+            for given in truths
+        }
+        ring = self.capacity, self.span
+        self._refresh = {
+            (level, which): Kernel(
+                kernels.refresh,
+                (
+                    *(*ring, self.padded, self.total, first, self.levels[level - 1] if level else -1),
+                    *(32 ** (level + 1), keeps_zero, which, _ITEMS),
+                ),
+                _TREE_WARPS,
+            )
+            for level, first in enumerate(self.levels)
+            for which in range(3)
+        }
+        self._mark = Kernel(kernels.mark, (*ring, _ITEMS))
+        self._apply = [
+            Kernel(kernels.apply, (*ring, *tree, keeps_zero, phase, _ITEMS), _TREE_WARPS) for phase in range(2)
+        ]
+        self._settle = Kernel(kernels.settle, (*ring, _ITEMS))
+        self._remass = Kernel(kernels.remass, (self.padded, _MANY))
 
     def _make_index(self, zeros: Any) -> None:
         self.priorities = self.nodes = self.winners = None
@@ -160,9 +216,11 @@ class DeviceTable:
         self.level_sizes = [-(-self.capacity // 32 ** (k + 1)) for k in range(len(starts))]
         leaves = zeros(2 * self.padded, torch.float32)
         leaves[: self.padded] = -1
-        nodes = zeros(self.total * 4, torch.float32)  # sums of 8 bytes, then the largest priority and the least mass
+        # Sums of 8 bytes, the largest priority, the least mass; then, of 8 bytes, what children come to with those
+        # before them, of nodes and of leaves.
+        nodes = zeros(self.total * 6 + self.padded * 2, torch.float32)
         nodes[self.total * 2 : self.total * 3] = -1
-        nodes[self.total * 3 :] = math.inf
+        nodes[self.total * 3 : self.total * 4] = math.inf
         self.priorities, self.nodes = leaves, nodes
         self.winners = zeros(self.capacity, torch.int32)
 
@@ -173,104 +231,87 @@ class DeviceTable:
         end an episode, are cut off, and count; of priorities, float32. 0 where there are none."""
         rows, parts = self.tile
         has = tuple(address != 0 for address in flags)
-        shape = (self.capacity, self.stride, *self.moves, rows, parts, *has)
-        grid = (-(-count // rows), parts)
-        launch(
-            ("write", self.device, grid, shape), kernels.write, grid, (*self.fixed[:3], sources, *flags, count), shape
-        )
+        self._write[has]((-(-count // rows), parts), (*self.fixed[:3], sources, *flags, count))
         if self.index is not None:
-            self._enter(count, priorities)
+            self._enter_rows(count, priorities)
 
-    def _enter(self, count: int, given: int) -> None:
-        index = self.index
-        assert index is not None
-
+    def _enter_rows(self, count: int, given: int) -> None:
         def enter(phase: int, programs: int) -> None:
-            shape = (
-                *(self.capacity, self.padded, self.total, self.levels, index.mix > 0, index.new_rows),
-                *(index.new_priority, given != 0, phase, _ITEMS),
-            )
             numbers = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], self.fixed[6], given, count)
-            launch(("enter", self.device, programs, shape), kernels.enter, (programs, 1), numbers, shape)
+            self._enter[phase, given != 0]((programs, 1), numbers)
 
-        if count <= _ONE_PROGRAM:
+        if count <= _ENTER_ALONE:
             enter(0, 1)
             return
         for phase in (1, 2):
-            enter(phase, -(-count // _ITEMS))
-            for level in range(len(self.levels)):
-                self._refresh(level, 0, 0, count)
+            enter(phase, -(-count // _MANY))
+            self._refresh_levels(0, 0, count)
 
-    def _refresh(self, level: int, which: int, serials: int, count: int) -> None:
-        assert self.index is not None
-        below = self.levels[level - 1] if level else -1
-        shape = (
-            *(self.capacity, self.span, self.padded, self.total, self.levels[level], below, 32 ** (level + 1)),
-            *(self.index.mix > 0, which, _ITEMS),
-        )
-        grid = -(-count // _ITEMS), 1
-        numbers = (*self.fixed[4:6], self.fixed[2], self.fixed[1], serials, count)
-        launch(("refresh", self.device, grid, shape), kernels.refresh, grid, numbers, shape)
+    def _refresh_levels(self, which: int, serials: int, count: int) -> None:
+        for level in range(len(self.levels)):
+            # The newest rows lie side by side: see _newest_nodes.
+            nodes = (count // 32 ** (level + 1) + 3, count, self.level_sizes[level])[which]
+            numbers = (*self.fixed[4:6], self.fixed[2], self.fixed[1], serials, nodes if which == 2 else count)
+            self._refresh[level, which]((-(-nodes // _ITEMS), 1), numbers)
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
-    def draw_numbers(self, count: int, outs: tuple[int, ...], extras: tuple[int, int, int, int]) -> tuple[Any, ...]:
-        """For ``draw``: the addresses of what it fills, a field each; of discounts, weights, probabilities and serials,
-        or 0."""
-        return (*self.fixed, outs, *extras, self.powers_at, count)
+    def draws(self, count: int, first: Sequence[int], steps: Sequence[int] | None = None) -> Draws:
+        """``first``: addresses of what ``draw`` fills: a field each; discounts, where examples have several steps;
+        weights and probabilities, where there are priorities; serials."""
 
-    def draw_key(self, count: int) -> tuple[Any, ...]:
-        return "draw", self.device.index, self.draw_name, -(-count // self.tile[0])
+        def numbers(of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+            fields = len(self.leaves)
+            rest = iter(of[fields:])
+            discount = next(rest) if self.n_step > 1 else 0
+            weights = (next(rest), next(rest)) if self.index is not None else (0, 0)
+            return tuple(of[:fields]), (discount, *weights, next(rest))
 
-    def draws_alone(self, count: int) -> bool:
-        """Whether one launch makes the whole batch."""
-        return self.index is None or count <= _WEIGH_ALONE
+        outs, extras = numbers(first)
+        alone = self.index is None or count <= _WEIGH_ALONE
+        weigh = () if alone else (self.fixed[3], *extras[1:3], count)
+        whole = (*self.fixed, outs, *extras, self.powers_at, count)
+        if steps is None:
+            return Draws(whole, None, weigh)
+        on, more = numbers(steps)
+        return Draws(whole, (*[0] * len(self.fixed), on, *more, 0, 0), weigh, () if alone else (0, *more[1:3], 0))
 
-    def draw(self, count: int, numbers: Any, weights: tuple[int, int]) -> None:
-        """Draws and gathers a batch. ``numbers``: of ``draw_numbers``, or packed."""
+    draw: Any
+
+    def draw_here(self, count: int, draws: Draws, i: int = 0) -> None:
+        """Draws and gathers a batch, into the i-th memory that they know of, with the current device."""
         rows, parts = self.tile
-        launch(self.draw_key(count), kernels.draw, (-(-count // rows), parts), numbers, self.draw_shape)
-        if not self.draws_alone(count):
-            grid, shape = (-(-count // 1024), 1), (self.newest, 1024)
-            launch(("weigh", self.device, grid, shape), kernels.weigh, grid, (self.fixed[3], *weights, count), shape)
+        self._draw((-(-count // rows), parts), draws.numbers, draws.steps, i)
+        if draws.weigh:
+            self._weigh((-(-count // _MANY), 1), draws.weigh, draws.weigh_steps, i)
 
     # ---- priorities -------------------------------------------------------------------------------------------
 
     def update(self, serials: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:
         """Contiguous int64 and float32 of one length, at multiples of 16 bytes. Returns how many were applied, and how
         many were stale."""
-        index, count = self.index, serials.numel()
-        assert index is not None
+        count = serials.numel()
         assert self.winners is not None
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)  # each its own: it is handed out
         if count == 0:
             return counts
         names, values, winners = serials.data_ptr(), priorities.data_ptr(), self.winners.data_ptr()
-        shape = (self.capacity, self.span)
-        one = count <= _ONE_PROGRAM
+        one = count <= _UPDATE_ALONE
         grid = 1 if one else -(-count // _ITEMS), 1
         if not one:
-            numbers = (self.fixed[2], self.fixed[1], winners, names, values, self.fixed[6], count)
-            launch(("mark", self.device, grid, shape), kernels.mark, grid, numbers, (*shape, _ITEMS))
-        whole = (*shape, self.padded, self.total, self.levels, index.mix > 0, 0 if one else 1, _ITEMS)
+            self._mark(grid, (self.fixed[2], self.fixed[1], winners, names, values, self.fixed[6], count))
         known = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], winners, names, values, self.fixed[6])
-        launch(("apply", self.device, grid, whole), kernels.apply, grid, (*known, counts.data_ptr(), count), whole)
+        self._apply[0 if one else 1](grid, (*known, counts.data_ptr(), count))
         if not one:
-            told = (self.fixed[2], self.fixed[1], winners, names, counts.data_ptr(), count)
-            launch(("settle", self.device, grid, shape), kernels.settle, grid, told, (*shape, _ITEMS))
-            for level in range(len(self.levels)):
-                self._refresh(level, 1, names, count)
+            self._settle(grid, (self.fixed[2], self.fixed[1], winners, names, counts.data_ptr(), count))
+            self._refresh_levels(1, names, count)
         return counts
 
     def remake(self) -> None:
         """The masses of all rows and everything above them, from priorities and alpha."""
         assert self.index is not None
-        grid = -(-self.padded // 1024), 1
-        shape = (self.padded, 1024)
-        numbers = (self.fixed[4], self.fixed[3], self.padded)
-        launch(("remass", self.device, grid, shape), kernels.remass, grid, numbers, shape)
-        for level, size in enumerate(self.level_sizes):
-            self._refresh(level, 2, 0, size)
+        self._remass((-(-self.padded // _MANY), 1), (self.fixed[4], self.fixed[3], self.padded))
+        self._refresh_levels(2, 0, 0)
 
     # ---- what waits -------------------------------------------------------------------------------------------
 
@@ -325,6 +366,6 @@ class DeviceTable:
 
 
 DeviceTable.add = on_device_of(DeviceTable.add)  # type: ignore[method-assign]
-DeviceTable.draw = on_device_of(DeviceTable.draw)  # type: ignore[method-assign]
+DeviceTable.draw = on_device_of(DeviceTable.draw_here)
 DeviceTable.update = on_device_of(DeviceTable.update)  # type: ignore[method-assign]
 DeviceTable.remake = on_device_of(DeviceTable.remake)  # type: ignore[method-assign]
