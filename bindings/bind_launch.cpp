@@ -11,6 +11,9 @@ namespace {
 
 using Function = void*;
 using Stream = void*;
+using Context = void*;
+using Which = int (*)(Context*);
+using Choose = int (*)(Context);
 using Ask = int (*)(Function, std::size_t, std::size_t*, std::size_t*);
 using Start = int (*)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**,
                       void**);
@@ -29,10 +32,11 @@ public:
     // `numbers`: how many the kernel is called with. ValueError: it takes others, or the driver is not one we know.
     Launch(std::uintptr_t function, unsigned threads, unsigned shared, std::size_t numbers, const char* driver)
         : function_(reinterpret_cast<Function>(function)), threads_(threads), shared_(shared) {
-        void* library = dlopen(driver, RTLD_LAZY | RTLD_GLOBAL);
-        auto* ask = library ? reinterpret_cast<Ask>(dlsym(library, "cuFuncGetParamInfo")) : nullptr;
-        start_ = library ? reinterpret_cast<Start>(dlsym(library, "cuLaunchKernel")) : nullptr;
-        if (!ask || !start_) throw nb::value_error("Launch(): this CUDA driver does not tell a kernel's parameters");
+        const auto ask = find<Ask>(driver, "cuFuncGetParamInfo");
+        start_ = find<Start>(driver, "cuLaunchKernel");
+        which_ = find<Which>(driver, "cuCtxGetCurrent");
+        choose_ = find<Choose>(driver, "cuCtxSetCurrent");
+        if (which_(&context_) != 0 || !context_) throw nb::value_error("Launch(): no CUDA context");
         Parameter next{};
         while (ask(function_, parameters_.size(), &next.offset, &next.bytes) == 0) {
             bytes_ = next.offset + next.bytes;
@@ -59,6 +63,9 @@ public:
         int code;
         {
             nb::gil_scoped_release others;  // a full queue makes this wait
+            // In a thread that never spoke to the GPU no context is current.
+            Context now = nullptr;
+            if (which_(&now) == 0 && !now) choose_(context_);
             code = start_(function_, wide, high, 1, threads_, 1, 1, shared_, reinterpret_cast<Stream>(stream), nullptr,
                           extra);
         }
@@ -66,6 +73,14 @@ public:
     }
 
 private:
+    template <class Call>
+    static Call find(const char* driver, const char* name) {
+        void* library = dlopen(driver, RTLD_LAZY | RTLD_GLOBAL);
+        void* call = library ? dlsym(library, name) : nullptr;
+        if (!call) throw nb::value_error("Launch(): no CUDA driver that tells a kernel's parameters");
+        return reinterpret_cast<Call>(call);
+    }
+
     void fill(std::byte* memory, std::size_t& at, PyObject* numbers, PyObject* steps, std::int64_t times) const {
         if (!PyTuple_Check(numbers)) throw nb::type_error("Launch.run(): expected a tuple of numbers");
         const Py_ssize_t count = PyTuple_GET_SIZE(numbers);
@@ -100,6 +115,9 @@ private:
     Function function_;
     unsigned threads_, shared_;
     Start start_ = nullptr;
+    Which which_ = nullptr;
+    Choose choose_ = nullptr;
+    Context context_ = nullptr;
     std::vector<Parameter> parameters_;
     std::size_t bytes_ = 0;
 };

@@ -310,6 +310,22 @@ def test_kernels_are_started_by_the_driver() -> None:
 
 @gpu
 @needs_gpu
+def test_threads_that_never_spoke_to_the_gpu_may_draw() -> None:
+    import threading
+
+    buffer = sw.ReplayBuffer(4096, obs_shape=(3,), device="cuda", seed=0)
+    buffer.add(*rows(0, 512))
+    first = buffer.sample(64)
+    seen: list[Any] = []
+    threads = [threading.Thread(target=lambda: seen.append(buffer.sample(64, out=first))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert len(seen) == 3
+
+
+@gpu
+@needs_gpu
 def test_constructor_and_open_give_a_buffer_on_the_gpu(tmp_path: Any) -> None:
     buffer = sw.ReplayBuffer(100, obs_shape=(3,), device="cuda", seed=1)
     assert isinstance(buffer, sw.ReplayBuffer)

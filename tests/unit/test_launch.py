@@ -22,6 +22,15 @@ unsigned long seen_bytes;
 unsigned seen_shape[7];
 void *seen_stream, *seen_function;
 int answer = 0;
+void* context = (void*)5;
+int cuCtxGetCurrent(void** now) {
+    *now = context;
+    return 0;
+}
+int cuCtxSetCurrent(void* now) {
+    context = now;
+    return 0;
+}
 int cuFuncGetParamInfo(void* function, unsigned long i, unsigned long* offset, unsigned long* size) {
     if (i >= 7) return 1;
     *offset = offsets[i];
@@ -93,7 +102,7 @@ def test_what_does_not_fit_is_refused(driver: Path) -> None:
     assert told(driver)[0] == (1, 2, 3, 4, 5, 0, 0)  # none of those reached it
     with pytest.raises(ValueError, match="takes others"):
         make(driver, 6)
-    with pytest.raises(ValueError, match="does not tell"):
+    with pytest.raises(ValueError, match="no CUDA driver"):
         _core.Launch(1, 1, 0, 1, "/nowhere/driver.so")
 
 
@@ -105,3 +114,13 @@ def test_refusal_of_the_driver_is_an_error(driver: Path) -> None:
             make(driver).run(0, 1, 1, (1, 2, 3, 4, 5))
     finally:
         answer.value = 0
+
+
+def test_thread_without_a_context_gets_the_kernels_own(driver: Path) -> None:
+    launch = make(driver)
+    context = ctypes.c_void_p.in_dll(ctypes.CDLL(str(driver)), "context")
+    context.value = None
+    with pytest.raises(ValueError, match="no CUDA context"):
+        make(driver)
+    launch.run(0, 1, 1, (1, 2, 3, 4, 5))
+    assert context.value == 5

@@ -90,7 +90,6 @@ class GpuFeed:
         n_step = buffer._view.n_step if isinstance(buffer._view, Transitions) else 1
         try:
             with self.torch.cuda.device(self.device):
-                self.torch.empty(0, device=self.device)  # the driver is asked in this device's context
                 memory = _registered(buffer)
                 self.feed = Feed(
                     buffer._table, buffer._schema, self.device, n_step, self.window, set(self.extras), memory

@@ -275,7 +275,11 @@ def _refresh_all(leaves, nodes, state, flags, serials, n, CAPACITY: tl.constexpr
     for k in tl.static_range(len(LEVELS)):
         tl.debug_barrier()
         below_ = LEVELS[k - 1] if k > 0 else -1
-        if BY_SERIAL:
+        if (CAPACITY - 1) // 32 ** (k + 1) + 1 <= ITEMS:  # of so few all
+            node = tl.arange(0, ITEMS).to(tl.int64)
+            inside = node * 32 ** (k + 1) < CAPACITY
+            _refresh(leaves, nodes, node, inside, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
+        elif BY_SERIAL:
             for first in range(0, n, ITEMS):
                 i = first + tl.arange(0, ITEMS).to(tl.int64)
                 slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)

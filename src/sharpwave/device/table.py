@@ -23,7 +23,9 @@ _ENTER_ALONE = 8192  # rows that one program takes into the index; more are many
 _UPDATE_ALONE = 1024
 _ITEMS = 128
 _MANY = 1024
-_TREE_WARPS = 8  # hold what 128 nodes need without running out of registers
+# Nodes at a time, by a program among many and by one alone, and its warps: so much fits into their registers.
+_NODES, _WARPS = 32, 4
+_NODES_ALONE, _WARPS_ALONE = 128, 16
 _WEIGH_ALONE = 4096  # draws up to which the weights are worked out by who draws last
 _PART_BYTES = 16 << 10  # of a row: more is shared among programs
 _TILE_BYTES = 8 << 10  # of a program's rows, where they are small
@@ -174,8 +176,11 @@ class DeviceTable:
         self._enter = {
             (phase, given): Kernel(
                 kernels.enter,
-                (self.capacity, *tree, keeps_zero, index.new_rows, index.new_priority, given, phase, _ITEMS, _MANY),
-                _TREE_WARPS,
+                (
+                    *(self.capacity, *tree, keeps_zero, index.new_rows, index.new_priority),
+                    *(given, phase, _NODES_ALONE // 2, _MANY),
+                ),
+                _WARPS_ALONE // 2,
             )
             for phase in range(3)
             for given in truths
@@ -186,16 +191,17 @@ class DeviceTable:
                 kernels.refresh,
                 (
                     *(*ring, self.padded, self.total, first, self.levels[level - 1] if level else -1),
-                    *(32 ** (level + 1), keeps_zero, which, _ITEMS),
+                    *(32 ** (level + 1), keeps_zero, which, _NODES),
                 ),
-                _TREE_WARPS,
+                _WARPS,
             )
             for level, first in enumerate(self.levels)
             for which in range(3)
         }
         self._mark = Kernel(kernels.mark, (*ring, _ITEMS))
         self._apply = [
-            Kernel(kernels.apply, (*ring, *tree, keeps_zero, phase, _ITEMS), _TREE_WARPS) for phase in range(2)
+            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 0, _NODES_ALONE), _WARPS_ALONE),
+            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 1, _ITEMS)),
         ]
         self._settle = Kernel(kernels.settle, (*ring, _ITEMS))
         self._remass = Kernel(kernels.remass, (self.padded, _MANY))
@@ -248,11 +254,15 @@ class DeviceTable:
             self._refresh_levels(0, 0, count)
 
     def _refresh_levels(self, which: int, serials: int, count: int) -> None:
-        for level in range(len(self.levels)):
-            # The newest rows lie side by side: see _newest_nodes.
-            nodes = (count // 32 ** (level + 1) + 3, count, self.level_sizes[level])[which]
-            numbers = (*self.fixed[4:6], self.fixed[2], self.fixed[1], serials, nodes if which == 2 else count)
-            self._refresh[level, which]((-(-nodes // _ITEMS), 1), numbers)
+        for level, size in enumerate(self.level_sizes):
+            # The newest rows lie side by side (see _newest_nodes); of many others some share a node.
+            nodes = (count // 32 ** (level + 1) + 3, count, size)[which]
+            if nodes >= size:
+                here, nodes, rows = 2, size, size
+            else:
+                here, rows = which, count
+            numbers = (*self.fixed[4:6], self.fixed[2], self.fixed[1], 0 if here == 2 else serials, rows)
+            self._refresh[level, here]((-(-nodes // _NODES), 1), numbers)
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
