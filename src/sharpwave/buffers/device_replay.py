@@ -97,6 +97,10 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._rows = self._make_table()
         self._is_flat = all(isinstance(node, Field) for node in self._schema.fields.values())
         self._keys = [*self._schema.fields, *self._extra_names()]
+        # What a tensor must be for _add_at_once; nothing where done has another dtype, or fields are nested.
+        leaves, dtypes = self._rows.leaves, self._rows.dtypes
+        is_plain = self._is_flat and leaves[self._schema.done].dtype.itemsize == 1
+        self._fits = [(leaf.name, kind, leaf.shape) for leaf, kind in zip(leaves, dtypes, strict=True) if is_plain]
 
     def _make_table(self) -> Any:
         try:
@@ -128,7 +132,7 @@ class DeviceReplayBuffer(ReplayBuffer):
             exponents = self._sampler.numbers()
         self._has_index = index is not None
         torch = self._place.torch
-        need = self._capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 22))
+        need = self._capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26))
         if self._place.device.type == "cuda" and need > torch.cuda.mem_get_info(self._place.device)[0]:
             free = torch.cuda.mem_get_info(self._place.device)[0] + torch.cuda.memory_reserved(self._place.device)
             if need > free:
@@ -173,6 +177,8 @@ class DeviceReplayBuffer(ReplayBuffer):
     def add(self, *args: Any, **kwargs: Any) -> None:
         """As of every ReplayBuffer. Tensors on the device are taken as they are; anything else is copied there in one
         piece. Numbers on the device are not looked at: tensors have the field's dtype, or one that loses nothing."""
+        if self._add_at_once(args, kwargs):
+            return
         self._heed("add()")
         named = dict(kwargs)
         named.pop("timeout", None)
@@ -208,6 +214,44 @@ class DeviceReplayBuffer(ReplayBuffer):
                 0 if given is None else addresses[given],
             )
             self._may_have_rows = True
+
+    def _add_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """The common case: whole tensors on the device, as the schema has them, and nothing beside them. False: the
+        careful way must look, and has changed nothing."""
+        fits = self._fits
+        if self._closed or len(args) + len(kwargs) != len(fits):
+            return False
+        alarm = self._rows.alarm
+        if alarm[0] or alarm[1]:
+            return False
+        tensor, device = self._place.torch.Tensor, self._place.device
+        addresses = []
+        count = -1
+        for at, (name, dtype, shape) in enumerate(fits):
+            value: Any = args[at] if at < len(args) else kwargs.get(name)
+            if value is None and name == "done":
+                value = kwargs.get("terminated")
+            if type(value) is not tensor or value.dtype is not dtype or value.device != device:
+                return False
+            size = value.shape
+            if len(size) != len(shape) + 1 or size[1:] != shape or not value.is_contiguous():
+                return False
+            if count < 0:
+                count = size[0]
+            if size[0] != count:
+                return False
+            address = value.data_ptr()
+            if address % 16:
+                return False
+            addresses.append(address)
+        if not 0 < count <= self._capacity or count % (self._num_envs or 1):
+            return False
+        if self._num_envs is None and count > 1 and self._reason_for_order() is not None:
+            return False
+        with self._lock:
+            self._rows.add(tuple(addresses), count, (addresses[self._schema.done], 0, 0), 0)
+            self._may_have_rows = True
+        return True
 
     def _read(self, what: str, value: Any) -> Any:
         if isinstance(value, self._place.torch.Tensor) and value.device == self._place.device:

@@ -23,8 +23,8 @@ from .table import Moves, plan_moves, tile
 __all__ = ["Feed", "Ticket"]
 
 _ASKEW_FROM = 64  # bytes of a value
-# A bus is kept busy by what is on its way: a few programs that ask for much at a time. Each takes registers from whoever
-# is learning meanwhile: with rows of 56 KB 16 of them fetch at 87 % of the link and cost a DQN 3 % of its time, 32 at
+# A bus is kept busy by what is on its way: a few programs that ask for much at a time. Each takes registers from
+# whoever is learning: with rows of 56 KB 16 of them fetch at 87 % of the link and cost a DQN 3 % of its time, 32 at
 # 90 % and 5 %, 64 at 89 % and 8 %.
 _ON_THE_WAY = 512 << 10
 _FEWEST, _MOST = 16, 64

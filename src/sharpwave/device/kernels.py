@@ -24,7 +24,6 @@ __all__ = [
     "mark",
     "refresh",
     "remass",
-    "settle",
     "weigh",
     "write",
 ]
@@ -46,6 +45,8 @@ NUMBERS = (
     "least",  # and the smallest probability they met: the bits of a double
     "seed",
     "refused",  # whether the update that is under way has a number that is none
+    "applying",  # what its programs have applied so far
+    "updates",
 )
 HEAD = tl.constexpr(0)
 ORIGIN = tl.constexpr(1)
@@ -62,6 +63,8 @@ PROGRAMS = tl.constexpr(11)
 LEAST = tl.constexpr(12)
 SEED = tl.constexpr(13)
 REFUSED = tl.constexpr(14)
+APPLYING = tl.constexpr(15)
+UPDATES = tl.constexpr(16)
 
 REALS = ("alpha", "beta_start", "beta_end", "beta_steps", "running_max", "eps", "mix", "reference", "beta")
 ALPHA = tl.constexpr(0)
@@ -90,6 +93,17 @@ _NO_PROBABILITY = tl.constexpr(0x7FF0000000000000)  # bits of infinity
 _BLIND = tl.constexpr(1000)
 _COIN = tl.constexpr(1 << 20)
 _UNIFORM = tl.constexpr(1 << 21)
+
+
+@triton.jit
+def _is_last(state):
+    """Whether all other programs of the launch are done: what they wrote can be read, and what they read can be
+    changed. The barrier makes it true of every thread: one alone does the counting."""
+    tl.debug_barrier()
+    is_last = tl.atomic_add(state + PROGRAMS, 1) == tl.num_programs(0) * tl.num_programs(1) - 1
+    if is_last:
+        tl.store(state + PROGRAMS, 0)
+    return is_last
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -151,9 +165,7 @@ def write(
             tl.atomic_add(state + VOIDED, tl.sum((inside & ~is_live).to(tl.int64), axis=0))
         if HAS_ENDS or HAS_TRUNCATED:
             tl.atomic_add(state + EPISODES, tl.sum(is_end.to(tl.int64), axis=0))
-    # Whoever is last moves the head: all others have read it.
-    if tl.atomic_add(state + PROGRAMS, 1) == tl.num_programs(0) * tl.num_programs(1) - 1:
-        tl.store(state + PROGRAMS, 0)
+    if _is_last(state):
         tl.store(state + HEAD, head + n)
 
 
@@ -250,9 +262,12 @@ def refresh(
     DIVISOR: tl.constexpr,
     KEEPS_ZERO: tl.constexpr,
     WHICH: tl.constexpr,
+    TOP: tl.constexpr,
+    LEVELS: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """One level of the tree, above the rows that a call names (WHICH 0: the newest n; 1: by serial) or whole (2)."""
+    """One level of the tree, above the rows that a call names (WHICH 0: the newest n; 1: by serial) or whole (2). From
+    TOP on, where it is not 0, levels have at most ITEMS nodes: the last program goes on to them."""
     i = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
     state = numbers.to(tl.pointer_type(tl.int64))
     if WHICH == 2:
@@ -265,6 +280,21 @@ def refresh(
     else:
         node, inside = _newest_nodes(state, n, i, CAPACITY, DIVISOR)
     _refresh(leaves, nodes, node, inside, PADDED, TOTAL, ABOVE, BELOW, KEEPS_ZERO)
+    if TOP > 0:
+        if _is_last(state):
+            for k in tl.static_range(TOP, len(LEVELS)):
+                tl.debug_barrier()
+                _refresh_whole(leaves, nodes, k, CAPACITY, PADDED, TOTAL, LEVELS, KEEPS_ZERO, ITEMS)
+
+
+@triton.jit
+def _refresh_whole(leaves, nodes, k: tl.constexpr, CAPACITY: tl.constexpr, PADDED: tl.constexpr, TOTAL: tl.constexpr,
+                   LEVELS: tl.constexpr, KEEPS_ZERO: tl.constexpr, ITEMS: tl.constexpr):  # fmt: skip
+    """A level of at most ITEMS nodes."""
+    node = tl.arange(0, ITEMS).to(tl.int64)
+    below_ = LEVELS[k - 1] if k > 0 else -1
+    inside = node * 32 ** (k + 1) < CAPACITY
+    _refresh(leaves, nodes, node, inside, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
 
 
 @triton.jit
@@ -276,9 +306,7 @@ def _refresh_all(leaves, nodes, state, flags, serials, n, CAPACITY: tl.constexpr
         tl.debug_barrier()
         below_ = LEVELS[k - 1] if k > 0 else -1
         if (CAPACITY - 1) // 32 ** (k + 1) + 1 <= ITEMS:  # of so few all
-            node = tl.arange(0, ITEMS).to(tl.int64)
-            inside = node * 32 ** (k + 1) < CAPACITY
-            _refresh(leaves, nodes, node, inside, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
+            _refresh_whole(leaves, nodes, k, CAPACITY, PADDED, TOTAL, LEVELS, KEEPS_ZERO, ITEMS)
         elif BY_SERIAL:
             for first in range(0, n, ITEMS):
                 i = first + tl.arange(0, ITEMS).to(tl.int64)
@@ -378,7 +406,14 @@ def _mark(state, flags, winners, serials, priorities, alarms, n, first, CAPACITY
         tl.atomic_max(state + REFUSED, 1)
         tl.store(alarms.to(tl.pointer_type(tl.int64)) + NOT_FINITE, 1)
     slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
-    tl.atomic_max(winners.to(tl.pointer_type(tl.int32)) + slot, (i + 1).to(tl.int32), slot >= 0)
+    word = _word(state, i)
+    tl.atomic_max(winners.to(tl.pointer_type(tl.int64)) + slot, word, slot >= 0)
+
+
+@triton.jit
+def _word(state, i):
+    """Who named a row: a later call has a larger one, so those of earlier calls need not be forgotten."""
+    return ((tl.load(state + UPDATES) + 1) << 32) + i + 1
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -401,13 +436,14 @@ def apply(
     LEVELS: tl.constexpr,
     KEEPS_ZERO: tl.constexpr,
     PHASE: tl.constexpr,
+    NODES: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
     """New priorities for the rows of some serials. PHASE 0: one program does all of it; 1: many, behind mark()."""
     state = numbers.to(tl.pointer_type(tl.int64))
     real = reals.to(tl.pointer_type(tl.float64))
     prior = leaves.to(tl.pointer_type(tl.float32))
-    winner = winners.to(tl.pointer_type(tl.int32))
+    winner = winners.to(tl.pointer_type(tl.int64))
     begin = tl.program_id(0) * ITEMS if PHASE > 0 else 0
     step = tl.num_programs(0) * ITEMS if PHASE > 0 else ITEMS
     if PHASE == 0:
@@ -421,47 +457,36 @@ def apply(
         slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
         there = slot >= 0
         value = tl.abs(tl.load(priorities.to(tl.pointer_type(tl.float32)) + i, there, other=0.0))
-        is_last = there & (tl.load(winner + slot, there, other=0, volatile=True) == i + 1)
+        is_last = there & (tl.load(winner + slot, there, other=0, volatile=True) == _word(state, i))
         if not is_refused:
             tl.store(prior + slot, value, is_last)
             tl.store(prior + PADDED + slot, _mass(value, real), is_last)
             tl.atomic_max(real + RUNNING_MAX, tl.max(tl.where(there, value, 0.0), axis=0).to(tl.float64))
             applied += tl.sum(there.to(tl.int64), axis=0)
     if PHASE == 0:
-        if not is_refused:
-            tl.atomic_add(state + APPLIED, applied)
-            tl.atomic_add(state + STALE, n - applied)
-        tell = counts.to(tl.pointer_type(tl.int64))
-        tl.store(tell, applied)
-        tl.store(tell + 1, tl.where(is_refused, 0, n - applied))
-        tl.debug_barrier()
-        for first in range(0, n, ITEMS):
-            slot = _slots(serials, state, n, first + tl.arange(0, ITEMS).to(tl.int64), CAPACITY, SPAN, flags, True)
-            tl.store(winner + slot, 0, slot >= 0)
-        tl.store(state + REFUSED, 0)
+        tl.debug_barrier()  # every thread has read which call this is
+        _settle(state, counts, n, applied, is_refused)
         _refresh_all(leaves, nodes, state, flags, serials, n, CAPACITY, SPAN, PADDED, TOTAL, LEVELS, KEEPS_ZERO, True,
-                     ITEMS)  # fmt: skip
+                     NODES)  # fmt: skip
     else:
-        tl.atomic_add(counts.to(tl.pointer_type(tl.int64)), applied)
+        tl.atomic_add(state + APPLYING, applied)
+        if _is_last(state):
+            applied = tl.load(state + APPLYING, volatile=True)
+            tl.store(state + APPLYING, 0)
+            _settle(state, counts, n, applied, is_refused)
 
 
-@triton.jit(do_not_specialize=["n"])
-def settle(numbers, flags, winners, serials, counts, n, CAPACITY: tl.constexpr, SPAN: tl.constexpr,
-           ITEMS: tl.constexpr):  # fmt: skip
-    """After many programs have applied an update: forgets who won, and counts."""
-    state = numbers.to(tl.pointer_type(tl.int64))
+@triton.jit
+def _settle(state, counts, n, applied, is_refused):
+    """The end of an update."""
     tell = counts.to(tl.pointer_type(tl.int64))
-    i = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
-    slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
-    tl.store(winners.to(tl.pointer_type(tl.int32)) + slot, 0, slot >= 0)
-    if tl.program_id(0) == 0:
-        is_refused = tl.load(state + REFUSED) != 0
-        applied = tl.load(tell)
-        stale = tl.where(is_refused, 0, n - applied)
-        tl.store(tell + 1, stale)
-        tl.atomic_add(state + APPLIED, applied)
-        tl.atomic_add(state + STALE, stale)
-        tl.store(state + REFUSED, 0)
+    stale = tl.where(is_refused, 0, n - applied)
+    tl.store(tell, applied)
+    tl.store(tell + 1, stale)
+    tl.store(state + APPLIED, tl.load(state + APPLIED) + applied)
+    tl.store(state + STALE, tl.load(state + STALE) + stale)
+    tl.store(state + UPDATES, tl.load(state + UPDATES) + 1)
+    tl.store(state + REFUSED, 0)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -709,9 +734,7 @@ def draw(
         else:
             if misses > 0:
                 tl.atomic_add(state + REDRAWS, misses)
-    # Whoever is last moves the stream on: all others have read where it is.
-    if tl.atomic_add(state + PROGRAMS, 1) == tl.num_programs(0) * tl.num_programs(1) - 1:
-        tl.store(state + PROGRAMS, 0)
+    if _is_last(state):
         tl.store(state + CALLS, call + 1)
         tl.store(state + SAMPLED, tl.load(state + SAMPLED) + n)
         if len(LEVELS) > 0:

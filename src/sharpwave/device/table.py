@@ -19,8 +19,8 @@ from .launch import Kernel, on_device_of
 
 __all__ = ["DeviceTable", "Draws", "Index", "Leaf"]
 
-_ENTER_ALONE = 8192  # rows that one program takes into the index; more are many programs' work
-_UPDATE_ALONE = 1024
+_ENTER_ALONE = 4096  # rows that one program takes into the index; more are many programs' work
+_UPDATE_ALONE = 256
 _ITEMS = 128
 _MANY = 1024
 # Nodes at a time, by a program among many and by one alone, and its warps: so much fits into their registers.
@@ -186,12 +186,16 @@ class DeviceTable:
             for given in truths
         }
         ring = self.capacity, self.span
+        # Levels from here on are small, and done by who is last below them.
+        top = max(1, sum(size > _NODES for size in self.level_sizes))
+        self.launched_levels = top
+        top = top if top < len(self.levels) else 0
         self._refresh = {
             (level, which): Kernel(
                 kernels.refresh,
                 (
                     *(*ring, self.padded, self.total, first, self.levels[level - 1] if level else -1),
-                    *(32 ** (level + 1), keeps_zero, which, _NODES),
+                    *(32 ** (level + 1), keeps_zero, which, top if level == top - 1 else 0, self.levels, _NODES),
                 ),
                 _WARPS,
             )
@@ -200,10 +204,9 @@ class DeviceTable:
         }
         self._mark = Kernel(kernels.mark, (*ring, _ITEMS))
         self._apply = [
-            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 0, _NODES_ALONE), _WARPS_ALONE),
-            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 1, _ITEMS)),
+            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 0, _NODES_ALONE, _UPDATE_ALONE), _WARPS_ALONE),
+            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 1, _NODES, _ITEMS)),
         ]
-        self._settle = Kernel(kernels.settle, (*ring, _ITEMS))
         self._remass = Kernel(kernels.remass, (self.padded, _MANY))
 
     def _make_index(self, zeros: Any) -> None:
@@ -228,7 +231,7 @@ class DeviceTable:
         nodes[self.total * 2 : self.total * 3] = -1
         nodes[self.total * 3 : self.total * 4] = math.inf
         self.priorities, self.nodes = leaves, nodes
-        self.winners = zeros(self.capacity, torch.int32)
+        self.winners = zeros(self.capacity, torch.int64)
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
@@ -254,7 +257,7 @@ class DeviceTable:
             self._refresh_levels(0, 0, count)
 
     def _refresh_levels(self, which: int, serials: int, count: int) -> None:
-        for level, size in enumerate(self.level_sizes):
+        for level, size in enumerate(self.level_sizes[: self.launched_levels]):
             # The newest rows lie side by side (see _newest_nodes); of many others some share a node.
             nodes = (count // 32 ** (level + 1) + 3, count, size)[which]
             if nodes >= size:
@@ -302,9 +305,9 @@ class DeviceTable:
         many were stale."""
         count = serials.numel()
         assert self.winners is not None
-        counts = torch.zeros(2, dtype=torch.int64, device=self.device)  # each its own: it is handed out
         if count == 0:
-            return counts
+            return torch.zeros(2, dtype=torch.int64, device=self.device)
+        counts = torch.empty(2, dtype=torch.int64, device=self.device)  # each its own: it is handed out
         names, values, winners = serials.data_ptr(), priorities.data_ptr(), self.winners.data_ptr()
         one = count <= _UPDATE_ALONE
         grid = 1 if one else -(-count // _ITEMS), 1
@@ -313,7 +316,6 @@ class DeviceTable:
         known = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], winners, names, values, self.fixed[6])
         self._apply[0 if one else 1](grid, (*known, counts.data_ptr(), count))
         if not one:
-            self._settle(grid, (self.fixed[2], self.fixed[1], winners, names, counts.data_ptr(), count))
             self._refresh_levels(1, names, count)
         return counts
 
