@@ -28,7 +28,7 @@ CAPACITY = 1_000_000
 SIZES = (256, 4096, 65536)
 OBS, ACTIONS = 17, 6
 ALPHA, BETA, EPS = 0.6, 0.4, 1e-6
-FRAMES = 20_000  # transitions with images, on the host
+FRAMES = 100_000  # transitions with images, on the host: more than its caches hold
 IMAGE = (4, 84, 84)
 LINK_BYTES = 256 << 20
 
@@ -185,8 +185,9 @@ def image_buffer() -> sw.ReplayBuffer:
     schema = {"obs": sw.Field(IMAGE, "uint8"), "action": sw.Field((), "int64")}
     buffer = sw.ReplayBuffer(FRAMES, schema=schema, seed=0)
     stream = torch.Generator().manual_seed(0)
-    for _ in range(0, FRAMES, 1000):
-        obs, after = (torch.randint(0, 255, (1000, *IMAGE), dtype=torch.uint8, generator=stream) for _ in range(2))
+    images = torch.randint(0, 255, (2, 1000, *IMAGE), dtype=torch.uint8, generator=stream)
+    for first in range(0, FRAMES, 1000):
+        obs, after = images ^ (first // 1000)
         action = torch.randint(0, 6, (1000,), generator=stream)
         buffer.add(
             obs.numpy(), action.numpy(), torch.randn(1000).numpy(), after.numpy(), (torch.rand(1000) < 0.01).numpy()
