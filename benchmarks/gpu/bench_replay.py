@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -208,30 +209,91 @@ def link_bandwidth() -> float:
     return LINK_BYTES / min(took)
 
 
-def pinned_gather(buffer: sw.ReplayBuffer, size: int) -> Callable[[], object]:
-    """What people write: the fields as tensors on the host, gathered into pinned ones, copied."""
-    rows = next(buffer.rows(FRAMES))
-    names = ("obs", "action", "reward", "next_obs", "done")
-    host = {name: torch.from_numpy(rows[name]) for name in names}
-    stage = {
-        name: torch.empty((size, *host[name].shape[1:]), dtype=host[name].dtype, pin_memory=True) for name in names
-    }
+def stacked_buffer() -> sw.ReplayBuffer:
+    """The same images as frames, four of which make an observation."""
+    schema = {"obs": sw.Field(IMAGE[1:], "uint8", stack=IMAGE[0]), "action": sw.Field((), "int64")}
+    buffer = sw.ReplayBuffer(FRAMES, schema=schema, next_obs="derived", num_envs=1, seed=0)
+    stream = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 255, (1001, *IMAGE[1:]), dtype=torch.uint8, generator=stream).numpy()
+    for first in range(0, FRAMES, 1000):
+        now = images ^ (first // 1000)
+        action = torch.randint(0, 6, (1000,), generator=stream).numpy()
+        ended = torch.arange(1000) % 500 == 499
+        buffer.add(now[:-1], action, torch.randn(1000).numpy(), now[1:], ended.numpy())
+    return buffer
 
-    def call() -> object:
-        index = torch.randint(0, FRAMES, (size,))
-        batch = {}
-        for name in names:
-            torch.index_select(host[name], 0, index, out=stage[name])
-            batch[name] = stage[name].to("cuda", non_blocking=True)
+
+class PinnedGather:
+    """What people write: the fields as tensors on the host, gathered into pinned ones, copied."""
+
+    def __init__(self, buffer: sw.ReplayBuffer, size: int) -> None:
+        self.size, self.host, self.stage = size, {}, {}
+        rows = next(buffer.rows(FRAMES))
+        for name in ("obs", "action", "reward", "next_obs", "done"):
+            self.host[name] = torch.from_numpy(rows[name])
+
+    def send(self, name: str, index: torch.Tensor, field: torch.Tensor) -> torch.Tensor:
+        if name not in self.stage:
+            shape = (len(index), *field.shape[1:])
+            self.stage[name] = torch.empty(shape, dtype=field.dtype, pin_memory=True)
+        torch.index_select(field, 0, index, out=self.stage[name])
+        return self.stage[name].to("cuda", non_blocking=True)
+
+    def rows(self) -> object:
+        index = torch.randint(0, FRAMES, (self.size,))
+        batch = {name: self.send(name, index, field) for name, field in self.host.items()}
         torch.cuda.synchronize()  # before the stage is written to again
         return batch
 
-    return call
+    def rows_by_one_thread(self) -> object:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self.rows()
+        finally:
+            torch.set_num_threads(threads)
 
 
-def direct_cases(link: float) -> dict[str, Any]:
-    buffer = image_buffer()
-    twin = buffer  # one set of rows is enough: staged batches are asked of the same buffer
+class StackedGather(PinnedGather):
+    """The same for frames: the last of each stack is kept, and the others are those before it. (Where an episode begins
+    they are wrong; to look would take time.)"""
+
+    def __init__(self, buffer: sw.ReplayBuffer, size: int) -> None:
+        super().__init__(buffer, size)
+        self.frames = self.host.pop("obs")[:, -1].contiguous()
+        del self.host["next_obs"]
+
+    def two_stacks(self) -> object:
+        return self._with(self._stacks)
+
+    def each_frame_once(self) -> object:
+        return self._with(self._once)
+
+    def _with(self, images: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> object:
+        index = torch.randint(4, FRAMES - 1, (self.size,))
+        batch = {name: self.send(name, index, field) for name, field in self.host.items()}
+        batch |= images(index)
+        torch.cuda.synchronize()
+        return batch
+
+    def _stacks(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        near = index[:, None] + torch.arange(-3, 1)
+        obs, after = (
+            self.send(name, at.flatten(), self.frames) for name, at in (("obs", near), ("next_obs", near + 1))
+        )
+        return {"obs": obs.view(-1, *IMAGE), "next_obs": after.view(-1, *IMAGE)}
+
+    def _once(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Both observations are views of five frames."""
+        near = index[:, None] + torch.arange(-3, 2)
+        five = self.send("frames", near.flatten(), self.frames).view(-1, 5, *IMAGE[1:])
+        return {"obs": five[:, :4], "next_obs": five[:, 1:]}
+
+
+def direct_cases(
+    buffer: sw.ReplayBuffer, rivals: dict[str, Callable[[], object]], crossing: int, link: float
+) -> dict[str, Any]:
+    """``crossing``: bytes of images that must cross the link for a row."""
     size = 256
     begin = time.perf_counter()
     batch = buffer.sample(size, device="cuda")
@@ -246,16 +308,24 @@ def direct_cases(link: float) -> dict[str, Any]:
     ticket = staged.feed.begin(size, None, False)  # one batch, named once and fetched again and again
     cases = walls(
         {
-            "torch, gather and pinned copy": pinned_gather(buffer, size),
+            **rivals,
             "sharpwave, engine gather and pinned copy": lambda: staged._stage(size, None),
-            "sharpwave, sample(device=)": lambda: twin.sample(size, device="cuda"),
+            "sharpwave, sample(device=)": lambda: buffer.sample(size, device="cuda"),
             "sharpwave, stream(device=)": lambda: next(stream),
             "sharpwave, the kernel alone": lambda: staged.feed.fetch(ticket),
         }
     )
-    moved = size * (2 * 4 * 84 * 84 + 8 + 4 + 1)
-    result = {"size": size, "bytes": moved, "link_bytes_per_s": link, "cases": cases}
-    return result | {"registering_s": registering, "registered_bytes": feed["registered_bytes"]} | {"dqn": dqn(buffer)}
+    others = 8 + 4 + 1
+    made = size * (2 * math.prod(IMAGE) + others)
+    return {
+        "size": size,
+        "bytes": made,
+        "crossing_bytes": size * (crossing + others),
+        "link_bytes_per_s": link,
+        "cases": cases,
+        "registering_s": registering,
+        "registered_bytes": feed["registered_bytes"],
+    }
 
 
 def network() -> torch.nn.Module:
@@ -328,7 +398,23 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent.parent / "results")
     folder = parser.parse_args().results
     link = link_bandwidth()
-    direct = direct_cases(link)
+    stacks = stacked_buffer()
+    gather = StackedGather(stacks, 256)
+    rivals = {
+        "torch, gather and pinned copy": gather.two_stacks,
+        "torch, each frame once, views on the device": gather.each_frame_once,
+    }
+    stacked = direct_cases(stacks, rivals, 5 * math.prod(IMAGE[1:]), link)
+    stacks.close()
+    images = image_buffer()
+    rows = PinnedGather(images, 256)
+    rivals = {
+        "torch, gather and pinned copy": rows.rows,
+        "torch, the same with one thread": rows.rows_by_one_thread,
+    }
+    direct = direct_cases(images, rivals, 2 * math.prod(IMAGE), link) | {"dqn": dqn(images)}
+    del rows, rivals
+    images.close()
     fields = Fields()
     document = {
         "machine": machine(),
@@ -339,6 +425,7 @@ def main() -> None:
         "priority": priority_cases(fields),
         "add": add_cases(fields),
         "direct": direct,
+        "stacked": stacked,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu_replay.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -348,9 +435,10 @@ def main() -> None:
                 print(
                     f"{kind} {case['size']}: {name}: {took['median_ns'] / 1e3:.1f} us (min {took['min_ns'] / 1e3:.1f})"
                 )
-    for name, took in direct["cases"].items():
-        share = direct["bytes"] / took["median_ns"] * 1e9 / link
-        print(f"256 image rows: {name}: {took['median_ns'] / 1e3:.0f} us, {share:.0%} of the link")
+    for title, case in (("rows of images", direct), ("rows with stacks of frames", stacked)):
+        for name, took in case["cases"].items():
+            share = case["crossing_bytes"] / took["median_ns"] * 1e9 / link
+            print(f"256 {title}: {name}: {took['median_ns'] / 1e3:.0f} us, {share:.0%} of the link")
     print(
         f"link {link / 1e9:.1f} GB/s; registering {direct['registered_bytes'] >> 20} MiB took "
         f"{direct['registering_s']:.2f} s"

@@ -8,7 +8,7 @@ row while it copies.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from .launch import Kernel
 from .pinned import Pinned, views_of
 from .pulling import pull
 from .registering import Registered, Unregistered
-from .table import Moves, plan_moves, tile
+from .table import Moves, plan_moves, power_above, tile
 
 __all__ = ["Feed", "Ticket"]
 
@@ -35,17 +35,29 @@ _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "in
 _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
 
 
-def _narrow(moves: Moves, sizes: list[int], shifts: list[int]) -> Moves:
-    """Words of 4 bytes for those that stand askew."""
-    rows = [
-        (offset, size // 4, 4, min(align, 4), min(_PIECE // 4, max(1, 1 << (size // 4 - 1).bit_length())))
-        if shift
-        else (offset, count, width, align, wide)
-        for (offset, count, width, align, wide), size, shift in zip(
-            zip(*moves, strict=True), sizes, shifts, strict=True
-        )
-    ]
+def _narrow(moves: Moves, sizes: list[int], shifts: list[int], together: list[int]) -> Moves:
+    """Words of 4 bytes for those that stand askew; and no more at a time than a program holds, of so many values
+    together."""
+    rows = []
+    for (offset, count, width, align, _), size, shift, values in zip(
+        zip(*moves, strict=True), sizes, shifts, together, strict=True
+    ):
+        if shift:
+            count, width, align = size // 4, 4, min(align, 4)
+        rows.append((offset, count, width, align, min(power_above(count), max(1, _PIECE // values // width))))
     return Moves(*map(tuple, zip(*rows, strict=True)))
+
+
+class _Direct(NamedTuple):
+    """A field that the kernel copies."""
+
+    offset: int
+    before: int  # of the frames before the last
+    size: int  # of a frame
+    depth: int
+    kind: str
+    spills: bool
+    now: int
 
 
 class Plan:
@@ -56,50 +68,65 @@ class Plan:
         self.stack = max(field.stack for _, field in schema.leaves)
         self.direct: list[int] = []
         self.by_host: list[int] = []
-        of_direct: list[tuple[int, int, int, int, str, bool]] = []
+        of_direct: list[_Direct] = []
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
             if field.compression or field.ragged or (role == _REWARD and n_step > 1):
                 self.by_host.append(leaf)
                 continue
             size = math.prod(field.shape) * field.dtype.itemsize
             kind = {_OWN: "own", _REWARD: "own", _LAST: "last", _NEXT: "next"}[role]
+            now = older if role == _LAST else number  # the field with the frames before
             if field.stack > 1:
                 kind = "own_frames" if role == _OWN else "next_frames"
-            before = offsets[older] if role == _LAST and field.stack > 1 else offsets[number]
+            before = offsets[now] if field.stack > 1 else offsets[number]
             self.direct.append(leaf)
-            of_direct.append((offsets[number], before, size, field.stack, kind, role == _NEXT))
-        sizes = [size for _, _, size, *_ in of_direct]
+            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == _NEXT, now))
+        sizes = [one.size for one in of_direct]
         # Large values that stand askew, images behind a flag, are read in words all the same.
         self.shifts = [
-            offset % 4 if size % 4 == 0 and size >= _ASKEW_FROM and offset % 4 == before % 4 else 0
-            for offset, before, size, *_ in of_direct
+            one.offset % 4 if one.size % 4 == 0 and one.size >= _ASKEW_FROM and one.offset % 4 == one.before % 4 else 0
+            for one in of_direct
         ]
         at = [
-            math.gcd(offset - shift, before - shift)
-            for (offset, before, *_), shift in zip(of_direct, self.shifts, strict=True)
+            math.gcd(one.offset - shift, one.before - shift) for one, shift in zip(of_direct, self.shifts, strict=True)
         ]
-        moves = plan_moves(at, sizes, stride, _PIECE)
-        moves = _narrow(moves, sizes, self.shifts)
-        self.kinds = [kind for *_, kind, _ in of_direct]
-        self.spilled = [leaf for leaf, (*_, spills) in zip(self.direct, of_direct, strict=True) if spills]
-        rows, parts = tile(max(sum(sizes), 16), _PART)
+        rows, parts = tile(max(sum(one.size * one.depth for one in of_direct), 16), _PART)
+        powers = [power_above(one.depth) for one in of_direct]
+        moves = _narrow(plan_moves(at, sizes, stride), sizes, self.shifts, [rows * power for power in powers])
+        self.kinds = [one.kind for one in of_direct]
+        self.spilled = [leaf for leaf, one in zip(self.direct, of_direct, strict=True) if one.spills]
+        nows = [self._now(one, of_direct) for one in of_direct]
         shape = (
             stride,
-            tuple(offset for offset, *_ in of_direct),
-            tuple(before for _, before, *_ in of_direct),
+            tuple(one.offset for one in of_direct),
+            tuple(one.before for one in of_direct),
             *moves[1:4],
             tuple(self.shifts),
             moves.wides,
-            tuple(depth for _, _, _, depth, *_ in of_direct),
+            tuple(one.depth for one in of_direct),
+            tuple(powers),
             tuple(self.stack if kind.endswith("frames") else 1 for kind in self.kinds),
-            tuple(spills for *_, spills in of_direct),
+            tuple(one.spills for one in of_direct),
+            tuple(nows.index(k) if k in nows else -1 for k in range(len(nows))),
+            tuple(nows),
+            n_step,
             rows,
             parts,
         )
         self.tile = rows, parts
-        widest = max((wide * width for wide, width in zip(moves.wides, moves.widths, strict=True)), default=1)
-        self.programs = max(_FEWEST, min(_MOST, _ON_THE_WAY // (rows * widest)))
+        holds = [
+            rows * power * wide * width for power, wide, width in zip(powers, moves.wides, moves.widths, strict=True)
+        ]
+        self.programs = max(_FEWEST, min(_MOST, _ON_THE_WAY // max(holds, default=1)))
         self.pull = Kernel(pull, shape)
+
+    @staticmethod
+    def _now(one: _Direct, others: list[_Direct]) -> int:
+        """Which field has the stack that one's goes on from; -1 if none has."""
+        if one.kind != "next_frames":
+            return -1
+        found = [k for k, other in enumerate(others) if other.kind == "own_frames" and other.now == one.now]
+        return found[0] if found else -1
 
     def batch_shape(self, leaf: int, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         field: Field = self.schema.leaves[leaf][1]

@@ -75,16 +75,16 @@ class Moves(NamedTuple):
     wides: tuple[int, ...]
 
 
-def plan_moves(offsets: Sequence[int], sizes: Sequence[int], stride: int, most: int = 4096) -> Moves:
-    """The widest units that fit where each field stands; at most so many bytes at a time."""
+def plan_moves(offsets: Sequence[int], sizes: Sequence[int], stride: int) -> Moves:
+    """The widest units that fit where each field stands."""
     widths = [math.gcd(8, offset, size, stride) for offset, size in zip(offsets, sizes, strict=True)]
     counts = [size // width for size, width in zip(sizes, widths, strict=True)]
     aligns = [math.gcd(16, offset, size, stride) for offset, size in zip(offsets, sizes, strict=True)]
-    wides = [min(_power_above(count), most // width) for count, width in zip(counts, widths, strict=True)]
+    wides = [min(power_above(count), 4096 // width) for count, width in zip(counts, widths, strict=True)]
     return Moves(*map(tuple, (offsets, counts, widths, aligns, wides)))
 
 
-def _power_above(count: int) -> int:
+def power_above(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
@@ -163,7 +163,7 @@ class DeviceTable:
         index, of_reward = self.index, self.leaves[reward]
         shape = (
             *(self.capacity, self.span, self.stride, *self.moves, tuple(leaf.is_last for leaf in self.leaves)),
-            *(reward, _power_above(max(1, math.prod(of_reward.shape))), of_reward.dtype.itemsize == 8),
+            *(reward, power_above(max(1, math.prod(of_reward.shape))), of_reward.dtype.itemsize == 8),
             *(self.n_step, self.num_envs, self.newest, self.padded, self.total, self.levels),
             *((index.stratified, index.normalize, index.mix > 0) if index else (False, 2, False)),
             *(_WEIGH_ALONE, rows, parts, _MANY),
