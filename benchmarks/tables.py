@@ -361,12 +361,18 @@ def gpu_replay(document: Document) -> str:
 
 
 def gpu_direct(document: Document) -> str:
-    direct = document["direct"]
-    link, rows = direct["link_bytes_per_s"], []
-    for label, took in direct["cases"].items():
-        called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
-        share = direct["bytes"] / took["median_ns"] * 1e9 / link
-        rows.append([called, f"{duration(took['median_ns'])} ({duration(took['min_ns'])})", percent(share)])
+    direct, stacked = document["direct"], document["stacked"]
+    link = direct["link_bytes_per_s"]
+    parts = []
+    for case, what in ((direct, "rows of images"), (stacked, "rows with stacks of frames")):
+        rows = []
+        for label, took in case["cases"].items():
+            called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
+            share = case["crossing_bytes"] / took["median_ns"] * 1e9 / link
+            rows.append([called, f"{duration(took['median_ns'])} ({duration(took['min_ns'])})", percent(share)])
+        made, crossing = (figure(case[key] / 1e6) for key in ("bytes", "crossing_bytes"))
+        size = f"{made} MB" if made == crossing else f"{made} MB, of which {crossing} MB differ"
+        parts.append(table([f"{case['size']} {what}, {size}", "", "of the link"], rows))
     fed = []
     for form, title in (("eager", "launched one by one"), ("graph", "as a CUDA graph")):
         one = direct["dqn"][form]
@@ -374,8 +380,7 @@ def gpu_direct(document: Document) -> str:
         fed.append([title, *times, percent(one["waiting_share"]), duration(one["host_in_next_s"] * 1e9)])
     head = ["a DQN update on 256 images", "fed by stream()", "on one batch", "waiting for data", "host in next()"]
     line = f"The link carries {figure(link / 1e9)} GB/s. " + gpu_line(document)
-    first = table([f"{direct['size']} rows of images, {figure(direct['bytes'] / 1e6)} MB", "", "of the link"], rows)
-    return "\n\n".join([first, table(head, fed), small(line)])
+    return "\n\n".join([*parts, table(head, fed), small(line)])
 
 
 def drawn_windows(document: Document) -> str:

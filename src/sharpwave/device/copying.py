@@ -77,32 +77,22 @@ def copy_value(
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
-    second=0,
-    also=0,
-    TWICE: tl.constexpr = False,
 ):
     """COUNT units of WIDTH bytes from each address to each. WIDE of them at a time; a value of more is shared among
-    PARTS programs. TWICE: where ``also`` says so, to a second address as well."""
+    PARTS programs."""
     column = tl.arange(0, WIDE)
     from_ = tl.multiple_of(pointer(source, WIDTH), ALIGN)
     to = tl.multiple_of(pointer(target, WIDTH), ALIGN)
     if COUNT <= WIDE:
         if part == 0:
-            exists = (column < COUNT)[None, :]
-            value = tl.load(from_[:, None] + column[None, :], inside[:, None] & exists)
-            tl.store(to[:, None] + column[None, :], value, inside[:, None] & exists)
-            if TWICE:
-                to_second = tl.multiple_of(pointer(second, WIDTH), ALIGN)
-                tl.store(to_second[:, None] + column[None, :], value, also[:, None] & exists)
+            there = inside[:, None] & (column < COUNT)[None, :]
+            at = from_[:, None] + column[None, :]
+            tl.store(to[:, None] + column[None, :], tl.load(at, there), there)
     else:
         for first in range(part * WIDE, COUNT, PARTS * WIDE):
-            at = first + column
-            exists = (at < COUNT)[None, :]
-            value = tl.load(from_[:, None] + at[None, :], inside[:, None] & exists)
-            tl.store(to[:, None] + at[None, :], value, inside[:, None] & exists)
-            if TWICE:
-                to_second = tl.multiple_of(pointer(second, WIDTH), ALIGN)
-                tl.store(to_second[:, None] + at[None, :], value, also[:, None] & exists)
+            there = inside[:, None] & (first + column < COUNT)[None, :]
+            at = from_[:, None] + (first + column)[None, :]
+            tl.store(to[:, None] + (first + column)[None, :], tl.load(at, there), there)
 
 
 @triton.jit
@@ -116,9 +106,6 @@ def copy_shifted(
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
-    second=0,
-    also=0,
-    TWICE: tl.constexpr = False,
 ):
     """COUNT words of 4 bytes from addresses that all lie SHIFT bytes behind a multiple of 4: read as the words that
     they lie across. A byte at a time a bus would carry a quarter of what it can."""
@@ -126,13 +113,9 @@ def copy_shifted(
     from_ = tl.multiple_of(pointer(source - SHIFT, 4), ALIGN)
     to = tl.multiple_of(pointer(target, 4), 16 if COUNT % 4 == 0 else 4)
     for first in range(part * WIDE, COUNT, PARTS * WIDE):
-        exists = (first + column < COUNT)[None, :]
-        there = inside[:, None] & exists
+        there = inside[:, None] & (first + column < COUNT)[None, :]
         at = from_[:, None] + (first + column)[None, :]
         low = tl.load(at, there).to(tl.uint32, bitcast=True)
         high = tl.load(at + 1, there).to(tl.uint32, bitcast=True)
-        word = ((low >> (8 * SHIFT)) | (high << (32 - 8 * SHIFT))).to(tl.int32, bitcast=True)
-        tl.store(to[:, None] + (first + column)[None, :], word, there)
-        if TWICE:
-            to_second = tl.multiple_of(pointer(second, 4), 16 if COUNT % 4 == 0 else 4)
-            tl.store(to_second[:, None] + (first + column)[None, :], word, also[:, None] & exists)
+        word = (low >> (8 * SHIFT)) | (high << (32 - 8 * SHIFT))
+        tl.store(to[:, None] + (first + column)[None, :], word.to(tl.int32, bitcast=True), there)

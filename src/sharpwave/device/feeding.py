@@ -24,10 +24,11 @@ __all__ = ["Feed", "Ticket"]
 
 _ASKEW_FROM = 64  # bytes of a value
 # A bus is kept busy by what is on its way: a few programs that ask for much at a time. Each takes registers from
-# whoever is learning: with rows of 56 KB 16 of them fetch at 87 % of the link and cost a DQN 3 % of its time, 32 at
-# 90 % and 5 %, 64 at 89 % and 8 %.
-_ON_THE_WAY = 512 << 10
+# whoever is learning: with rows of 56 KB 16 of them fetch at 87 % of the link and cost a DQN 3 % of its time, 24 at
+# 90 % and 4 %, 64 at 89 % and 8 %. That many bytes make it 20.
+_ON_THE_WAY = 640 << 10
 _FEWEST, _MOST = 16, 64
+_LARGE = 1024  # bytes of a value that counts there
 _PIECE = 32 << 10
 _PART = 64 << 10
 _OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
@@ -57,7 +58,6 @@ class _Direct(NamedTuple):
     depth: int
     kind: str
     spills: bool
-    now: int
 
 
 class Plan:
@@ -75,12 +75,11 @@ class Plan:
                 continue
             size = math.prod(field.shape) * field.dtype.itemsize
             kind = {_OWN: "own", _REWARD: "own", _LAST: "last", _NEXT: "next"}[role]
-            now = older if role == _LAST else number  # the field with the frames before
             if field.stack > 1:
                 kind = "own_frames" if role == _OWN else "next_frames"
-            before = offsets[now] if field.stack > 1 else offsets[number]
+            before = offsets[older] if role == _LAST and field.stack > 1 else offsets[number]
             self.direct.append(leaf)
-            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == _NEXT, now))
+            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == _NEXT))
         sizes = [one.size for one in of_direct]
         # Large values that stand askew, images behind a flag, are read in words all the same.
         self.shifts = [
@@ -95,7 +94,6 @@ class Plan:
         moves = _narrow(plan_moves(at, sizes, stride), sizes, self.shifts, [rows * power for power in powers])
         self.kinds = [one.kind for one in of_direct]
         self.spilled = [leaf for leaf, one in zip(self.direct, of_direct, strict=True) if one.spills]
-        nows = [self._now(one, of_direct) for one in of_direct]
         shape = (
             stride,
             tuple(one.offset for one in of_direct),
@@ -107,26 +105,18 @@ class Plan:
             tuple(powers),
             tuple(self.stack if kind.endswith("frames") else 1 for kind in self.kinds),
             tuple(one.spills for one in of_direct),
-            tuple(nows.index(k) if k in nows else -1 for k in range(len(nows))),
-            tuple(nows),
-            n_step,
             rows,
             parts,
         )
         self.tile = rows, parts
+        # Of a stack that goes on from another the GPU's cache has all frames but one: less is on the way.
         holds = [
-            rows * power * wide * width for power, wide, width in zip(powers, moves.wides, moves.widths, strict=True)
+            rows * (1 if one.kind == "next_frames" else power) * wide * width
+            for one, power, wide, width in zip(of_direct, powers, moves.wides, moves.widths, strict=True)
         ]
-        self.programs = max(_FEWEST, min(_MOST, _ON_THE_WAY // max(holds, default=1)))
+        large = [held for held, one in zip(holds, of_direct, strict=True) if one.size >= _LARGE] or holds
+        self.programs = max(_FEWEST, min(_MOST, _ON_THE_WAY * len(large) // max(sum(large), 1)))
         self.pull = Kernel(pull, shape)
-
-    @staticmethod
-    def _now(one: _Direct, others: list[_Direct]) -> int:
-        """Which field has the stack that one's goes on from; -1 if none has."""
-        if one.kind != "next_frames":
-            return -1
-        found = [k for k, other in enumerate(others) if other.kind == "own_frames" and other.now == one.now]
-        return found[0] if found else -1
 
     def batch_shape(self, leaf: int, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         field: Field = self.schema.leaves[leaf][1]

@@ -36,9 +36,6 @@ def pull(
     POWERS: tl.constexpr,
     STACKS: tl.constexpr,
     SPILLS: tl.constexpr,
-    NEXTS: tl.constexpr,
-    NOWS: tl.constexpr,
-    LATER: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -46,9 +43,7 @@ def pull(
     frames (``POWERS``: up to a power of two). A negative one: the value is in ``spills``, at the same place as in the
     batch. The frames before a stored next observation stand at ``OLDER``. A piece is ROWS rows, or one of PARTS parts
     of a large one. ``made``: what the host worked out, so many words of 8 bytes, copied as it is.
-
-    A stack and the next one share frames: the next has them LATER places earlier. They cross the bus once. NEXTS: for
-    each field the one with its next stack, or -1; NOWS: the other way round."""
+    Frames that a stack and the next one share cross the bus once by themselves: the GPU's cache has them."""
     column = tl.arange(0, 512)
     for first in range(tl.program_id(0) * 512, words, tl.num_programs(0) * 512):
         there = first + column < words
@@ -63,40 +58,13 @@ def pull(
             i = item // POWERS[k] + piece // PARTS * ROWS
             frame = item % POWERS[k]
             inside = (i < n) & (frame < DEPTHS[k])
-            source = _source(rows, places[k], spills[k], i, frame, inside, STRIDE, OFFSETS[k], OLDER[k],
-                             COUNTS[k] * WIDTHS[k], DEPTHS[k], STACKS[k], SPILLS[k])  # fmt: skip
-            target = outs[k] + (i * DEPTHS[k] + frame) * (COUNTS[k] * WIDTHS[k])
-            second = target
-            also = inside
-            if NEXTS[k] >= 0:
-                later = frame - LATER
-                also = inside & (later >= 0)
-                other = _source(rows, places[NEXTS[k]], spills[NEXTS[k]], i, later, also, STRIDE, OFFSETS[NEXTS[k]],
-                                OLDER[NEXTS[k]], COUNTS[k] * WIDTHS[k], DEPTHS[k], STACKS[NEXTS[k]],
-                                SPILLS[NEXTS[k]])  # fmt: skip
-                also = also & (other == source)
-                second = outs[NEXTS[k]] + (i * DEPTHS[k] + later) * (COUNTS[k] * WIDTHS[k])
-            if NOWS[k] >= 0:
-                earlier = frame + LATER
-                known = inside & (earlier < DEPTHS[k])
-                other = _source(rows, places[NOWS[k]], spills[NOWS[k]], i, earlier, known, STRIDE, OFFSETS[NOWS[k]],
-                                OLDER[NOWS[k]], COUNTS[k] * WIDTHS[k], DEPTHS[k], STACKS[NOWS[k]],
-                                SPILLS[NOWS[k]])  # fmt: skip
-                inside = inside & ~(known & (other == source))
+            row = tl.load(places[k].to(tl.pointer_type(tl.int64)) + i * STACKS[k] + (STACKS[k] - DEPTHS[k] + frame),
+                          inside, other=0)  # fmt: skip
+            source = rows + row * STRIDE + tl.where(frame == DEPTHS[k] - 1, OFFSETS[k], OLDER[k])
+            where = (i * DEPTHS[k] + frame) * (COUNTS[k] * WIDTHS[k])
+            if SPILLS[k]:
+                source = tl.where(row < 0, spills[k] + where, source)
             if SHIFTS[k] > 0:
-                copy_shifted(source, target, inside, turn, COUNTS[k], SHIFTS[k], ALIGNS[k], WIDES[k], PARTS, second,
-                             also, NEXTS[k] >= 0)  # fmt: skip
+                copy_shifted(source, outs[k] + where, inside, turn, COUNTS[k], SHIFTS[k], ALIGNS[k], WIDES[k], PARTS)
             else:
-                copy_value(source, target, inside, turn, COUNTS[k], WIDTHS[k], ALIGNS[k], WIDES[k], PARTS, second, also,
-                           NEXTS[k] >= 0)  # fmt: skip
-
-
-@triton.jit
-def _source(rows, places, spill, i, frame, inside, STRIDE: tl.constexpr, OFFSET: tl.constexpr, OLDER: tl.constexpr,
-            SIZE: tl.constexpr, DEPTH: tl.constexpr, STACK: tl.constexpr, SPILLS: tl.constexpr):  # fmt: skip
-    """Where frames are."""
-    row = tl.load(places.to(tl.pointer_type(tl.int64)) + i * STACK + (STACK - DEPTH + frame), inside, other=0)
-    source = rows + row * STRIDE + tl.where(frame == DEPTH - 1, OFFSET, OLDER)
-    if SPILLS:
-        source = tl.where(row < 0, spill + (i * DEPTH + frame) * SIZE, source)
-    return source
+                copy_value(source, outs[k] + where, inside, turn, COUNTS[k], WIDTHS[k], ALIGNS[k], WIDES[k], PARTS)
