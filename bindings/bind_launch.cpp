@@ -62,7 +62,7 @@ public:
         void* extra[] = {kPointer, memory.data(), kSize, &bytes, nullptr};
         int code;
         {
-            nb::gil_scoped_release others;  // a full queue makes this wait
+            const PatientRelease others;  // a full queue makes this wait
             // In a thread that never spoke to the GPU no context is current.
             Context now = nullptr;
             if (which_(&now) == 0 && !now) choose_(context_);
@@ -75,7 +75,7 @@ public:
 private:
     template <class Call>
     static Call find(const char* driver, const char* name) {
-        void* library = dlopen(driver, RTLD_LAZY | RTLD_GLOBAL);
+        void* library = dlopen(driver, RTLD_LAZY | RTLD_LOCAL);
         void* call = library ? dlsym(library, name) : nullptr;
         if (!call) throw nb::value_error("Launch(): no CUDA driver that tells a kernel's parameters");
         return reinterpret_cast<Call>(call);

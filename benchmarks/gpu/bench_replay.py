@@ -4,8 +4,8 @@ the CPU and a pinned copy; feeds a DQN and says how long it waited.
     python benchmarks/gpu/bench_replay.py [--results FOLDER]
 
 Everybody is timed in turn within one run. On the device by events around many calls: what counts is how long a call
-keeps the device or the host busy, whichever is longer, as in training. Batches from the host by the wall, each waited
-for. Writes `results/gpu_replay.json`.
+keeps the device or the host busy, whichever is longer, as in training. Batches from the host by the wall, 32 in a
+row. Writes `results/gpu_replay.json`.
 """
 
 from __future__ import annotations

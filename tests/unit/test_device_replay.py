@@ -261,13 +261,16 @@ def test_batch_may_be_changed_in_place_while_a_gradient_of_another_is_to_come(de
     assert torch.equal(scale.grad, one["obs"].sum(0))
 
 
+@pytest.mark.parametrize("nodes", [2, 32])  # at a time; a level of more has branches of its own
 @pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("capacity", [20, 100, 1024, 1090, 3333])
+@pytest.mark.parametrize("capacity", [20, 100, 1090, 3333])
 def test_sums_are_those_of_the_rows_whatever_was_written(
-    device: str, capacity: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, capacity: int, alone: bool, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sharpwave.device import table as module
 
+    monkeypatch.setattr(module, "_NODES", nodes)
+    monkeypatch.setattr(module, "_NODES_ALONE", nodes * 4)
     if not alone:
         monkeypatch.setattr(module, "_ENTER_ALONE", 0)
         monkeypatch.setattr(module, "_UPDATE_ALONE", 0)
@@ -297,16 +300,99 @@ def test_sums_are_those_of_the_rows_whatever_was_written(
         assert (mass[slots] > 0).all()
 
 
+@pytest.mark.parametrize("way", ["by position", "by name", "terminated"])
+def test_whole_tensors_and_others_are_added_alike(device: str, way: str) -> None:
+    """The first are not looked at one by one."""
+    whole, slow = (make(device, 16, num_envs=1, view=sw.Transitions(n_step=3, gamma=0.5)) for _ in range(2))
+    names = ["obs", "action", "reward", "next_obs", "terminated" if way == "terminated" else "done"]
+    for first in (0, 9):
+        values = [*rows(first, 9, device)[:4], torch.arange(9, device=device) % 4 == 3]
+        if way == "by position":
+            assert whole._add_at_once(tuple(values), {})
+        else:
+            assert whole._add_at_once((), dict(zip(names, values, strict=True)))
+        slow.add(*(here(value) for value in values))
+    assert torch.equal(whole._rows.flags, slow._rows.flags)
+    one, other = whole.sample(64), slow.sample(64)
+    for name in one:
+        assert torch.equal(one[name], other[name])
+    for wrong in (
+        [*values[:4], values[4][:8]],
+        [values[0].double(), *values[1:]],
+        [values[0][:, :2], *values[1:]],
+        [*values[:2], values[2][:0], *values[3:]],
+    ):
+        assert not whole._add_at_once(tuple(wrong), {})
+
+
+def test_cleared_buffer_has_nothing_to_draw(device: str) -> None:
+    buffer = make(device, 64)
+    buffer.add(*rows(0, 64))
+    buffer.sample(32)
+    buffer.clear()
+    for size in (32, 16):
+        with pytest.raises(NotReady):
+            buffer.sample(size)
+    buffer.add(*rows(0, 1))
+    assert len(buffer) == 1
+    buffer.sample(32)
+    for size in (32.0, [32], "32", True):
+        with pytest.raises(SchemaError, match="batch_size"):
+            buffer.sample(size)
+
+
 @gpu
 @needs_gpu
 def test_kernels_are_started_by_the_driver() -> None:
-    buffer = sw.ReplayBuffer(4096, obs_shape=(3,), device="cuda", sampler=sw.Prioritized(), seed=0)
+    from sharpwave.device.launch import Kernel
+
+    buffer = sw.ReplayBuffer(100_000, obs_shape=(3,), device="cuda", sampler=sw.Prioritized(), seed=0)
+    host = sw.ReplayBuffer(100, obs_shape=(3,), seed=0)
+    host.add(*rows(0, 100))
     buffer.add(*rows(0, 512))
-    batch = buffer.sample(256)
-    buffer.update_priorities(batch["indices"], torch.rand(256, device="cuda"))
-    table = buffer._rows
-    used = [table._draw, table._write[True, False, False], table._enter[0, False], table._apply[0]]
+    buffer.add(*rows(0, 90_000))
+    for size in (256, 8192):
+        batch = buffer.sample(size)
+        buffer.update_priorities(batch["indices"], torch.rand(size, device="cuda"))
+    buffer.tune(alpha=0.5)
+    host.sample(16, device="cuda")
+    kernels = [host._feeds["cuda"].feed.plan.pull]
+    for part in vars(buffer._rows).values():
+        parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
+        kernels += [one for one in parts if isinstance(one, Kernel)]
+    used = [kernel for kernel in kernels if kernel.compiled is not None]
+    assert len(used) >= 12
     assert all(kernel.run is not None for kernel in used)  # else Triton's way, which takes ten times as long
+
+
+@gpu
+@needs_gpu
+def test_weights_are_those_of_their_batch_every_time() -> None:
+    buffer = sw.ReplayBuffer(50_000, obs_shape=(3,), device="cuda", sampler=sw.Prioritized(beta=0.4), seed=0)
+    buffer.add(*rows(0, 50_000), priority=np.random.default_rng(0).random(50_000))
+    for size, times in ((256, 20_000), (4096, 2_000), (8192, 200)):
+        largest = torch.zeros(size, device="cuda")
+        for _ in range(times):
+            batch = buffer.sample(size)
+            torch.maximum(largest, batch["weights"], out=largest)
+        assert float(largest.max()) <= 1 + 1e-6
+        expected = (batch["probabilities"] / batch["probabilities"].min()) ** -0.4
+        torch.testing.assert_close(batch["weights"], expected.float())
+
+
+@gpu
+@needs_gpu
+def test_rows_that_a_graph_adds_are_there_after_a_clear() -> None:
+    buffer = sw.ReplayBuffer(4096, obs_shape=(3,), device="cuda", seed=0)
+    values = rows(0, 64, "cuda")
+    buffer.add(*values)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        buffer.add(*values)
+    buffer.clear()
+    graph.replay()
+    assert buffer.sample(32)["obs"].shape == (32, 3)
+    assert len(buffer) == 64
 
 
 @gpu

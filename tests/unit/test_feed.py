@@ -133,6 +133,24 @@ def test_rows_that_cannot_be_reached_are_given_back(place: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("place", PLACES)
+def test_rows_of_a_batch_that_cannot_be_fetched_are_given_back(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_of(place)
+    buffer = make("stored", 1, None, "one step", pace=sw.Pace(min_size=10, min_diff=0))
+    fill([buffer], 10, "stored")
+    direct = Direct(buffer, device)
+
+    def fail(*arguments: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(direct.outer.feed, "fetch", fail)
+        for _ in range(30):  # each would keep its turn
+            with pytest.raises(MemoryError):
+                direct.outer.feed.begin(8, 0, False)
+    assert direct.sample(8) is not None
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_fields_of_a_batch_are_not_views_of_one_another(place: str) -> None:
     device = device_of(place)
     buffer = make("stored", 1, None, "one step")

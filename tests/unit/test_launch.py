@@ -7,6 +7,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sharpwave import _core
 
 DRIVER = r"""
 #include <string.h>
+#include <unistd.h>
 static unsigned long offsets[] = {0, 8, 16, 20, 24, 32, 40}, sizes[] = {8, 8, 4, 4, 8, 8, 8};
 unsigned char seen[4096];
 unsigned long seen_bytes;
@@ -39,6 +41,7 @@ int cuFuncGetParamInfo(void* function, unsigned long i, unsigned long* offset, u
 }
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** parameters, void** extra) {
+    if (stream == (void*)3000) usleep(3000);
     unsigned shape[7] = {gx, gy, gz, bx, by, bz, shared};
     memcpy(seen_shape, shape, sizeof shape);
     seen_function = function;
@@ -124,3 +127,22 @@ def test_thread_without_a_context_gets_the_kernels_own(driver: Path) -> None:
         make(driver)
     launch.run(0, 1, 1, (1, 2, 3, 4, 5))
     assert context.value == 5
+
+
+def test_interpreter_may_end_while_a_thread_waits_for_the_driver(driver: Path) -> None:
+    code = f"""
+import threading, time
+from sharpwave import _core
+
+launch = _core.Launch(1, 128, 0, 5, {str(driver)!r})
+
+def always():
+    while True:
+        launch.run(3000, 1, 1, (1, 2, 3, 4, 5))
+
+for _ in range(3):
+    threading.Thread(target=always, daemon=True).start()
+time.sleep(0.05)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -91,10 +92,12 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._is_gpu = self._place.device.type == "cuda"
         self._lock = threading.Lock()
         self._closed = False
-        self._may_have_rows = False
+        self._may_have_rows = self._adds_in_graphs = False
         self._slabs: dict[tuple[int, int], _Slab] = {}
         self._known_out: Any = None  # the last one that was looked at
         self._rows = self._make_table()
+        self._let_go = weakref.finalize(self, _wait_for, self._place.torch, self._place.device, self._rows.alarms)
+        self._let_go.atexit = False
         self._is_flat = all(isinstance(node, Field) for node in self._schema.fields.values())
         self._keys = [*self._schema.fields, *self._extra_names()]
         # What a tensor must be for _add_at_once; nothing where done has another dtype, or fields are nested.
@@ -213,7 +216,7 @@ class DeviceReplayBuffer(ReplayBuffer):
                 tuple(0 if at is None else addresses[at] for at in flags),
                 0 if given is None else addresses[given],
             )
-            self._may_have_rows = True
+            self._note_rows()
 
     def _add_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The common case: whole tensors on the device, as the schema has them, and nothing beside them. False: the
@@ -250,8 +253,13 @@ class DeviceReplayBuffer(ReplayBuffer):
             return False
         with self._lock:
             self._rows.add(tuple(addresses), count, (addresses[self._schema.done], 0, 0), 0)
-            self._may_have_rows = True
+            self._note_rows()
         return True
+
+    def _note_rows(self) -> None:
+        self._may_have_rows = True
+        if self._is_gpu and self._place.torch._C._cuda_isCurrentStreamCapturing():
+            self._adds_in_graphs = True
 
     def _read(self, what: str, value: Any) -> Any:
         if isinstance(value, self._place.torch.Tensor) and value.device == self._place.device:
@@ -369,6 +377,8 @@ class DeviceReplayBuffer(ReplayBuffer):
 
     def _sample_at_once(self, size: Any) -> dict[str, Any] | None:
         """The common case: memory and numbers are ready. None: the careful way must look."""
+        if type(size) is not int or not self._may_have_rows:
+            return None
         getters, alarm = self._place.torch._C, self._rows.alarm
         number = self._place.device.index
         slab = self._slabs.get((size, getters._cuda_getCurrentRawStream(number)))
@@ -634,7 +644,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._heed("clear()")
         with self._lock:
             self._rows.clear()
-            self._may_have_rows = False
+            self._may_have_rows = self._adds_in_graphs  # which nobody hears of
 
     def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
         """Writes a snapshot, as of every ReplayBuffer: ``sharpwave.open(path)`` loads it into memory of the host,
@@ -653,8 +663,9 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._rows.read_numbers()
 
     def close(self, unlink: bool = False) -> None:
-        """Lets go of the device's memory. A second call does nothing."""
+        """Lets go of the device's memory, when the device is done with it. A second call does nothing."""
         self._closed = True
+        self._let_go()
         self._slabs.clear()
         self._rows = self._known_out = None
 
@@ -662,6 +673,19 @@ class DeviceReplayBuffer(ReplayBuffer):
         if self._closed:
             raise ClosedError("pickle: the buffer is closed")
         raise TypeError(f"pickle: a buffer on {self._where} belongs to one process; save() it, or keep it on the host")
+
+
+def _wait_for(torch: Any, device: Any, alarms: Any) -> None:
+    """Before a buffer's memory goes: kernels of any stream may still be at it."""
+    if device.type != "cuda":
+        return
+    if torch.cuda.is_current_stream_capturing():  # where nobody may wait
+        _kept.append(alarms)
+    else:
+        torch.cuda.synchronize(device)
+
+
+_kept: list[Any] = []
 
 
 def refuse_on_device(where: str, sampler: Any, view: Any, schema: Schema, pace: Any, storage: Any) -> None:

@@ -184,7 +184,12 @@ class GpuFeed:
         try:
             self.buffer._fill(size, self._tree(block.arrays), timeout, False)
             serials = block.arrays["indices"].copy()
-            sent = block.send()
+            try:
+                sent = block.send()
+            except BaseException:  # the rows reach nobody
+                if self.settles:
+                    self.buffer._table.settle(serials, False)
+                raise
             block.event = self.torch.cuda.Event()
             block.event.record()
         finally:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _core
 from ..arrays import prepare
+from ..errors import StorageError
 from ..sampling import Prioritized
 from ..schema import Field, Node
 from .device_replay import DeviceReplayBuffer, refuse_on_device
@@ -89,7 +90,12 @@ def to_device(host: ReplayBuffer, device: Any) -> DeviceReplayBuffer:
     )
     table, width, capacity = buffer._rows, host._num_envs or 1, host._capacity
     torch, place = buffer._place.torch, buffer._place.device
-    span = table.span = stats["blocks"] * stats["block_rows"]
+    span = stats["blocks"] * stats["block_rows"]
+    if span != table.span:
+        raise StorageError(
+            f"open(): device: rounds of {span} serials, where this version's have {table.span}: the file is of another "
+            "version; open it without device="
+        )
 
     def position(serial: Any) -> Any:
         return serial // span * capacity + np.minimum(serial % span, capacity)

@@ -17,7 +17,7 @@ from ..schema import Field, Schema
 from .launch import Kernel
 from .pinned import Pinned, views_of
 from .pulling import pull
-from .registering import Registered, Unregistered
+from .registering import Registered
 from .table import Moves, plan_moves, power_above, tile
 
 __all__ = ["Feed", "Ticket"]
@@ -221,15 +221,15 @@ class Feed:
         ticket.feed = self
         try:
             ticket.reading = self.table.name_rows(size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver)
-            try:
-                self._reach()
-            except Unregistered:  # the rows reach nobody
-                if not deliver:
-                    self.table.settle(ticket.extras[-1], False)
-                raise
-            self.fetch(ticket, stream)
         except BaseException:
             self.free.setdefault(size, []).append(ticket)
+            raise
+        try:
+            self._reach()
+            self.fetch(ticket, stream)
+        except BaseException:  # the rows reach nobody; a kernel may be at the ticket's memory
+            if not deliver:
+                self.table.settle(ticket.extras[-1], False)
             raise
         return ticket
 

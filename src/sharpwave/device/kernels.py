@@ -3,7 +3,7 @@ graph goes on from where the last replay ended.
 
 A row is a run of bytes, as in the engine; beside it a flag byte. Priorities stand under a tree of sums with 32 children
 a node. Parents are computed anew from their children and never added to, so no error builds up. Beside the sums stands
-for each child what it and those before it come to: a draw finds its way by halving, in five reads a node, without a
+for each child what it and those before it come to: a draw finds its way by halving, in a few reads a node, without a
 word from another thread.
 """
 
@@ -742,6 +742,7 @@ def draw(
             if NORMALIZE == 0:
                 reference = tl.load(state + LEAST, volatile=True).to(tl.float64, bitcast=True)
                 reference = tl.where(reference == _INFINITE, 1.0, reference)
+                tl.debug_barrier()  # every thread has read it
                 tl.store(state + LEAST, _NO_PROBABILITY)
             if NORMALIZE == 1:
                 lows = (nodes + TOTAL * 12).to(tl.pointer_type(tl.float32))

@@ -17,9 +17,9 @@ _ready: dict[Any, Callable[..., None]] = {}
 
 
 class Kernel:
-    """A Triton kernel with its constants, for one device. Called with addresses, at multiples of 16, and other whole
-    numbers, or tuples of them; the same of them are 0 in every call. The first call compiles it; later ones ask the
-    driver alone. Products and sums are rounded one by one, as on the host."""
+    """A Triton kernel with its constants, for one device. Called with addresses and other whole numbers, or tuples of
+    them. The first call compiles it, for what it finds: the same of them must be 0, and multiples of 16, in every call.
+    Later ones ask the driver alone. Products and sums are rounded one by one, as on the host."""
 
     def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int = 4) -> None:
         self.kernel, self.constants = kernel, constants
