@@ -19,7 +19,7 @@ __all__ = ["to_device", "to_host"]
 
 _CHUNK_BYTES = 64 << 20
 _COUNTERS = ("calls", "sampled", "redraws", "added", "voided", "episodes", "applied", "stale")
-_LIVE, _ENDS, _TRUNCATED, _STOPS = 1, 2, 4, 8  # flags of device/kernels.py
+_LIVE, _ENDS, _TRUNCATED, _STOPS = 1, 2, 4, 8  # flags of device/state.py
 
 
 def _chunk(row_bytes: int, width: int) -> int:

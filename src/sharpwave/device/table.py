@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from . import kernels
 from .launch import Kernel, on_device_of
+from .rows import draw, weigh, write
+from .state import ALARMS, NUMBERS, REALS
+from .tree import apply, enter, mark, refresh, remass
 
 __all__ = ["DeviceTable", "Draws", "Index", "Leaf"]
 
@@ -132,7 +134,7 @@ class DeviceTable:
         with torch.inference_mode(False):  # whoever makes it there may use it elsewhere
             self.rows = torch.empty(capacity * self.stride, dtype=torch.uint8, device=device)
             self.flags = zeros(capacity, torch.uint8)
-            self.numbers = zeros(len(kernels.NUMBERS), torch.int64)
+            self.numbers = zeros(len(NUMBERS), torch.int64)
             self.reals = torch.tensor(
                 [*exponents, 1.0, *((index.eps, index.mix) if index else (0.0, 0.0)), 1.0, 0.0],
                 dtype=torch.float64,
@@ -141,7 +143,7 @@ class DeviceTable:
             self.write_numbers(seed=seed, least=0x7FF0000000000000)
             powers = [gamma**k for k in range(n_step + 1)]
             self.powers = torch.tensor(powers, dtype=torch.float64, device=device)
-            self.alarms = torch.zeros(len(kernels.ALARMS), dtype=torch.int64, pin_memory=device.type == "cuda")
+            self.alarms = torch.zeros(len(ALARMS), dtype=torch.int64, pin_memory=device.type == "cuda")
             self.heard = self.alarms.numpy()
             self.alarm = memoryview(self.heard.data)  # the quickest to look at
             self._make_index(zeros)
@@ -157,7 +159,7 @@ class DeviceTable:
         rows, parts = self.tile
         truths = False, True
         self._write = {
-            has: Kernel(kernels.write, (self.capacity, self.stride, *self.moves, rows, parts, *has))
+            has: Kernel(write, (self.capacity, self.stride, *self.moves, rows, parts, *has))
             for has in itertools.product(truths, repeat=3)
         }
         index, of_reward = self.index, self.leaves[reward]
@@ -168,14 +170,14 @@ class DeviceTable:
             *((index.stratified, index.normalize, index.mix > 0) if index else (False, 2, False)),
             *(_WEIGH_ALONE, rows, parts, _MANY),
         )
-        self._draw = Kernel(kernels.draw, shape)
+        self._draw = Kernel(draw, shape)
         if index is None:
             return
-        self._weigh = Kernel(kernels.weigh, (self.newest, _MANY))
+        self._weigh = Kernel(weigh, (self.newest, _MANY))
         tree, keeps_zero = (self.padded, self.total, self.levels), index.mix > 0
         self._enter = {
             (phase, given): Kernel(
-                kernels.enter,
+                enter,
                 (
                     *(self.capacity, *tree, keeps_zero, index.new_rows, index.new_priority),
                     *(given, phase, _NODES_ALONE // 2, _MANY),
@@ -192,7 +194,7 @@ class DeviceTable:
         top = top if top < len(self.levels) else 0
         self._refresh = {
             (level, which): Kernel(
-                kernels.refresh,
+                refresh,
                 (
                     *(*ring, self.padded, self.total, first, self.levels[level - 1] if level else -1),
                     *(32 ** (level + 1), keeps_zero, which, top if level == top - 1 else 0, self.levels, _NODES),
@@ -202,12 +204,12 @@ class DeviceTable:
             for level, first in enumerate(self.levels)
             for which in range(3)
         }
-        self._mark = Kernel(kernels.mark, (*ring, _ITEMS))
+        self._mark = Kernel(mark, (*ring, _ITEMS))
         self._apply = [
-            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 0, _NODES_ALONE, _UPDATE_ALONE), _WARPS_ALONE),
-            Kernel(kernels.apply, (*ring, *tree, keeps_zero, 1, _NODES, _ITEMS)),
+            Kernel(apply, (*ring, *tree, keeps_zero, 0, _NODES_ALONE, _UPDATE_ALONE), _WARPS_ALONE),
+            Kernel(apply, (*ring, *tree, keeps_zero, 1, _NODES, _ITEMS)),
         ]
-        self._remass = Kernel(kernels.remass, (self.padded, _MANY))
+        self._remass = Kernel(remass, (self.padded, _MANY))
 
     def _make_index(self, zeros: Any) -> None:
         self.priorities = self.nodes = self.winners = None
@@ -245,15 +247,15 @@ class DeviceTable:
             self._enter_rows(count, priorities)
 
     def _enter_rows(self, count: int, given: int) -> None:
-        def enter(phase: int, programs: int) -> None:
+        def start(phase: int, programs: int) -> None:
             numbers = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], self.fixed[6], given, count)
             self._enter[phase, given != 0]((programs, 1), numbers)
 
         if count <= _ENTER_ALONE:
-            enter(0, 1)
+            start(0, 1)
             return
         for phase in (1, 2):
-            enter(phase, -(-count // _MANY))
+            start(phase, -(-count // _MANY))
             self._refresh_levels(0, 0, count)
 
     def _refresh_levels(self, which: int, serials: int, count: int) -> None:
@@ -328,18 +330,18 @@ class DeviceTable:
     # ---- what waits -------------------------------------------------------------------------------------------
 
     def read_numbers(self) -> dict[str, int]:
-        return dict(zip(kernels.NUMBERS, self.numbers.tolist(), strict=True))
+        return dict(zip(NUMBERS, self.numbers.tolist(), strict=True))
 
     def read_reals(self) -> dict[str, float]:
-        return dict(zip(kernels.REALS, self.reals.tolist(), strict=True))
+        return dict(zip(REALS, self.reals.tolist(), strict=True))
 
     def write_numbers(self, **values: int) -> None:
         for name, value in values.items():
-            self.numbers[kernels.NUMBERS.index(name)] = value
+            self.numbers[NUMBERS.index(name)] = value
 
     def write_reals(self, **values: float) -> None:
         for name, value in values.items():
-            self.reals[kernels.REALS.index(name)] = value
+            self.reals[REALS.index(name)] = value
 
     def serials(self) -> torch.Tensor:
         """Of the live rows, oldest first."""
