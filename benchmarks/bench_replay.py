@@ -12,17 +12,19 @@ from harness.contest import ENVIRONMENTS, Contest
 from harness.program import Run, contest_parser, parse
 from harness.workloads import ATARI, W1
 
+OTHERS = {"c_loop", "apexrl", "ray"}  # they meet us in other contests
+ENTRANTS = [name for name in ENVIRONMENTS if name not in OTHERS]
 CONTESTS = (
     Contest(
         "w1",
         W1,
-        dict.fromkeys(ENVIRONMENTS, "plain"),
+        dict.fromkeys(ENTRANTS, "plain"),
         ("add_1", "add_64", "add_1024", "sample_32", "sample_256", "sample_4096"),
     ),
     Contest(
         "atari",
         ATARI,
-        {name: "plain" for name in ENVIRONMENTS if name != "engine"},
+        {name: "plain" for name in ENTRANTS if name != "engine"},
         ("add_1", "sample_256"),
     ),
 )

@@ -68,13 +68,17 @@ class Workload:
         return {name: np.ascontiguousarray(part) for name, part in zip(GOAL_PARTS, parts, strict=True)}
 
     def chunks(self, rows: int) -> Iterator[Columns]:
-        """Pieces of at most `chunk_rows` rows that together prefill `rows` rows; each goes on where the last ended."""
+        """Pieces of at most `chunk_rows` rows that together prefill `rows` rows; each goes on where the last ended.
+        The last row ends an episode: whatever is added then starts one."""
         pieces = _filmed_pieces(self) if self.filmed else cycle([self.columns(self.chunk_rows)])
         while rows > 0:
             piece = next(pieces)
             count = min(rows, len(piece["reward"]))
-            yield piece if count == len(piece["reward"]) else {name: x[:count] for name, x in piece.items()}
             rows -= count
+            if rows == 0:
+                piece = {name: x[:count] for name, x in piece.items()}
+                piece["done"] = np.append(piece["done"][:-1], True)
+            yield piece
 
     def rows(self, count: int = 0) -> list[Row]:
         """The first `count` steps, or the pool, as an environment loop holds them: arrays, a Python float and bool.

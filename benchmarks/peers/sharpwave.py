@@ -103,7 +103,7 @@ class Sharpwave(Contender):
             return newest.setdefault(id(stack), stack[-1].copy())
 
         frames = [(frame(obs), action, reward, frame(after), done) for obs, action, reward, after, done in rows]
-        return {"": self.adding(rows), "frame": self.adding(frames)}
+        return {"": self.adding_from_a_start(rows), "frame": self.adding_from_a_start(frames)}
 
     def adding(self, rows: list[tuple]) -> Operation:
         buffer, endless = self.buffer, cycle(rows)
@@ -111,6 +111,18 @@ class Sharpwave(Contender):
         def add(calls: int) -> None:
             for obs, action, reward, next_obs, done in islice(endless, calls):
                 buffer.add(obs, action, reward, next_obs, done)
+
+        return Operation(add)
+
+    def adding_from_a_start(self, rows: list[tuple]) -> Operation:
+        """A stack goes on from the one before. Two that add in turn leave each other at an episode's end."""
+        buffer = self.buffer
+
+        def add(calls: int) -> None:
+            for obs, action, reward, next_obs, done in islice(cycle(rows), calls - 1):
+                buffer.add(obs, action, reward, next_obs, done)
+            obs, action, reward, next_obs, _ = rows[(calls - 1) % len(rows)]
+            buffer.add(obs, action, reward, next_obs, True)
 
         return Operation(add)
 
