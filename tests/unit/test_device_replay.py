@@ -261,6 +261,28 @@ def test_batch_may_be_changed_in_place_while_a_gradient_of_another_is_to_come(de
     assert torch.equal(scale.grad, one["obs"].sum(0))
 
 
+def test_batches_of_a_slab_have_memory_of_their_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a small sample on a GPU hands out, one after the other."""
+    from sharpwave.device import table as module
+
+    monkeypatch.setattr(module, "_WEIGH_ALONE", 8)  # the weights are another kernel's
+    buffer = make(device, 64, sampler=sw.Prioritized(beta=0.5), num_envs=1, view=sw.Transitions(n_step=2))
+    buffer.add(*rows(0, 64), priority=np.arange(1, 65))
+    slab = buffer._slab(16, 3, buffer._specs(16))
+    for i in range(3):
+        buffer._rows.draw(16, slab.draws, i)
+    scale = torch.ones(3, device=device, requires_grad=True)
+    loss = (slab.batches[0]["obs"] * scale).sum()
+    slab.batches[1]["next_obs"].mul_(1)
+    slab.batches[1]["obs"].mul_(1)  # as views of one tensor this would spoil the gradient
+    loss.backward()
+    for batch in slab.batches:
+        assert torch.equal(batch["obs"][:, 0].long(), batch["indices"])
+        expected = (batch["probabilities"] / batch["probabilities"].min()) ** -0.5
+        torch.testing.assert_close(batch["weights"], expected.float())
+    assert not torch.equal(slab.batches[0]["indices"], slab.batches[1]["indices"])
+
+
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(
     ("capacity", "nodes"),  # so many at a time; a level of more has branches of its own
@@ -364,7 +386,7 @@ def test_kernels_are_started_by_the_driver() -> None:
         kernels += [one for one in parts if isinstance(one, Kernel)]
     used = [kernel for kernel in kernels if kernel.compiled is not None]
     assert len(used) >= 12
-    assert all(kernel.run is not None for kernel in used)  # else Triton's way, which takes ten times as long
+    assert all(kernel.run is not None for kernel in used)  # else Triton's way, which looks at every argument
 
 
 @gpu
