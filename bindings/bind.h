@@ -18,6 +18,7 @@ void bind_writer(nb::module_& m);
 void bind_returns(nb::module_& m);
 void bind_trajectories(nb::module_& m);
 void bind_launch(nb::module_& m);
+void bind_files(nb::module_& m);
 
 // Leaves the interpreter to other threads during a wait. A thread that wakes while the interpreter is being taken down
 // sleeps for ever: taking the lock then would end the thread in the middle of our frames, and with it the process.
@@ -31,6 +32,10 @@ public:
 private:
     PyThreadState* state_;
 };
+
+// Runs the handlers of signals that came during a wait; throws ErrorKind::interrupted where one of them raised. Called
+// without the interpreter's lock.
+void check_signals();
 
 // Waits until there is a file of that name; whether there is one.
 bool wait_for_file(const std::string& path, double seconds);

@@ -48,14 +48,30 @@ bool wait_for_file(const std::string& path, double seconds) {
     }
 }
 
-PatientRelease::~PatientRelease() {
+namespace {
+
+void wait_out_the_end() {
 #if PY_VERSION_HEX >= 0x030d0000
     const auto is_ending = [] { return Py_IsFinalizing(); };
 #else
     const auto is_ending = [] { return _Py_IsFinalizing(); };
 #endif
     while (is_ending()) pause();
+}
+
+}  // namespace
+
+PatientRelease::~PatientRelease() {
+    wait_out_the_end();
     PyEval_RestoreThread(state_);
+}
+
+void check_signals() {
+    wait_out_the_end();
+    const PyGILState_STATE state = PyGILState_Ensure();
+    const bool is_raised = PyErr_CheckSignals() != 0;
+    PyGILState_Release(state);
+    if (is_raised) throw sharpwave::Error(sharpwave::ErrorKind::interrupted, "interrupted");
 }
 
 void take_turn(Pace* pace, Pace::Side side, std::uint64_t rows, PyObject* timeout) {

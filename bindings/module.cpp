@@ -1,9 +1,11 @@
 #define SHARPWAVE_IMPORTS_NUMPY
+#include "base/wait.h"
 #include "bind.h"
 #include "errors.h"
 #include "numpy_api.h"
 
 void set_python_error(const sharpwave::Error& error) {
+    if (error.kind() == sharpwave::ErrorKind::interrupted) return;  // a signal handler's exception is set already
     static constexpr const char* kNames[] = {"SchemaError", "NotReady",    "StorageError",
                                              "StaleHandle", "ClosedError", "BufferFull"};
     const char* name = kNames[static_cast<int>(error.kind())];
@@ -35,4 +37,6 @@ NB_MODULE(_core, m) {
     bind_returns(m);
     bind_trajectories(m);
     bind_launch(m);
+    bind_files(m);
+    sharpwave::set_interrupt_check(&check_signals);
 }

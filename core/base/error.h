@@ -6,7 +6,8 @@
 
 namespace sharpwave {
 
-enum class ErrorKind { schema, not_ready, storage, stale_handle, closed, buffer_full };
+// `interrupted`: set_interrupt_check()'s function ended a wait; the language above has its own error for that.
+enum class ErrorKind { schema, not_ready, storage, stale_handle, closed, buffer_full, interrupted };
 
 class Error : public std::runtime_error {
 public:

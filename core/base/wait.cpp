@@ -1,0 +1,35 @@
+#include "base/wait.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+namespace sharpwave {
+
+namespace {
+
+constexpr double kLongestPause = 5e-3;
+std::atomic<void (*)()> interrupt_check{nullptr};
+
+}  // namespace
+
+void set_interrupt_check(void (*check)()) { interrupt_check.store(check, std::memory_order_release); }
+
+void check_interrupt() {
+    if (auto* check = interrupt_check.load(std::memory_order_acquire)) check();
+}
+
+bool Pauses::next() {
+    if (deadline_.is_over()) return false;
+    const double pause = std::min(pause_s_, deadline_.left_s());
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    pause_s_ = std::min(pause_s_ * 1.5, kLongestPause);
+    since_check_s_ += pause;
+    if (since_check_s_ >= kWaitSlice) {
+        since_check_s_ = 0;
+        check_interrupt();
+    }
+    return true;
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,138 @@
+"""Files with one owner, and files that appear whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sharpwave import _core
+from sharpwave.errors import ClosedError, StorageError
+
+
+def test_a_file_has_one_owner_even_in_one_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    first = _core.own_file(path)
+    assert first is not None
+    assert _core.own_file(path) is None
+    first.close()
+    assert _core.own_file(path) is not None
+
+
+def test_reading_and_copying_an_owned_file_leaves_it_owned(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "journal"
+    path.parent.mkdir()
+    first = _core.own_file(str(path))
+    with open(path, "rb+"):
+        pass
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    assert _core.own_file(str(path)) is None
+    assert first is not None and first.is_open
+
+
+def test_a_killed_owner_whose_child_lives_owns_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    read, write = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        lock = _core.own_file(path)
+        assert lock is not None
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            assert not lock.is_open
+            with pytest.raises(ClosedError, match="parent"):
+                lock.fileno()
+            os.write(write, f"{os.getpid()}\n".encode())
+            time.sleep(30)
+            os._exit(0)
+        time.sleep(30)
+        os._exit(1)
+    os.close(write)
+    grandchild = int(os.read(read, 20))
+    os.close(read)
+    try:
+        assert _core.own_file(path) is None
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        assert _core.own_file(path) is not None
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_program_that_the_owner_starts_owns_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    lock = _core.own_file(path)
+    assert lock is not None
+    with subprocess.Popen(["sleep", "30"], close_fds=False) as child:
+        lock.close()
+        try:
+            assert _core.own_file(path) is not None
+        finally:
+            child.kill()
+
+
+def test_waiting_for_an_owner_ends_at_the_deadline_and_on_a_signal(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    lock = _core.own_file(path)
+    assert lock is not None
+    start = time.monotonic()
+    assert _core.own_file(path, timeout=0.2) is None
+    assert 0.15 < time.monotonic() - start < 5
+    code = f"from sharpwave import _core\nprint('waits', flush=True)\n_core.own_file({path!r}, timeout=60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiter:
+        assert waiter.stdout is not None
+        waiter.stdout.readline()
+        time.sleep(0.2)
+        waiter.send_signal(signal.SIGINT)
+        assert waiter.wait(10) != 0
+        assert waiter.stderr is not None and b"KeyboardInterrupt" in waiter.stderr.read()
+
+
+def test_symlinks_and_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(StorageError, match="symbolic link"):
+        _core.own_file(str(tmp_path / "link"))
+    with pytest.raises(StorageError):
+        _core.own_file(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch(mode=0o666)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(StorageError, match="belongs to user 12345"):
+        _core.own_file(str(path))
+
+
+def test_a_replaced_file_has_its_owner_before_its_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    old = _core.own_file(path)
+    made = _core.NewFile(path)
+    made.write(b"new")
+    made.write(bytearray(b"er"))
+    lock = made.own()
+    made.sync()
+    made.publish(replace=True)
+    assert old is not None and not old.is_named(path) and lock.is_named(path)
+    old.close()
+    assert _core.own_file(path) is None
+    assert Path(path).read_bytes() == b"newer" and os.listdir(tmp_path) == ["journal"]
+
+
+def test_a_new_file_without_a_name_leaves_nothing(tmp_path: Path) -> None:
+    made = _core.NewFile(str(tmp_path / "file"))
+    made.write(b"x")
+    del made
+    assert os.listdir(tmp_path) == []
+    _core.NewFile(str(tmp_path / "file")).publish(replace=False)
+    with pytest.raises(StorageError, match="exists"):
+        _core.NewFile(str(tmp_path / "file")).publish(replace=False)
