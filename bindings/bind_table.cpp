@@ -409,10 +409,14 @@ void bind_table(nb::module_& m) {
                     nb::arg("path"), nb::arg("replace"))
         .def_static(
             "attach",
-            [](const std::string& path, bool recover) {
-                return BoundTable{Table::attach(path, recover), nullptr, {}, {}, {}};
+            [](const std::string& path, bool recover, bool verify, double timeout) {
+                const Table::Opening opening{recover, verify, sharpwave::Deadline::in(timeout)};
+                return BoundTable{Table::attach(path, opening), nullptr, {}, {}, {}};
             },
-            nb::arg("path"), nb::arg("recover") = false, nb::call_guard<nb::gil_scoped_release>())
+            nb::arg("path"), nb::arg("recover") = false, nb::arg("verify") = true, nb::arg("timeout") = 1e18,
+            nb::call_guard<nb::gil_scoped_release>())
+        .def_static("holders", &Table::holders, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(),
+                    "Process ids of those who have a live file open.")
         .def_static(
             "load",
             [](const std::string& path, bool recover) {

@@ -43,7 +43,10 @@ namespace sharpwave {
     X(save_rows_copied)      /* a snapshot has its rows */                                            \
     X(save_index_locked)     /* and is at its cut, with the index lock */                             \
     X(save_before_name)      /* is whole and on the disk, without a name */                           \
-    X(leave_at_door)         /* the last one out */
+    X(leave_at_door)         /* the last one out */                                                   \
+    X(leave_flushed)         /* everything is on the disk, the file is not called clean yet */        \
+    X(clear_origin)          /* rows are cleared, the next ticket has not followed */                 \
+    X(clear_ticket)          /* it has; no writer has noticed */
 
 #if defined(SHARPWAVE_FAULTS)
 enum class Fault : int {
@@ -56,8 +59,8 @@ enum class Fault : int {
 // Kills the process if this is the place, and the turn, that arm() chose.
 void fault_point(Fault place);
 
-// From now on the process dies when `place` is reached for the `turn`-th time; turn 0 disarms.
-void arm(Fault place, int turn);
+// From now on the process dies when `place` is reached for the `turn`-th time; turn 0 disarms. `before` is called then.
+void arm(Fault place, int turn, void (*before)() = nullptr);
 const char* fault_name(Fault place);
 
 #define SHARPWAVE_FAULT(name) ::sharpwave::fault_point(::sharpwave::Fault::name)

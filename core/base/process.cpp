@@ -1,7 +1,6 @@
 #include "base/process.h"
 
 #include <pthread.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,11 +30,6 @@ std::string boot_id() {
     std::string id;
     std::getline(file, id);
     return id;  // empty where the system has none: then every unclean open verifies checksums
-}
-
-std::uint64_t pid_namespace() {
-    struct stat info{};
-    return stat("/proc/self/ns/pid", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
 }
 
 std::uint64_t rough_now_ns() {

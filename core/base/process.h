@@ -16,7 +16,6 @@ std::uint64_t process_id() noexcept;
 // Identifies the running kernel. Unequal to the one in a file's header: the machine went down since.
 std::string boot_id();
 
-std::uint64_t pid_namespace();
 std::uint64_t now_ns();
 std::uint64_t rough_now_ns();  // right to some milliseconds, and cheaper
 

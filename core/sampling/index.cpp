@@ -100,8 +100,8 @@ double Index::recomputed_total() {
 
 void Index::catch_up() {
     Counters& counters = table_.counters();
-    const std::uint64_t epoch = counters.epoch.value.load(std::memory_order_acquire);
-    const bool rebuilds = counters.index_epoch.value.load(std::memory_order_relaxed) != epoch;
+    const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
+    const bool rebuilds = counters.index_origin.value.load(std::memory_order_relaxed) != origin;
     if (rebuilds) rebuild();
     if (!config_.starts.is_any()) {
         // Episodes that ended after their last row was taken in: a writer was closed, or died.
@@ -430,7 +430,7 @@ void Index::take_in() {
 // ---- masses anew ----------------------------------------------------------------------------------------------------
 
 void Index::rebuild() {
-    const std::uint64_t epoch = table_.counters().epoch.value.load(std::memory_order_acquire);
+    const std::uint64_t origin = table_.counters().origin_ticket.value.load(std::memory_order_acquire);
     const std::uint64_t least = table_.least_word();
     // Nothing of the sums is trusted, nor what stands beside the last leaf: a file may have been damaged.
     std::memset(table_.region(kTree), 0, table_.header().regions[kTree].bytes);
@@ -455,7 +455,7 @@ void Index::rebuild() {
     }
     if (may_all_start) remake_masses();
     if (!may_all_start) rebuild_starts();
-    table_.counters().index_epoch.value.store(epoch, std::memory_order_release);
+    table_.counters().index_origin.value.store(origin, std::memory_order_release);
 }
 
 // From the rows alone: which of them may start an example.

@@ -33,47 +33,45 @@ std::string grouped(double value) {
 
 }  // namespace
 
-// In the runtime page: rung when rows were added, delivered or given back.
-struct Pace::Bell {
-    std::atomic<std::uint32_t> rings;
-    std::atomic<std::uint32_t> waiting;
-    std::atomic<std::uint32_t> seats;  // those below this have been used
-};
-
-// One a process, in the runtime page.
-struct Pace::Seat {
-    std::atomic<std::uint64_t> reserved[2];  // by Side
-    std::atomic<std::uint64_t> pid;
-    std::uint64_t unused;
-};
-
-namespace {
-constexpr std::uint64_t kBellOffset = 512, kSeatsOffset = 4096, kSeats = 1025;  // as many as Presence gives
-}  // namespace
-
-Pace::Bell& Pace::bell() const { return *reinterpret_cast<Bell*>(table_->region(kRuntime) + kBellOffset); }
-
-Pace::Seat& Pace::seat(std::uint64_t index) const {
-    static_assert(sizeof(Seat) == 32 && kSeatsOffset + kSeats * sizeof(Seat) <= kRuntimeBytes);
-    return *reinterpret_cast<Seat*>(table_->region(kRuntime) + kSeatsOffset + index * sizeof(Seat));
-}
-
 Pace::Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const PaceConfig& config)
     : table_(std::move(table)), sampler_(std::move(sampler)), config_(config) {}
+
+// After a clear the pace starts anew: nothing was delivered, nothing added. The first call under the index lock takes
+// notice; rows that were added since the clear and are still there count.
+void Pace::notice_clear() const {
+    Counters& counters = table_->counters();
+    const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
+    if (counters.pace_origin.value.load(std::memory_order_relaxed) == origin) return;
+    counters.pace[kSamples].value.store(0, std::memory_order_relaxed);
+    const std::uint64_t added = rows_added(), live = table_->size();
+    counters.pace[kInsertsBefore].value.store(added > live ? added - live : 0, std::memory_order_relaxed);
+    counters.pace_origin.value.store(origin, std::memory_order_release);
+}
+
+std::uint64_t Pace::rows_added() const {
+    const std::uint64_t used = table_->counters().writers_used.value.load(std::memory_order_acquire);
+    std::uint64_t added = 0;
+    for (std::uint64_t i = 0; i < used; ++i) added += table_->writer_record(i).added.load(std::memory_order_acquire);
+    return added;
+}
 
 // The caller holds the index lock, or wants figures for a message.
 Pace::State Pace::state() const {
     const Counters& counters = table_->counters();
-    const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
-    std::uint64_t added = 0;
-    for (std::uint64_t i = 0; i < used; ++i) added += table_->writer_record(i).added.load(std::memory_order_acquire);
+    const std::uint64_t added = rows_added();
     State now{};
-    now.inserts = static_cast<double>(added - counters.pace[kInsertsBefore].value.load(std::memory_order_relaxed));
-    now.samples = static_cast<double>(counters.pace[kSamples].value.load(std::memory_order_relaxed));
-    const std::uint64_t seats = std::min<std::uint64_t>(bell().seats.load(std::memory_order_relaxed), kSeats);
+    if (counters.pace_origin.value.load(std::memory_order_acquire) ==
+        counters.origin_ticket.value.load(std::memory_order_acquire)) {
+        now.inserts = static_cast<double>(added - counters.pace[kInsertsBefore].value.load(std::memory_order_relaxed));
+        now.samples = static_cast<double>(counters.pace[kSamples].value.load(std::memory_order_relaxed));
+    } else {
+        now.inserts = static_cast<double>(table_->size());  // cleared, and not yet noticed
+    }
+    const Runtime& runtime = table_->runtime();
+    const std::uint64_t seats = std::min<std::uint64_t>(runtime.seats_used.load(std::memory_order_relaxed), kSeats);
     for (std::uint64_t i = 0; i < seats; ++i) {
-        now.adding += static_cast<double>(seat(i).reserved[0].load(std::memory_order_relaxed));
-        now.sampling += static_cast<double>(seat(i).reserved[1].load(std::memory_order_relaxed));
+        now.adding += static_cast<double>(runtime.seats[i].reserved[0].load(std::memory_order_relaxed));
+        now.sampling += static_cast<double>(runtime.seats[i].reserved[1].load(std::memory_order_relaxed));
     }
     return now;
 }
@@ -88,10 +86,10 @@ double Pace::size() const {
 // Reservations of processes that are gone.
 void Pace::forget_the_dead() const {
     for (std::uint64_t i = 0; i < kSeats; ++i) {
-        Seat& other = seat(i);
+        Seat& other = table_->runtime().seats[i];
         if (!other.reserved[0].load(std::memory_order_relaxed) && !other.reserved[1].load(std::memory_order_relaxed))
             continue;
-        if (table_->is_alive(static_cast<std::uint32_t>(i), other.pid.load(std::memory_order_relaxed))) continue;
+        if (table_->is_alive(static_cast<std::uint32_t>(i), other.token[0].load(std::memory_order_acquire))) continue;
         other.reserved[0].store(0, std::memory_order_relaxed);
         other.reserved[1].store(0, std::memory_order_relaxed);
     }
@@ -101,6 +99,7 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
     const auto n = static_cast<double>(rows);
     const double room = config_.max_diff - config_.min_diff;
     const Table::IndexLock lock(*table_);
+    notice_clear();
     for (const bool again : {false, true}) {
         // Rows on their way in count for adding only, batches on their way out for sampling only: nobody acts on what
         // may yet come to nothing.
@@ -126,13 +125,12 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
             }
         }
         if (may) {
-            const std::uint32_t number = table_->seat() % kSeats;
-            Seat& own = seat(number);
-            if (bell().seats.load(std::memory_order_relaxed) <= number) {
-                bell().seats.store(number + 1, std::memory_order_relaxed);
+            const std::uint32_t number = table_->seat();
+            Runtime& runtime = table_->runtime();
+            if (runtime.seats_used.load(std::memory_order_relaxed) <= number) {
+                runtime.seats_used.store(number + 1, std::memory_order_relaxed);
             }
-            own.pid.store(process_id(), std::memory_order_relaxed);
-            own.reserved[static_cast<int>(side)].fetch_add(rows, std::memory_order_relaxed);
+            runtime.seats[number].reserved[static_cast<int>(side)].fetch_add(rows, std::memory_order_relaxed);
             SHARPWAVE_FAULT(pace_reserved);
             return true;
         }
@@ -148,21 +146,21 @@ void Pace::settle(Side side, std::uint64_t rows, bool done) {
         counters.pace[side == Side::add ? kLastInsert : kLastSample].value.store(rough_now_ns(),
                                                                                  std::memory_order_relaxed);
     }
-    seat(table_->seat() % kSeats).reserved[static_cast<int>(side)].fetch_sub(rows, std::memory_order_release);
+    table_->runtime().seats[table_->seat()].reserved[static_cast<int>(side)].fetch_sub(rows, std::memory_order_release);
     ring();
 }
 
 void Pace::ring() {
-    bell().rings.fetch_add(1, std::memory_order_seq_cst);
-    if (bell().waiting.load(std::memory_order_seq_cst)) wake_all(bell().rings);
+    table_->runtime().rings.fetch_add(1, std::memory_order_seq_cst);
+    if (table_->runtime().waiting.load(std::memory_order_seq_cst)) wake_all(table_->runtime().rings);
 }
 
-std::uint32_t Pace::mark() const { return bell().rings.load(std::memory_order_seq_cst); }
+std::uint32_t Pace::mark() const { return table_->runtime().rings.load(std::memory_order_seq_cst); }
 
 void Pace::wait(std::uint32_t mark, double seconds) {
-    bell().waiting.fetch_add(1, std::memory_order_seq_cst);
-    wait_for_change(bell().rings, mark, seconds);
-    bell().waiting.fetch_sub(1, std::memory_order_seq_cst);
+    table_->runtime().waiting.fetch_add(1, std::memory_order_seq_cst);
+    wait_for_change(table_->runtime().rings, mark, seconds);
+    table_->runtime().waiting.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 std::string Pace::reason(Side side, std::uint64_t rows) const {
@@ -203,7 +201,7 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
 Pace::Counts Pace::counts() const {
     const State now = state();
     return {static_cast<std::uint64_t>(now.inserts), static_cast<std::uint64_t>(now.samples),
-            bell().waiting.load(std::memory_order_relaxed)};
+            table_->runtime().waiting.load(std::memory_order_relaxed)};
 }
 
 }  // namespace sharpwave

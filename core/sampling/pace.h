@@ -60,16 +60,14 @@ public:
     Counts counts() const;
 
 private:
-    struct Seat;
-    struct Bell;
     struct State {
         double inserts, samples;  // done
         double adding, sampling;  // reserved
     };
     State state() const;
     double size() const;
-    Seat& seat(std::uint64_t index) const;
-    Bell& bell() const;
+    std::uint64_t rows_added() const;
+    void notice_clear() const;
     void forget_the_dead() const;
 
     std::shared_ptr<Table> table_;

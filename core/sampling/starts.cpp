@@ -42,8 +42,10 @@ void Starts::number(std::uint64_t slot, std::uint64_t word, const std::uint64_t*
         before = serial == kNone ? 0 : table_.slot_of(serial);
         if (serial != kNone && before < table_.header().slots) {
             const std::uint64_t there = std::atomic_ref<std::uint64_t>(table_.word(before)).load();
-            const bool is_numbered = serial < cursors[table_.block_of(before)] || serial_of(there) == serial;
-            if (is_numbered) step = place(before).step + own;
+            const bool is_same = serial_of(there) == serial;
+            const bool is_lost = is_same && state_of(there) == kEmpty;  // then a new run begins behind it
+            const bool is_numbered = is_same || serial < cursors[table_.block_of(before)];
+            if (is_numbered && !is_lost) step = place(before).step + own;
         }
     }
     set_place(slot, {step, kOpen});

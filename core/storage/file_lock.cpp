@@ -104,9 +104,18 @@ FileLock FileLock::reopen(int fd, const std::string& path) {
     FileLock lock;
     lock.path_ = path;
     lock.generation_ = process_generation();
-    lock.fd_ = open_listed("/proc/self/fd/" + std::to_string(fd), O_RDWR);
-    if (lock.fd_ < 0) lock.fd_ = open_listed("/dev/fd/" + std::to_string(fd), O_RDWR);
-    if (lock.fd_ < 0) fail("cannot open '" + path + "' a second time: " + std::strerror(errno));
+    const std::string self = "/proc/self/fd/" + std::to_string(fd);
+    lock.fd_ = open_listed(self, O_RDWR);
+    if (lock.fd_ < 0 && errno == EACCES) lock.fd_ = open_listed(self, O_RDONLY);  // enough to ask who holds what
+    if (lock.fd_ >= 0) return lock;
+    // No such folder (macOS, and containers without it): by name, if that is still the same file.
+    lock.fd_ = open_listed(path, O_RDWR | O_NOFOLLOW);
+    struct stat given{}, named{};
+    if (lock.fd_ < 0 || fstat(fd, &given) != 0 || fstat(lock.fd_, &named) != 0 || given.st_ino != named.st_ino ||
+        given.st_dev != named.st_dev) {
+        fail("cannot open '" + path +
+             "' a second time, to lock it: " + (lock.fd_ < 0 ? std::strerror(errno) : "another file has its name now"));
+    }
     return lock;
 }
 

@@ -31,7 +31,8 @@ public:
     // no file, and a file of another user are ErrorKind::storage.
     static FileLock open(const std::string& path, bool create = false);
 
-    // A description of its own for a file that is open already and may have no name yet.
+    // A description of its own for a file that is open already. Where the system can, the file needs no name yet; else
+    // `path` must name it.
     static FileLock reopen(int fd, const std::string& path);
 
     // The file of that name, held by the caller alone; none where another holder keeps it until the deadline. A file

@@ -1,4 +1,4 @@
-// The bytes of a table, in memory and in a file alike: format version 1. docs/format.md says the same in prose;
+// The bytes of a table, in memory and in a file alike: format version 2. docs/format.md says the same in prose;
 // a test compares the two. Structures are plain, little-endian, and only ever grow into their reserved bytes.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace sharpwave::format {
 
 inline constexpr char kMagic[8] = {'S', 'H', 'R', 'P', 'W', 'A', 'V', 'E'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint32_t kEndianMark = 0x01020304;
 inline constexpr std::uint64_t kPageBytes = 4096;
 inline constexpr std::uint64_t kHugePageBytes = 2 << 20;
@@ -41,6 +41,9 @@ enum RegionId : std::uint32_t {
     kWaiting,      // the next observations of each writer's newest rows; allocated as it fills
     kReads,        // 4 bytes a row: how often it was given out; where rows leave after so many reads
     kDirty,        // incremental snapshots: 8 bytes a block that is in it, its number
+    kTimes,        // reserved: 8 bytes a block, when it was claimed; zeros in this version
+    kMutables,     // reserved: two places a row for fields that are written back; absent in this version
+    kSelectors,    // reserved: which of the two holds, with its checksum; absent in this version
     kRegionCount = 24,
 };
 
@@ -89,17 +92,24 @@ struct alignas(64) Counter {
     std::atomic<std::uint64_t> value;
 };
 
+// To at least `value`.
+inline void raise(Counter& counter, std::uint64_t value) {
+    std::uint64_t now = counter.value.load(std::memory_order_acquire);
+    while (now < value && !counter.value.compare_exchange_weak(now, value, std::memory_order_acq_rel)) {
+    }
+}
+
 struct Counters {
-    Counter next_ticket;    // the block sequence number that the next claim gets
+    Counter next_ticket;    // the block sequence number that the next claim gets; not below origin_ticket
     Counter call_number;    // the random stream's position: one a draw
     Counter rows_sampled;   // rows handed out
     Counter redraws;        // draws that met an empty, void or changing row
     Counter writers_used;   // records 0 .. value-1 have been used at least once
     Counter origin_ticket;  // rows of earlier blocks were cleared; a multiple of `blocks`
-    Counter epoch;          // raised by clear()
+    Counter pace_origin;    // the origin_ticket that the pace counts from: see Pace
     Counter incarnation;    // raised when serials could otherwise be met twice: load and recover
-    Counter clean;          // 1: the last closer left nothing open
-    std::uint64_t pid_namespace;
+    Counter clean;          // 1: everything was on the disk when the last one closed it, and `seal` is right
+    std::uint64_t reserved;
     char boot_id[40];
     char libc[16];
     Counter recoveries;
@@ -113,7 +123,7 @@ struct Counters {
     Counter running_max;
     Counter updates_applied;
     Counter updates_stale;
-    Counter index_epoch;        // the epoch that the index was made for; all ones: make it anew
+    Counter index_origin;       // the origin_ticket that the index was made for; all ones: make it anew
     Counter resets_unflagged;   // episodes that ended because the next observation was another one
     Counter rows_retired;       // rows that left early: their bytes in a heap were needed
     Counter late_ends;          // raised when rows already added are told to be the last of their episodes
@@ -122,6 +132,7 @@ struct Counters {
     Counter rows_consumed;      // rows that left the index because they were read as often as they may be
     Counter writers_reclaimed;  // writers whose process died
     Counter index_takeovers;    // index locks whose owner died inside
+    Counter seal;               // of a clean file: CRC32C over words, counters, records and index (Table::seal)
 };
 static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) == 640 &&
               offsetof(Counters, alpha) == 1024);
@@ -129,11 +140,20 @@ static_assert(sizeof(Counters) <= kPageBytes && offsetof(Counters, recoveries) =
 // ---- writers and blocks ---------------------------------------------------------------------------------------
 inline constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
+// A writer's owner: the low 16 bits of the word are its seat plus 1, the others 48 bits of the seat's token. A seat
+// that was given to another process since has another token.
+constexpr std::uint64_t owner_word(std::uint64_t seat, std::uint64_t tag) { return tag << 16 | (seat + 1); }
+constexpr std::uint32_t owner_seat(std::uint64_t owner) { return static_cast<std::uint32_t>(owner & 0xffff) - 1; }
+constexpr std::uint64_t owner_tag(std::uint64_t owner) { return owner >> 16; }
+// No process, but not free either: rows still find their next observations in the record's waiting places, because
+// there was no space to move them to the heap.
+inline constexpr std::uint64_t kParked = 0xffff;
+
 struct alignas(128) WriterRecord {
-    std::atomic<std::uint64_t> owner;     // who has it: process id << 32 | seat + 1; 0: nobody
+    std::atomic<std::uint64_t> owner;     // see owner_word(); 0: nobody
     std::atomic<std::uint64_t> position;  // of the block it fills or filled last: see pack(); kNone: none yet
     std::uint64_t reserved0;
-    std::atomic<std::uint64_t> epoch;     // the epoch that `live` counts for
+    std::atomic<std::uint64_t> origin;    // the origin_ticket that `live` counts for
     std::atomic<std::int64_t> live;       // rows it committed less live rows it overwrote
     std::atomic<std::uint64_t> added;     // rows it committed, ever
     std::atomic<std::uint64_t> voided;    // rows it wrote as VOID, ever
@@ -145,8 +165,13 @@ struct alignas(128) WriterRecord {
     std::atomic<std::int64_t> settled_live, settled_block;
     std::atomic<std::int64_t> gone;  // live rows it has taken out of other blocks, not yet off `live`
     std::uint64_t reserved[3];
+    // Reserved for writers behind a network, zeros in this version: whose rows these are, the last request whose rows
+    // are all committed, and the one being written with the position at which it is.
+    std::uint64_t client_token[2], client_sequence, pending_sequence, pending_position;
+    std::uint64_t reserved2[11];
 };
-static_assert(sizeof(WriterRecord) == 128 && offsetof(WriterRecord, indexed_ticket) == 72);
+static_assert(sizeof(WriterRecord) == 256 && offsetof(WriterRecord, indexed_ticket) == 72 &&
+              offsetof(WriterRecord, client_token) == 128);
 
 // Ticket and head, the rows finished in that block, in one number: both are of one instant, for whoever looks. The head
 // moves once a step and may be as large as the block, so it has the bits of block_rows.
@@ -190,12 +215,37 @@ struct FieldRecord {
     std::uint32_t gives_next;   // 1: the next row's value is this row's next observation
     std::uint64_t full_bytes;   // of a whole value; `bytes` is 16 where the value is in the heap
     std::uint32_t follows;      // index plus 1 of the field whose stack this one's goes on from; 0 none
-    std::uint32_t reserved[7];
+    std::uint32_t is_mutable;   // reserved: 1, and its values stand in kMutables; 0 in this version
+    std::uint32_t reserved[6];
 };
 static_assert(sizeof(FieldRecord) == 256);
 
-// A mutex, wake-up words, and from the second page on 1025 participants of 32 bytes.
-inline constexpr std::uint64_t kRuntimeBytes = 10 * kPageBytes;
+// ---- the runtime region: nothing here outlives the processes that have the table open ------------------------
+// One for each time that a table is open, in any process. Taken by a byte lock of the file (storage/presence.h).
+struct alignas(64) Seat {
+    std::atomic<std::uint64_t> token[2];     // random: of this opening
+    std::atomic<std::uint64_t> process[2];   // random: of the process
+    std::atomic<std::uint64_t> pid;          // for people only: other PID namespaces have equal ones
+    std::atomic<std::uint64_t> reserved[2];  // rows that may be added, and sampled: see Pace
+};
+static_assert(sizeof(Seat) == 64);
+inline constexpr std::uint64_t kSeats = 1024;
+
+struct Runtime {
+    alignas(64) std::byte index_lock[448];  // a SharedLock
+    std::atomic<std::uint64_t> held_until;  // adds wait until then
+    std::atomic<std::uint64_t> door_pid;    // the process that opens or closes the table now, for people only
+    std::uint64_t reserved[6];
+    std::atomic<std::uint32_t> rings;       // raised when rows were added, delivered or given back; waiters sleep on it
+    std::atomic<std::uint32_t> waiting;     // how many sleep
+    std::atomic<std::uint32_t> seats_used;  // seats below this may have reservations
+    std::byte reserved2[kPageBytes - 524];
+    Seat seats[kSeats];
+};
+static_assert(offsetof(Runtime, held_until) == 448 && offsetof(Runtime, rings) == 512 &&
+              offsetof(Runtime, seats) == kPageBytes);
+inline constexpr std::uint64_t kRuntimeBytes = sizeof(Runtime);
+static_assert(kRuntimeBytes == 17 * kPageBytes);
 
 // ---- the index --------------------------------------------------------------------------------------------------
 // priorities: head, one cursor a block, then for every sixteen rows their priorities and their masses. A priority is

@@ -7,7 +7,7 @@
 namespace sharpwave::format {
 
 // ---- the word of a row ------------------------------------------------------------------------------------------
-// bits 0-1 state, bits 2-9 flags, bits 10-63 serial (1.8e16 rows).
+// bits 0-1 state, bits 2-9 flags, bits 10-59 serial (1.1e15 rows), bits 60-63 zero.
 enum State : std::uint64_t { kEmpty = 0, kWriting = 1, kCommitted = 2, kVoid = 3 };
 inline constexpr std::uint64_t kStateMask = 3;
 inline constexpr unsigned kSerialShift = 10;
@@ -23,10 +23,21 @@ enum Flag : std::uint64_t {
 };
 inline constexpr std::uint64_t kFlagMask = 0x3fc;
 inline constexpr std::uint64_t kEndMask = kTerminated | kTruncated;
-inline constexpr std::uint64_t kMaxSerial = (std::uint64_t{1} << (64 - kSerialShift)) - 1;
+// A handle is a serial in 64 bits, so 13 bits of it (50 to 62; the sign bit stays 0) are left for the number of a shard
+// and for an incarnation, where handles leave the machine.
+inline constexpr unsigned kSerialBits = 50;
+inline constexpr std::uint64_t kMaxSerial = (std::uint64_t{1} << kSerialBits) - 1;
 
 constexpr std::uint64_t serial_of(std::uint64_t word) { return word >> kSerialShift; }
 constexpr std::uint64_t state_of(std::uint64_t word) { return word & kStateMask; }
+// What never changes once a row is committed, and is covered by its checksum: serial, whether it is VOID, and the flags
+// that its add gave. (An end that the engine told later is not one of those.)
+constexpr std::uint64_t lasting_part(std::uint64_t word) {
+    const std::uint64_t told = (word & kTruncated) && !(word & kClosedByEngine) ? 1 : 0;
+    const std::uint64_t is_void = state_of(word) == kVoid ? 1 : 0;
+    return serial_of(word) << 4 | is_void << 3 | told << 2 | ((word & kTerminated) ? 2u : 0u) |
+           ((word & kEpisodeStart) ? 1u : 0u);
+}
 // Whether a row may be drawn; words below `least` belong to cleared rows.
 constexpr bool is_live(std::uint64_t word, std::uint64_t least) {
     return (word & (kStateMask | kRetired)) == kCommitted && word >= least;

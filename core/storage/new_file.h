@@ -27,6 +27,7 @@ public:
     void publish(bool replace);
 
     int fd() const { return fd_; }
+    const std::string& name_now() const { return temporary_.empty() ? path_ : temporary_; }
 
 private:
     std::string path_, temporary_;  // the second one is empty where the file has no name

@@ -1,50 +1,76 @@
-// Which processes have a table's file open, as the kernel knows it: a process holds a byte lock on a lock file
-// beside the table, and the lock ends with the process, however it ends.
+// Who has a table's file open: each opening holds a seat, a byte lock on the file itself (storage/file_lock.h). The
+// kernel ends it with its process, however that ends; no process id is ever compared.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
+
+#include "base/wait.h"
+#include "storage/file_lock.h"
+#include "storage/format.h"
 
 namespace sharpwave {
 
+class Storage;
+
 class Presence {
 public:
-    // Joins those who have `table_path` open. Until settle() is called everybody else's enter() waits, so the first
-    // one in may repair the table undisturbed.
-    explicit Presence(const std::string& table_path);
+    // Joins those who have the storage's file open, through a description of its own. Until settle() every other opener
+    // waits at the door, so the first one in may repair the table undisturbed. Where another opener keeps the door
+    // until the deadline: ErrorKind::not_ready, naming its process id as `runtime` tells it.
+    Presence(const Storage& storage, const format::Runtime& runtime, Deadline deadline);
     ~Presence();
     Presence(const Presence&) = delete;
     Presence& operator=(const Presence&) = delete;
 
-    // True when no other process, and nobody else in this one, has the table open.
+    // True when the table was open nowhere else.
     bool is_first() const { return first_; }
 
-    // The byte that stands for this process, and whether the one that `pid` was given still stands for it.
-    std::uint32_t seat() const;
-    bool is_alive(std::uint32_t seat, std::uint64_t pid) const;
+    // Whether `path` still names the file.
+    bool is_named() const { return file_.is_named(path_); }
+
+    // Writes this opening's token into the seat. Before it, no record may name the seat as its owner.
+    void sit(format::Runtime& runtime);
     void settle();
 
-    // No other process has the table open now.
+    // This opening, as owner_word() names it.
+    std::uint32_t seat() const { return seat_; }
+    std::uint64_t tag() const { return tag_; }
+
+    // Whether the opening that had this seat and tag is still there.
+    bool is_alive(std::uint32_t seat, std::uint64_t tag) const;
+
+    // No other process has the table open now. Other openings of this process do not count.
     bool is_alone() const;
 
-    // Locks of the file, for one at a time of all threads and processes; they end with their process. False: whoever
-    // has it did not let go within so many seconds.
+    // The table is open nowhere else, as far as can be said without the door.
+    bool is_only() const;
+
+    // Process ids of all openings of a file; for people.
+    static std::vector<std::uint64_t> holders(const Storage& storage, const format::Runtime& runtime);
+
+    // Locks of the file, for one at a time of all threads and processes; they end with their process. False: not given
+    // within so many seconds.
     enum class Turn { cleaning, index };
     bool take(Turn turn, double timeout_s) const;
     void give(Turn turn) const;
 
-    // Takes the door again for the way out; true when nobody else is inside.
-    bool begin_leave();
+    // Takes the door again for the way out; true when the table is open nowhere else. False also where the door was not
+    // free in time.
+    bool begin_leave(Deadline deadline);
 
 private:
-    struct LockFile;
-    std::shared_ptr<LockFile> file_;
-    bool first_ = false;
-    bool at_door_ = false;
+    std::string path_;
+    mutable FileLock file_;
+    format::Runtime* runtime_ = nullptr;
+    std::uint32_t seat_ = 0;
+    std::uint64_t tag_ = 0;
+    bool first_ = false, at_door_ = false;
+    // File locks do not keep threads of one opening apart.
+    mutable std::timed_mutex turns_[2];
 };
-
-// Beside the table, however the path to it was spelled.
-std::string lock_path(const std::string& table_path);
 
 }  // namespace sharpwave

@@ -4,6 +4,7 @@
 #include <poll.h>
 #if defined(__linux__)
 #include <sys/inotify.h>
+#include <sys/vfs.h>
 #endif
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -78,6 +79,18 @@ std::byte* map_file(int fd, std::uint64_t bytes, const std::string& path, bool r
         fail("cannot map '" + path + "'", code);
     }
     return place;
+}
+
+// Where reading a hole takes space.
+bool is_memory_file_system(int fd) {
+#if defined(__linux__)
+    constexpr long kTmpfs = 0x01021994;
+    struct statfs info{};
+    return fstatfs(fd, &info) == 0 && info.f_type == kTmpfs;
+#else
+    (void)fd;
+    return false;
+#endif
 }
 
 // Space is given in chunks of this size.
@@ -160,6 +173,7 @@ Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint6
     storage.unpublished_->allocate(filled, what);
     const int fd = storage.unpublished_->fd();
     storage.data_ = map_file(fd, storage.bytes_, path);
+    storage.in_memory_ = is_memory_file_system(fd);
     if (sparse_from < storage.bytes_) storage.advise_small_pages(sparse_from);
     storage.sparse_ = std::make_unique<Sparse>(fcntl(fd, F_DUPFD_CLOEXEC, 0), storage.bytes_);
     return storage;
@@ -182,11 +196,20 @@ void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
 }
 
 Storage Storage::attach(const std::string& path, bool read_only) {
-    const Descriptor fd(open(path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK));
+    const int access = read_only ? O_RDONLY : O_RDWR | O_NOFOLLOW;
+    const Descriptor fd(open(path.c_str(), access | O_CLOEXEC | O_NONBLOCK));
+    if (fd < 0 && errno == ELOOP && !read_only) {
+        throw Error(ErrorKind::storage, "'" + path + "' is a symbolic link; give the path of the file itself");
+    }
     if (fd < 0) fail("cannot open '" + path + "'", errno);
     struct stat info{};
     if (fstat(fd, &info) != 0) fail("cannot open '" + path + "'", errno);
     if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::storage, "'" + path + "' is not a file");
+    if (!read_only && info.st_uid != geteuid()) {
+        throw Error(ErrorKind::storage, "'" + path + "' belongs to user " + std::to_string(info.st_uid) +
+                                            ", this process runs as user " + std::to_string(geteuid()) +
+                                            "; a buffer of another user is not joined: copy it, or change its owner");
+    }
     if (static_cast<std::uint64_t>(info.st_size) < kPageBytes) {
         throw Error(ErrorKind::storage, "'" + path + "' is not a Sharpwave table: it holds " +
                                             std::to_string(info.st_size) + " bytes, a header alone has 4096");
@@ -195,15 +218,49 @@ Storage Storage::attach(const std::string& path, bool read_only) {
     storage.path_ = path;
     storage.bytes_ = static_cast<std::uint64_t>(info.st_size);
     storage.data_ = map_file(fd, storage.bytes_, path, read_only);
+    storage.in_memory_ = is_memory_file_system(fd);
     storage.sparse_ = std::make_unique<Sparse>(fcntl(fd, F_DUPFD_CLOEXEC, 0), storage.bytes_);
     return storage;
 }
 
 void Storage::extend(std::uint64_t bytes) {
-    if (ftruncate(sparse_->fd, static_cast<off_t>(bytes)) != 0) fail("cannot lengthen '" + path_ + "'", errno);
-    Storage longer = attach(path_);
-    *this = std::move(longer);
+    if (ftruncate(fd(), static_cast<off_t>(bytes)) != 0) fail("cannot lengthen '" + path_ + "'", errno);
+    std::byte* longer = map_file(fd(), bytes, path_);
+    auto sparse = std::make_unique<Sparse>(fcntl(fd(), F_DUPFD_CLOEXEC, 0), bytes);
+    munmap(data_, bytes_);
+    data_ = longer;
+    bytes_ = bytes;
+    sparse_ = std::move(sparse);
 }
+
+void Storage::fill_holes(std::uint64_t bytes) {
+#if defined(SEEK_HOLE)
+    for (off_t at = 0; (at = lseek(fd(), at, SEEK_HOLE)) >= 0 && static_cast<std::uint64_t>(at) < bytes;) {
+        const off_t data = lseek(fd(), at, SEEK_DATA);
+        const std::uint64_t end = data < 0 ? bytes : std::min(bytes, static_cast<std::uint64_t>(data));
+        if (const int code =
+                allocate_blocks(fd(), static_cast<std::uint64_t>(at), end - static_cast<std::uint64_t>(at)))
+            fail("open(): '" + path_ + "' has holes, and there is no space to fill them", code);
+        at = static_cast<off_t>(end);
+    }
+#else
+    (void)bytes;
+#endif
+}
+
+bool Storage::is_hole(std::uint64_t offset, std::uint64_t bytes) const {
+#if defined(SEEK_DATA)
+    if (!is_file()) return false;
+    const off_t data = lseek(fd(), static_cast<off_t>(offset), SEEK_DATA);
+    return data < 0 ? errno == ENXIO : static_cast<std::uint64_t>(data) >= offset + bytes;
+#else
+    (void)offset, (void)bytes;
+    return false;
+#endif
+}
+
+const std::string& Storage::name_now() const { return unpublished_ ? unpublished_->name_now() : path_; }
+int Storage::fd() const { return sparse_->fd; }
 
 Storage::Storage(Storage&& other) noexcept { *this = std::move(other); }
 
@@ -213,6 +270,7 @@ Storage& Storage::operator=(Storage&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
     path_ = std::exchange(other.path_, {});
+    in_memory_ = other.in_memory_;
     unpublished_ = std::move(other.unpublished_);
     sparse_ = std::move(other.sparse_);
     return *this;
@@ -273,9 +331,9 @@ std::uint64_t Storage::huge_page_bytes() const {
     return kib * 1024;
 }
 
-void Storage::flush() const {
+void Storage::flush(std::uint64_t offset, std::uint64_t bytes) const {
     if (!is_file()) return;
-    if (msync(data_, bytes_, MS_SYNC) != 0) fail("cannot write '" + path_ + "' to the disk", errno);
+    if (msync(data_ + offset, bytes, MS_SYNC) != 0) fail("cannot write '" + path_ + "' to the disk", errno);
 }
 
 }  // namespace sharpwave

@@ -20,11 +20,19 @@ public:
     // ensure().
     static Storage create(const std::string& path, std::uint64_t bytes, std::uint64_t sparse_from);
 
-    // Maps an existing file as it is. The caller checks what is in it.
+    // Maps an existing file as it is. The caller checks what is in it. To be written to, it must be this user's own and
+    // no symbolic link.
     static Storage attach(const std::string& path, bool read_only = false);
 
     // Makes a mapped file that lost its end as long as it was; the end is zeros.
     void extend(std::uint64_t bytes);
+
+    // Gives the file's first bytes their space where it has holes: a copy may have left some.
+    void fill_holes(std::uint64_t bytes);
+
+    // Whether a range of a file was never written: then it is zeros, and looking at it could need space that is not
+    // there (reading a hole of a full tmpfs is a bus error).
+    bool is_hole(std::uint64_t offset, std::uint64_t bytes) const;
 
     Storage();
     Storage(Storage&& other) noexcept;
@@ -45,16 +53,21 @@ public:
     void advise_small_pages(std::uint64_t offset) const;
 
     // Returns when what was written is on the disk (nothing to do for anonymous memory).
-    void flush() const;
+    void flush() const { flush(0, bytes_); }
+    void flush(std::uint64_t offset, std::uint64_t bytes) const;  // of a range that begins a page
 
     std::byte* data() const { return data_; }
     std::uint64_t bytes() const { return bytes_; }
     bool is_file() const { return !path_.empty(); }
+    bool is_in_memory() const { return in_memory_; }  // a file of a memory file system (shared memory)
     const std::string& path() const { return path_; }
+    const std::string& name_now() const;  // the path, or the name that a created file has until publish()
+    int fd() const;                       // of a file
 
 private:
     void release() noexcept;
 
+    bool in_memory_ = false;
     std::byte* data_ = nullptr;
     std::uint64_t bytes_ = 0;
     std::string path_;

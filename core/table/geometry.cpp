@@ -114,6 +114,7 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     place(kCounters, sizeof(Counters));
     place(kWriters, header.max_writers * sizeof(WriterRecord), 128);
     place(kBlocks, header.blocks * sizeof(BlockRecord), 64);
+    place(kTimes, header.blocks * 8, 64);
     place(kFields, header.field_count * sizeof(FieldRecord), 64);
     place(kDescription, config.description.size(), 64);
     place(kChecksums, config.checksums ? header.slots * 4 : 0, 64);
@@ -209,7 +210,9 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     if (header.endian_mark != kEndianMark) refuse("was written on a machine of the other byte order");
     if (header.version != kVersion) {
         refuse("has format version " + std::to_string(header.version) + ", this Sharpwave reads version " +
-               std::to_string(kVersion));
+               std::to_string(kVersion) +
+               (header.version < kVersion ? "; read it with the version that wrote it and add its rows to a new buffer"
+                                          : "; install a newer Sharpwave"));
     }
     if (header.header_crc != header_checksum(header)) refuse("is damaged: its header has a wrong checksum");
     if (header.total_bytes != bytes && !(may_be_shorter && bytes < header.total_bytes)) {
@@ -258,6 +261,9 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kCounters, sizeof(Counters));
     need(kWriters, wide(header.max_writers, sizeof(WriterRecord)));
     need(kBlocks, wide(header.blocks, sizeof(BlockRecord)));
+    need(kTimes, header.kind == kLive ? wide(header.blocks, 8) : 0);
+    need(kMutables, 0);
+    need(kSelectors, 0);
     need(kFields, wide(header.field_count, sizeof(FieldRecord)));
     need(kDescription, header.regions[kDescription].bytes);
     // Without these nothing tells what the rows mean: not even recover=True guesses.
@@ -301,6 +307,9 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         }
         Field field{record.name, record.dtype, record.item_bytes,
                     std::vector<std::int64_t>(record.shape, record.shape + record.dimensions)};
+        if (record.is_mutable != 0) {
+            throw Error(ErrorKind::storage, "'" + path + "' has a field that is written back, which is not known here");
+        }
         if (record.compression > static_cast<std::uint32_t>(Codec::zstd)) {
             throw Error(ErrorKind::storage, "'" + path + "' has a field compressed in a way that is not known here");
         }

@@ -34,6 +34,7 @@ BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), 
     std::uint64_t at = 0;
     while (at < used_ && at + sizeof(PieceHeader) <= size) {
         const auto* piece = reinterpret_cast<const PieceHeader*>(base + at);
+        table.ensure(base + at, sizeof(PieceHeader));
         if (at + sizeof(PieceHeader) > size || piece->span == 0 || piece->span % 16 != 0 || piece->span > size - at)
             break;
         at += piece->span;
@@ -42,9 +43,10 @@ BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), 
     if (!finals) return;
     const std::uint64_t span = piece_bytes(table.layout().final_bytes());
     const std::byte* first = table.region(kHeap) + block * (finals + size);
-    while (touched_finals_ < table.header().block_rows + 2 * table.width() &&
-           reinterpret_cast<const PieceHeader*>(first + touched_finals_ * span)->owner != 0) {
-        ++touched_finals_;
+    for (; touched_finals_ < table.header().block_rows + 2 * table.width(); ++touched_finals_) {
+        const std::byte* place = first + touched_finals_ * span;
+        table.ensure(place, sizeof(PieceHeader));
+        if (reinterpret_cast<const PieceHeader*>(place)->owner == 0) break;
     }
 }
 
@@ -152,7 +154,7 @@ void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
     for (std::uint64_t env = 0; env < table.width(); ++env) {
         for (std::uint64_t half = 0; half < 2; ++half) {
             std::byte* place = table.waiting(pair + env, half);
-            if (table.storage().is_file()) table.ensure(place, table.header().waiting_bytes);
+            if (table.is_hole(place, table.header().waiting_bytes)) continue;
             std::atomic_ref<std::uint64_t> tag(*reinterpret_cast<std::uint64_t*>(place));
             const std::uint64_t name = tag.load(std::memory_order_acquire);
             if (name == 0) continue;

@@ -140,7 +140,7 @@ void load_index(Table& table, const std::byte* base, const Header& saved) {
         }
         cursors[b] = std::min(cursors[b], end);
     }
-    table.counters().index_epoch.value.store(kNone);
+    table.counters().index_origin.value.store(kNone);
 }
 
 // Gives each row of a block its bytes again: this lap's rows first, as the block's next writer will go on behind them.
@@ -227,6 +227,8 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
         return whole.place_of[block] != kNone && block * saved.block_rows < whole.header.saved_slots ? &whole : nullptr;
     };
     std::atomic<std::uint64_t> lost{0}, torn{0}, first_wrong{kNone};
+    std::mutex mutex;
+    std::vector<std::uint64_t> wrong;  // slots of rows that were dropped
     const std::uint64_t stride = saved.row_bytes;
     const auto load_rows = [&](const Saved& source, std::uint64_t block, std::uint64_t slot, std::uint64_t count) {
         const std::uint64_t begin = block * saved.block_rows;
@@ -261,6 +263,8 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
             first_wrong.compare_exchange_strong(none, slot + i);
             ++lost;
             word = 0;
+            const std::lock_guard<std::mutex> guard(mutex);
+            wrong.push_back(slot + i);
         }
     };
     const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / stride);
@@ -276,7 +280,8 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
             for (std::uint64_t slot = begin; source && slot < end; slot += most) {
                 load_rows(*source, b, slot, std::min(most, end - slot));
             }
-            if (is_settled) torn += table->recover_block(b, false);
+            std::vector<std::uint64_t> none;  // a sound snapshot has no half-written rows
+            if (is_settled) torn += table->recover_block(b, false, none);
         }
     });
     if (lost.load() && !recover) {
@@ -307,9 +312,13 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
     table->counters_->rows_lost.value.fetch_add(lost.load());
     table->counters_->incarnation.value.fetch_add(1);
     if (is_settled) {
-        torn = table->finish_recovery(torn.load());
+        torn = table->finish_recovery(torn.load(), {});
     } else {
-        torn = table->recover(recover);
+        std::vector<std::uint64_t> dropped;
+        for (const std::uint64_t slot : wrong) {
+            table->note_dropped(table->block_of(slot), slot % saved.block_rows, dropped);
+        }
+        torn = table->recover(recover, std::move(dropped));
     }
     table->lost_at_open_ = lost.load() + torn.load();
     return table;

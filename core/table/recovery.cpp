@@ -1,9 +1,11 @@
-// What a table does about those who can no longer speak: processes that died, machines that went down, damaged files.
+// What a table does after a process died, after a power loss, and about damaged files.
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <set>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -21,8 +23,8 @@ bool Table::are_records_sane() const {
     const auto load = [](const Counter& counter) { return counter.value.load(std::memory_order_acquire); };
     const std::uint64_t next = load(counters_->next_ticket), origin = load(counters_->origin_ticket);
     const std::uint64_t most_tickets = kMaxSerial / header_->block_rows;
-    bool sane = load(counters_->writers_used) <= header_->max_writers && next <= most_tickets && origin <= next &&
-                origin % header_->blocks == 0;
+    bool sane = load(counters_->writers_used) <= header_->max_writers && next <= most_tickets &&
+                origin <= next + header_->blocks && origin % header_->blocks == 0;
     const auto is_within = [&](const Counter& counter, double most) {
         const auto number = std::bit_cast<double>(load(counter));
         return number >= 0 && number <= most;
@@ -30,6 +32,10 @@ bool Table::are_records_sane() const {
     sane = sane && is_within(counters_->alpha, 1) && is_within(counters_->beta_start, 1) &&
            is_within(counters_->beta_end, 1) && is_within(counters_->beta_steps, 1e18) &&
            is_within(counters_->running_max, 1e38);
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        const std::uint64_t ticket = blocks_[b].ticket.load(std::memory_order_acquire);
+        sane = sane && (ticket == kNone || (ticket % header_->blocks == b && ticket <= most_tickets));
+    }
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
         const auto [ticket, head] = position(i);
         sane = sane && (ticket == kNone || ticket <= most_tickets) && head <= header_->block_rows;
@@ -63,7 +69,7 @@ void Table::remake_records() {
     }
     // What was cleared is not known any more; of the other counters those are kept that can be true.
     counters_->next_ticket.value.store(next);
-    for (Counter* counter : {&counters_->origin_ticket, &counters_->writers_used, &counters_->epoch}) {
+    for (Counter* counter : {&counters_->origin_ticket, &counters_->writers_used, &counters_->pace_origin}) {
         counter->value.store(0);
     }
     const SamplerNumbers usual;
@@ -80,7 +86,7 @@ void Table::remake_records() {
         const auto number = std::bit_cast<double>(counter->value.load());
         if (!(number >= 0 && number <= most)) counter->value.store(std::bit_cast<std::uint64_t>(instead));
     }
-    counters_->index_epoch.value.store(kNone);
+    counters_->index_origin.value.store(kNone);
 }
 
 void Table::end_episode(std::uint64_t serial) const {
@@ -93,9 +99,10 @@ void Table::end_episode(std::uint64_t serial) const {
     mark_changed(block_of(slot));
 }
 
-void Table::settle_writer(WriterRecord& record) const {
+bool Table::settle_writer(WriterRecord& record) const {
     const auto [ticket, reached] = unpack(record.position.load(), head_bits_);
-    if (ticket == kNone) return;
+    if (ticket == kNone) return true;
+    bool is_settled = true;
     const std::uint64_t block = ticket % header_->blocks, width = header_->width;
     const std::uint64_t base = block * header_->block_rows, first = ticket * header_->block_rows;
     std::uint64_t head = std::min(reached / width * width, block_length(block));
@@ -112,7 +119,9 @@ void Table::settle_writer(WriterRecord& record) const {
             }
             if (begun == 0) break;
             for (std::uint64_t env = 0; finished != width && env < width; ++env) {
-                word(base + head + env) = make_word(first + head + env, 0, kVoid);
+                const std::uint64_t dropped = make_word(first + head + env, 0, kVoid);
+                if (checksums_) checksums_[base + head + env] = row_checksum(base + head + env, dropped);
+                word(base + head + env) = dropped;
             }
             if (finished != width) mark_uneven(block);
             head += width;
@@ -125,13 +134,18 @@ void Table::settle_writer(WriterRecord& record) const {
         for (std::uint64_t tried = 0; tried < header_->blocks; ++tried) {
             const std::uint64_t own = (block + tried) % header_->blocks;
             if (blocks_[own].owner.load(std::memory_order_acquire) != index + 1) continue;
-            BlockHeap heap(*this, own);
-            settle_waiting(*this, heap, index * width);
+            try {
+                BlockHeap heap(*this, own);
+                settle_waiting(*this, heap, index * width);
+            } catch (const Error&) {
+                is_settled = false;  // no space: they stay where they wait, and the record stays taken
+            }
             break;
         }
     }
     end_newest_rows(ticket, head);
     counters_->late_ends.value.fetch_add(1, std::memory_order_acq_rel);
+    return is_settled;
 }
 
 // The newest row of each env is the last of its episode. It may stand some blocks back: its writer had claimed the next
@@ -192,7 +206,7 @@ void Table::reclaim_dead_writers() const {
     if (!presence_) return;
     const std::uint64_t used = header_->max_writers;  // taken first, counted as used then
     const auto is_dead = [&](std::uint64_t owner) {
-        return owner != 0 && !presence_->is_alive(static_cast<std::uint32_t>(owner) - 1, owner >> 32);
+        return owner != 0 && !presence_->is_alive(owner_seat(owner), owner_tag(owner));
     };
     // Mostly nobody died: no lock for that.
     std::uint64_t first = 0;
@@ -207,7 +221,7 @@ void Table::reclaim_dead_writers() const {
     for (std::uint64_t i = first; i < used; ++i) {
         if (!is_dead(writers_[i].owner.load(std::memory_order_acquire))) continue;
         SHARPWAVE_FAULT(reclaim_begun);
-        settle_writer(writers_[i]);
+        if (!settle_writer(writers_[i])) continue;  // again when there is space
         SHARPWAVE_FAULT(reclaim_settled);
         recount(i);
         SHARPWAVE_FAULT(reclaim_counted);
@@ -224,23 +238,50 @@ void Table::reclaim_dead_writers() const {
     }
 }
 
-void Table::drop_wrong_waiting() const {
-    const std::uint64_t places = checksums_ ? header_->max_writers * header_->width : 0;
-    for (std::uint64_t i = 0; layout_->gives_next() && i < 2 * places; ++i) {
-        std::byte* place = waiting(i / 2, i % 2);
-        std::uint64_t& tag = *reinterpret_cast<std::uint64_t*>(place);
-        const std::byte* at = place + kWaitingHead;
-        for (const Field& field : layout_->fields()) {
-            if (!field.gives_next || tag == 0) continue;
-            FinalValue value;
-            std::memcpy(&value, at, sizeof value);
-            if (value.kept_bytes != value.value_bytes || value.value_bytes > field.full_bytes ||
-                value.crc != next_checksum(tag - 1, at + sizeof value, value.value_bytes)) {
-                tag = 0;
-            }
-            at += sizeof value + (field.full_bytes + 15) / 16 * 16;
+// The serial of the row that this place holds a next observation for, if its checksum is wrong.
+std::optional<std::uint64_t> Table::wrongly_waiting(std::uint64_t pair, std::uint64_t half) const {
+    const std::byte* place = waiting(pair, half);
+    if (is_hole(place, header_->waiting_bytes)) return {};
+    const std::uint64_t tag = *reinterpret_cast<const std::uint64_t*>(place);
+    if (tag == 0) return {};
+    const std::byte* at = place + kWaitingHead;
+    for (const Field& field : layout_->fields()) {
+        if (!field.gives_next) continue;
+        FinalValue value;
+        std::memcpy(&value, at, sizeof value);
+        if (value.kept_bytes != value.value_bytes || value.value_bytes > field.full_bytes ||
+            value.crc != next_checksum(tag - 1, at + sizeof value, value.value_bytes)) {
+            return tag - 1;
+        }
+        at += sizeof value + (field.full_bytes + 15) / 16 * 16;
+    }
+    return {};
+}
+
+template <class Each>
+void Table::each_wrongly_waiting(Each each) const {
+    if (!layout_->gives_next() || !checksums_) return;
+    for (std::uint64_t pair = 0; pair < header_->max_writers * header_->width; ++pair) {
+        for (std::uint64_t half = 0; half < 2; ++half) {
+            if (const auto serial = wrongly_waiting(pair, half)) each(*serial, waiting(pair, half));
         }
     }
+}
+
+template <class Each>
+void Table::each_wrong_link(Each each) const {
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        const std::uint64_t lap = blocks_[b].linked_ticket.load(), next = blocks_[b].next_ticket.load();
+        if (lap == kNone || next == kNone) continue;
+        BlockRecord& after = blocks_[next % header_->blocks];
+        // A block that was claimed again since names another one before it, and the way there is closed.
+        const bool is_wrong = after.ticket.load() == next && after.previous_ticket.load() != lap;
+        if (is_wrong || lap % header_->blocks != b || next <= lap) each(blocks_[b], after);
+    }
+}
+
+void Table::drop_wrong_waiting() const {
+    each_wrongly_waiting([](std::uint64_t, std::byte* place) { *reinterpret_cast<std::uint64_t*>(place) = 0; });
 }
 
 std::uint64_t Table::retire_without_history() {
@@ -257,7 +298,7 @@ std::uint64_t Table::retire_without_history() {
     return retired;
 }
 
-std::uint64_t Table::retire_without_next() {
+std::uint64_t Table::retire_without_next(std::set<std::uint64_t>& needed) {
     std::uint64_t retired = 0;
     for (std::uint64_t slot = 0; layout_->gives_next() && slot < header_->slots; ++slot) {
         std::uint64_t seen = word(slot), at = slot;
@@ -266,65 +307,136 @@ std::uint64_t Table::retire_without_next() {
         bool waits = false;
         for (std::uint64_t half = 0;
              header_->regions[kWaiting].bytes && pair < header_->max_writers * header_->width && half < 2; ++half) {
-            waits = waits || *reinterpret_cast<const std::uint64_t*>(waiting(pair, half)) == serial_of(seen) + 1;
+            const std::byte* place = waiting(pair, half);
+            if (is_hole(place, header_->waiting_bytes)) continue;
+            waits = waits || *reinterpret_cast<const std::uint64_t*>(place) == serial_of(seen) + 1;
         }
+        if (waits) needed.insert(pair / header_->width);
         if (!waits) word(slot) |= kRetired;
         retired += !waits;
     }
     return retired;
 }
 
-std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
-    std::uint64_t lost = 0, live = 0;
+bool Table::is_heap_damaged(std::uint64_t slot, std::uint64_t seen) const {
     const std::uint64_t room = header_->regions[kHeap].bytes;
     // Bytes in the heap say whose they are: who frees them looks there.
     const auto is_piece_of = [&](std::uint64_t at, std::uint64_t bytes, std::uint64_t serial) {
         if (at > room || bytes > room - at || at < sizeof(PieceHeader) || at % 16) return false;
+        if (is_hole(region(kHeap) + at - sizeof(PieceHeader), bytes + sizeof(PieceHeader))) return false;
         PieceHeader piece;
         std::memcpy(&piece, region(kHeap) + at - sizeof piece, sizeof piece);
         return piece.owner == serial + 1;
     };
-    const auto is_heap_wrong = [&](std::uint64_t slot, std::uint64_t seen) {
-        for (const Field& field : layout_->fields()) {
-            if (!field.is_in_heap()) continue;
-            HeapPlace place;
-            std::memcpy(&place, rows_ + slot * header_->row_bytes + field.offset, sizeof place);
-            const bool is_empty = place.kept_bytes == 0 && place.value_bytes == 0;  // takes no piece
-            if (!is_empty && !is_piece_of(place.offset, place.kept_bytes, serial_of(seen))) return true;
+    for (const Field& field : layout_->fields()) {
+        if (!field.is_in_heap()) continue;
+        HeapPlace place;
+        std::memcpy(&place, rows_ + slot * header_->row_bytes + field.offset, sizeof place);
+        const bool is_empty = place.kept_bytes == 0 && place.value_bytes == 0;  // takes no piece
+        if (!is_empty && !is_piece_of(place.offset, place.kept_bytes, serial_of(seen))) return true;
+    }
+    if (!layout_->gives_next() || !(seen & kHasFinalObservation)) return false;
+    std::uint64_t at = final_place(slot);
+    if (!is_piece_of(at, layout_->final_bytes(), serial_of(seen))) return true;
+    for (const Field& field : layout_->fields()) {
+        if (!field.gives_next) continue;
+        FinalValue value;
+        std::memcpy(&value, region(kHeap) + at, sizeof value);
+        const bool has_size = field.is_ragged || value.value_bytes == field.full_bytes;
+        if (value.kept_bytes > field.full_bytes || value.value_bytes > field.full_bytes || !has_size) return true;
+        if (value.crc != next_checksum(serial_of(seen), region(kHeap) + at + sizeof value, value.kept_bytes))
+            return true;
+        at += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
+    }
+    return false;
+}
+
+bool Table::is_damaged(std::uint64_t slot, std::uint64_t seen) const {
+    if (!checksums_) return false;
+    const bool is_row = state_of(seen) == kCommitted;
+    if (!is_row && state_of(seen) != kVoid) return false;
+    // The heap first: the checksum reads where the row says.
+    return (is_row && is_heap_damaged(slot, seen)) || checksums_[slot] != row_checksum(slot, seen);
+}
+
+std::optional<std::uint64_t> Table::first_damaged_slot() const {
+    std::atomic<std::uint64_t> first{kNone};
+    each_wrong_link([&](const BlockRecord& block, const BlockRecord&) {
+        const auto number = static_cast<std::uint64_t>(&block - blocks_);
+        first.store(std::min(first.load(), number * header_->block_rows + block_length(number) - 1));
+    });
+    in_parallel(checksums_ ? header_->blocks : 0, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t b = begin; b < end && first.load(std::memory_order_relaxed) == kNone; ++b) {
+            if (blocks_[b].ticket.load() == kNone) continue;
+            for (std::uint64_t i = 0; i < block_length(b); ++i) {
+                const std::uint64_t slot = b * header_->block_rows + i, seen = word(slot);
+                const bool is_elsewhere = state_of(seen) != kEmpty && slot_of(serial_of(seen)) != slot;
+                if (!is_elsewhere && !is_damaged(slot, seen)) continue;
+                std::uint64_t none = kNone;
+                first.compare_exchange_strong(none, slot);
+                break;
+            }
         }
-        if (!layout_->gives_next() || !(seen & kHasFinalObservation)) return false;
-        std::uint64_t at = final_place(slot);
-        if (!is_piece_of(at, layout_->final_bytes(), serial_of(seen))) return true;
-        for (const Field& field : layout_->fields()) {
-            if (!field.gives_next) continue;
-            FinalValue value;
-            std::memcpy(&value, region(kHeap) + at, sizeof value);
-            const bool has_size = field.is_ragged || value.value_bytes == field.full_bytes;
-            if (value.kept_bytes > field.full_bytes || value.value_bytes > field.full_bytes || !has_size) return true;
-            if (value.crc != next_checksum(serial_of(seen), region(kHeap) + at + sizeof value, value.kept_bytes))
-                return true;
-            at += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
+    });
+    // Next observations that wait: they matter where a row would take its own from there.
+    each_wrongly_waiting([&](std::uint64_t serial, std::byte*) {
+        std::uint64_t slot = slot_of(serial);
+        if (slot >= header_->slots) slot = 0;
+        std::uint64_t seen = word(slot), at = slot;
+        const bool is_row = serial_of(seen) == serial && state_of(seen) == kCommitted;
+        if (!is_row || (seen & kHasFinalObservation) || successor(at, seen)) return;
+        first.store(std::min(first.load(), slot));
+    });
+    if (first.load() == kNone) return {};
+    return first.load();
+}
+
+std::uint32_t Table::seal() const {
+    // Words by block, so that several threads may do it.
+    std::vector<std::uint32_t> words(header_->blocks, 0);
+    in_parallel(header_->blocks, [&](std::size_t first, std::size_t last) {
+        for (std::size_t b = first; b < last; ++b) {
+            if (blocks_[b].ticket.load() == kNone) continue;
+            for (std::uint64_t i = 0; i < block_length(b); ++i) {
+                words[b] = crc32c(words[b], &word(b * header_->block_rows + i), 8);
+            }
         }
-        return false;
-    };
+    });
+    std::uint32_t crc = crc32c(0, words.data(), words.size() * sizeof words[0]);
+    Counters copy;
+    std::memcpy(static_cast<void*>(&copy), counters_, sizeof copy);
+    copy.clean.value.store(0);
+    copy.seal.value.store(0);
+    crc = crc32c(crc, &copy, sizeof copy);
+    for (RegionId id : {kWriters, kBlocks, kChecksums, kPriorities, kGiven, kEpisodes, kReads, kFinals}) {
+        crc = crc32c(crc, region(id), header_->regions[id].bytes);
+    }
+    return crc;
+}
+
+void Table::forget_index() const {
+    for (RegionId id : {kPriorities, kGiven, kEpisodes, kReads}) {
+        if (header_->regions[id].bytes) std::memset(region(id), 0, header_->regions[id].bytes);
+    }
+}
+
+std::uint64_t Table::recover_block(std::uint64_t block, bool verify, std::vector<std::uint64_t>& dropped) {
+    std::uint64_t lost = 0, live = 0;
     // A word whose serial belongs to another slot: no row of ours.
     const auto is_elsewhere = [&](std::uint64_t slot, std::uint64_t seen) {
         return state_of(seen) != kEmpty && slot_of(serial_of(seen)) != slot;
     };
-    const bool was_used = blocks_[block].ticket.load() != kNone;
-    const std::uint64_t least = least_word();
-    for (std::uint64_t i = 0; was_used && i < block_length(block); ++i) {
+    const std::uint64_t ticket = blocks_[block].ticket.load(), least = least_word();
+    for (std::uint64_t i = 0; ticket != kNone && i < block_length(block); ++i) {
         const std::uint64_t slot = block * header_->block_rows + i;
         std::uint64_t& seen = word(slot);
         const bool torn = state_of(seen) == kWriting || (verify && is_elsewhere(slot, seen));
-        const bool wrong = verify && checksums_ && state_of(seen) == kCommitted &&
-                           (checksums_[slot] != row_checksum(slot, serial_of(seen)) || is_heap_wrong(slot, seen));
-        if (torn || wrong) {
-            lost += torn || is_live(seen, least);  // what nobody could draw is no loss
-            // A row that is lost must not pass for one that its env was masked out of, where neighbours look.
-            const bool has_neighbours = layout_->stack() > 1 || layout_->gives_next();
+        if (torn || (verify && is_damaged(slot, seen))) {
+            lost += torn || is_live(seen, least);  // a row that could not be drawn is no loss
+            // EMPTY and not VOID: neighbours stop there. VOID means that the env was masked out, and is passed over.
             const std::uint64_t serial = is_elsewhere(slot, seen) ? 0 : serial_of(seen);
-            seen = make_word(serial, 0, serial == 0 || (has_neighbours && wrong) ? kEmpty : kVoid);
+            seen = make_word(serial, 0, kEmpty);
+            note_dropped(block, i, dropped);
         }
         live += is_live(seen, least);
     }
@@ -332,18 +444,52 @@ std::uint64_t Table::recover_block(std::uint64_t block, bool verify) {
     return lost;
 }
 
-std::uint64_t Table::recover(bool verify) {
-    std::atomic<std::uint64_t> lost{0};
-    in_parallel(header_->blocks, [&](std::size_t first, std::size_t last) {
-        for (std::size_t b = first; b < last; ++b) lost += recover_block(b, verify);
-    });
-    SHARPWAVE_FAULT(attach_half_recovered);
-    return finish_recovery(lost.load());
+// A dropped row was of this lap or of the one before: which, its damaged word may not tell.
+void Table::note_dropped(std::uint64_t block, std::uint64_t offset, std::vector<std::uint64_t>& dropped) const {
+    const std::uint64_t ticket = blocks_[block].ticket.load();
+    if (ticket == kNone) return;
+    dropped.push_back(ticket * header_->block_rows + offset);
+    if (ticket >= header_->blocks) dropped.push_back((ticket - header_->blocks) * header_->block_rows + offset);
 }
 
-std::uint64_t Table::finish_recovery(std::uint64_t lost) {
+// Windows, returns and stacks do not cross a dropped row: the row before it is the last of its run, and the numbers
+// that the index gave to the rows on both sides no longer go on from each other.
+void Table::cut_run(std::uint64_t serial) const {
+    const std::uint64_t slot = slot_of(serial);
+    if (slot >= header_->slots) return;
+    std::uint64_t at = slot, seen = make_word(serial, 0, kEmpty);
+    bool gone = false, is_row = predecessor(at, seen, gone);
+    if (is_row) end_episode(serial_of(seen));
+    for (; episodes() && is_row; is_row = predecessor(at, seen, gone)) episodes()[at].left = ~std::uint32_t{0};
+    at = slot;
+    seen = make_word(serial, 0, kEmpty);
+    for (std::uint32_t step = 0; episodes() && successor(at, seen); ++step) episodes()[at].step = step;
+}
+
+std::uint64_t Table::recover(bool verify, std::vector<std::uint64_t> dropped) {
+    std::atomic<std::uint64_t> lost{0};
+    std::mutex mutex;
+    if (verify) {
+        each_wrong_link([](BlockRecord& block, BlockRecord& after) {
+            block.linked_ticket.store(kNone);
+            after.previous_ticket.store(kNone);
+        });
+    }
+    in_parallel(header_->blocks, [&](std::size_t first, std::size_t last) {
+        std::vector<std::uint64_t> here;
+        for (std::size_t b = first; b < last; ++b) lost += recover_block(b, verify, here);
+        const std::lock_guard<std::mutex> guard(mutex);
+        dropped.insert(dropped.end(), here.begin(), here.end());
+    });
+    SHARPWAVE_FAULT(attach_half_recovered);
+    return finish_recovery(lost.load(), dropped);
+}
+
+std::uint64_t Table::finish_recovery(std::uint64_t lost, const std::vector<std::uint64_t>& dropped) {
+    for (const std::uint64_t serial : dropped) cut_run(serial);
+    std::set<std::uint64_t> needed;  // writer records whose waiting places rows still need
     lost += retire_without_history();
-    lost += retire_without_next();
+    lost += retire_without_next(needed);
     const bool counts_anew = layout_->stack() > 1 || layout_->gives_next();  // some may have been retired just now
     const std::uint64_t least = least_word();
     std::uint64_t live = 0;
@@ -358,12 +504,12 @@ std::uint64_t Table::finish_recovery(std::uint64_t lost) {
         live += live_here;
     }
     // Which writer a live row counts for is not recorded, and does not matter: only their sum is read.
-    const std::uint64_t epoch = counters_->epoch.value.load();
+    const std::uint64_t origin = counters_->origin_ticket.value.load();
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-        writers_[i].owner.store(0);
+        writers_[i].owner.store(needed.count(i) ? kParked : 0);
         writers_[i].settling.store(0);
         writers_[i].gone.store(0);
-        writers_[i].epoch.store(epoch);
+        writers_[i].origin.store(origin);
         writers_[i].live.store(i == 0 ? static_cast<std::int64_t>(live) : 0);
     }
     if (live && counters_->writers_used.value.load() == 0) counters_->writers_used.value.store(1);

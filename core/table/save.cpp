@@ -165,7 +165,7 @@ private:
             header_.regions[id] = bytes ? Region{at, bytes} : Region{};
             at += bytes;
         };
-        header_.regions[kRuntime] = header_.regions[kTree] = header_.regions[kWaiting] = {};
+        header_.regions[kRuntime] = header_.regions[kTree] = header_.regions[kWaiting] = header_.regions[kTimes] = {};
         for (RegionId id : {kCounters, kWriters, kBlocks, kFields, kDescription}) place(id, header_.regions[id].bytes);
         place(kDirty, base ? dirty_.size() * 8 : 0);
         place(kChecksums, slots_ * 4);

@@ -21,12 +21,19 @@ using namespace format;
 
 namespace {
 
-void remember_system(Counters& counters) {
-    std::strncpy(counters.boot_id, boot_id().c_str(), sizeof counters.boot_id - 1);
-    counters.pid_namespace = pid_namespace();
+// The runtime region has a mutex of the C library in it: only processes with the same one may share it.
 #if defined(__GLIBC__)
-    std::strncpy(counters.libc, "glibc", sizeof counters.libc);
+constexpr char kLibc[16] = "glibc";
+#elif defined(__APPLE__)
+constexpr char kLibc[16] = "macos";
+#else
+constexpr char kLibc[16] = "musl";
 #endif
+
+void remember_system(Counters& counters) {
+    std::memset(counters.boot_id, 0, sizeof counters.boot_id);
+    std::strncpy(counters.boot_id, boot_id().c_str(), sizeof counters.boot_id - 1);
+    std::memcpy(counters.libc, kLibc, sizeof counters.libc);
 }
 
 }  // namespace
@@ -65,73 +72,125 @@ std::shared_ptr<Table> Table::create(const TableConfig& config, const std::strin
     table->shared_lock().initialise();
     remember_system(table->counters());
     if (path.empty()) return table;
-    table->presence_ = std::make_unique<Presence>(path);
+    table->presence_ = std::make_unique<Presence>(table->storage_, table->runtime(), Deadline::in(0));
+    table->presence_->sit(table->runtime());
     SHARPWAVE_FAULT(create_before_name);
     table->storage_.publish(replace);
+    table->is_settled_ = true;
     table->presence_->settle();
     return table;
 }
 
-std::shared_ptr<Table> Table::attach(const std::string& path, bool recover) {
-    Storage storage = Storage::attach(path);
-    const Header header = check_header(storage.data(), storage.bytes(), path, recover);
-    if (header.kind != kLive) {
-        throw Error(ErrorKind::storage, "'" + path + "' is a snapshot; open it without file:// to load a copy");
-    }
-    auto presence = std::make_unique<Presence>(path);
-    SHARPWAVE_FAULT(attach_at_door);
-    const bool is_shorter = storage.bytes() < header.total_bytes;
-    if (is_shorter && !presence->is_first()) {
-        throw Error(ErrorKind::storage, "'" + path + "' has lost its end while others have it open; close them first");
-    }
-    if (is_shorter) storage.extend(header.total_bytes);
-    RowLayout layout = read_layout(storage.data(), header, path);
-    std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
-    table->presence_ = std::move(presence);
-    const bool mends = recover && table->presence_->is_first();
-    const bool remakes = mends && !table->are_records_sane();
-    const std::uint64_t lost_before = table->counters().rows_lost.value.load();
-    if (remakes) table->remake_records();
-    table->check_records();
-    table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
-    if (sparse_offset(header) < header.total_bytes) table->storage_.advise_small_pages(sparse_offset(header));
-    if (table->presence_->is_first()) {
-        Counters& counters = table->counters();
-        std::memset(table->region(kRuntime), 0, header.regions[kRuntime].bytes);
-        table->shared_lock().initialise();
-        counters.index_epoch.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
-        if (mends || counters.clean.value.load(std::memory_order_acquire) != 1) {
-            // The same boot: the kernel kept every byte, words can be trusted. Another: only checksums can.
-            const bool same_boot = !boot_id().empty() && boot_id() == counters.boot_id;
-            const std::uint64_t counted = (mends && !remakes) || !same_boot ? table->size() : 0;
-            if (mends || !same_boot) table->drop_wrong_waiting();
-            for (std::uint64_t i = 0; i < header.max_writers; ++i) {
-                if (table->writers_[i].owner.load()) table->settle_writer(table->writers_[i]);
-            }
-            const std::uint64_t lost = table->recover(mends || !same_boot), left = table->size();
-            // Rows whose words are gone too are known by their number alone.
-            if (counted > left + lost) counters.rows_lost.value.fetch_add(counted - left - lost);
-            counters.recoveries.value.fetch_add(1, std::memory_order_relaxed);
-            counters.incarnation.value.fetch_add(1, std::memory_order_relaxed);
+std::shared_ptr<Table> Table::attach(const std::string& path, const Opening& opening) {
+    for (;;) {
+        Storage storage = Storage::attach(path);
+        const Header header = check_header(storage.data(), storage.bytes(), path, opening.recover);
+        if (header.kind != kLive) {
+            throw Error(ErrorKind::storage, "'" + path + "' is a snapshot; open it without file:// to load a copy");
         }
-        remember_system(counters);
-        counters.clean.value.store(0, std::memory_order_release);
-        table->lost_at_open_ = counters.rows_lost.value.load() - lost_before;
-        SHARPWAVE_FAULT(attach_before_settled);
+        const auto& runtime = *reinterpret_cast<Runtime*>(storage.data() + header.regions[kRuntime].offset);
+        auto presence = std::make_unique<Presence>(storage, runtime, opening.deadline);
+        if (!presence->is_named()) continue;  // replaced or removed while we waited at the door
+        SHARPWAVE_FAULT(attach_at_door);
+        const bool is_shorter = storage.bytes() < header.total_bytes;
+        if (is_shorter && !presence->is_first()) {
+            throw Error(ErrorKind::storage,
+                        "'" + path + "' has lost its end while others have it open; close them first");
+        }
+        if (is_shorter) storage.extend(header.total_bytes);
+        if (presence->is_first()) storage.fill_holes(sparse_offset(header));
+        RowLayout layout = read_layout(storage.data(), header, path);
+        std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
+        // Only from here on does ~Table() leave through the door.
+        table->presence_ = std::move(presence);
+        const bool is_first = table->presence_->is_first();
+        const bool remakes = opening.recover && is_first && !table->are_records_sane();
+        if (!remakes) table->check_records();
+        table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
+        if (sparse_offset(header) < header.total_bytes) table->storage_.advise_small_pages(sparse_offset(header));
+        if (is_first) {
+            table->look_over(opening, remakes);
+        } else {
+            if (std::memcmp(table->counters_->libc, kLibc, sizeof kLibc) != 0) {
+                throw Error(ErrorKind::storage, "'" + path + "' is open in a process with another C library; " +
+                                                    "share buffers between processes of one container image only");
+            }
+            table->presence_->sit(table->runtime());
+        }
+        table->is_settled_ = true;
+        table->presence_->settle();
+        table->reclaim_dead_writers();  // so that their episodes are over for this reader
+        return table;
     }
-    table->presence_->settle();
-    table->reclaim_dead_writers();  // their episodes are over for whoever reads
-    return table;
 }
+
+void Table::look_over(const Opening& opening, bool remakes) {
+    std::memset(static_cast<void*>(&runtime()), 0, sizeof(Runtime));
+    shared_lock().initialise();
+    presence_->sit(runtime());
+    const bool was_clean = counters_->clean.value.load(std::memory_order_acquire) == 1;
+    const bool is_sealed = was_clean && seal() == counters_->seal.value.load();
+    if (was_clean && !is_sealed && !opening.recover && opening.verify) {
+        throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counts and index have a wrong checksum; " +
+                                            "open it with recover=True to save what is whole");
+    }
+    // The same boot: the kernel kept every byte that a killed process wrote. Another: only checksums tell which pages
+    // reached the disk.
+    const bool was_cut_off = !was_clean && (boot_id().empty() || boot_id() != counters_->boot_id);
+    if (opening.verify && !opening.recover && !was_cut_off) {
+        if (const auto slot = first_damaged_slot()) {
+            throw Error(ErrorKind::storage, "'" + path() + "' is damaged: the row in slot " + std::to_string(*slot) +
+                                                " has a wrong checksum; open it with recover=True to save what is "
+                                                "whole, or with verify=False to open it as it is");
+        }
+    }
+    counters_->index_origin.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
+    if (!was_clean || opening.recover) {
+        const bool drops = opening.recover || (was_cut_off && opening.verify);
+        if (opening.recover && was_clean && !is_sealed) forget_index();
+        const std::uint64_t lost_before = counters_->rows_lost.value.load();
+        const std::uint64_t counted = drops && !remakes ? size() : 0;
+        if (remakes) remake_records();
+        if (drops) drop_wrong_waiting();
+        for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+            if (writers_[i].owner.load()) settle_writer(writers_[i]);
+        }
+        const std::uint64_t lost = recover(drops), left = size();
+        // Rows whose words are gone too are known by their number alone.
+        if (counted > left + lost) counters_->rows_lost.value.fetch_add(counted - left - lost);
+        counters_->recoveries.value.fetch_add(1, std::memory_order_relaxed);
+        counters_->incarnation.value.fetch_add(1, std::memory_order_relaxed);
+        if (drops) lost_at_open_ = counters_->rows_lost.value.load() - lost_before;
+    }
+    remember_system(*counters_);
+    counters_->clean.value.store(0, std::memory_order_release);
+    SHARPWAVE_FAULT(attach_before_settled);
+}
+
+std::vector<std::uint64_t> Table::holders(const std::string& path) {
+    const Storage storage = Storage::attach(path, true);
+    const Header header = check_header(storage.data(), storage.bytes(), path, true);
+    if (header.kind != kLive || storage.bytes() < header.total_bytes) return {};
+    return Presence::holders(storage, *reinterpret_cast<Runtime*>(storage.data() + header.regions[kRuntime].offset));
+}
+
+// How long closing waits for an opener at the door before it leaves the file as after a crash.
+constexpr double kLeavePatience = 2.0;
 
 Table::~Table() {
-    if (!presence_ || is_from_another_process()) return;
+    if (!presence_ || is_from_another_process() || !is_settled_) return;
     try {
-        if (!presence_->begin_leave()) return;
+        // Mostly one flush would do; the first one is outside the door, where nobody waits for the disk.
+        if (presence_->is_only()) storage_.flush();
+        if (!presence_->begin_leave(Deadline::in(kLeavePatience))) return;
         SHARPWAVE_FAULT(leave_at_door);
+        counters_->seal.value.store(seal());
+        storage_.flush();
+        SHARPWAVE_FAULT(leave_flushed);
         counters_->clean.value.store(1, std::memory_order_release);
+        storage_.flush(header_->regions[kCounters].offset, sizeof(Counters));
     } catch (const Error&) {
-        // Left unclean: the next opener recovers, which is always right.
+        // Left unclean: the next opener looks it over as after a crash, which is always right.
     }
 }
 
@@ -148,7 +207,7 @@ constexpr double kLockTimeout = 20.0;
 Table::IndexLock::IndexLock(const Table& table) : table_(table) {
     if (table.shared_lock().lock(kLockTimeout, table.presence_.get())) {
         table.counters_->index_takeovers.value.fetch_add(1, std::memory_order_relaxed);
-        table.counters_->index_epoch.value.store(kNone, std::memory_order_relaxed);
+        table.counters_->index_origin.value.store(kNone, std::memory_order_relaxed);
     }
     SHARPWAVE_FAULT(index_locked);
 }
@@ -171,11 +230,11 @@ std::string Table::description() const {
 }
 
 std::uint64_t Table::size() const {
-    const std::uint64_t epoch = counters_->epoch.value.load(std::memory_order_acquire);
+    const std::uint64_t origin = counters_->origin_ticket.value.load(std::memory_order_acquire);
     const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
     std::int64_t live = 0;
     for (std::uint64_t i = 0; i < used; ++i) {
-        if (writers_[i].epoch.load(std::memory_order_acquire) == epoch) {
+        if (writers_[i].origin.load(std::memory_order_acquire) == origin) {
             live += writers_[i].live.load(std::memory_order_relaxed);
         }
     }
@@ -185,7 +244,7 @@ std::uint64_t Table::size() const {
 std::uint64_t Table::visible_slots() const {
     const std::uint64_t origin = counters_->origin_ticket.value.load(std::memory_order_acquire);
     const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
-    if (next - origin > header_->blocks) return header_->slots;
+    if (next > origin && next - origin > header_->blocks) return header_->slots;
     const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
     std::uint64_t reach = 0;
     for (std::uint64_t i = 0; i < used; ++i) {
@@ -207,7 +266,7 @@ bool Table::is_worth_filling(const Position& position) const {
 std::unique_ptr<Writer> Table::writer() {
     check_open();
     reclaim_dead_writers();
-    const std::uint64_t me = process_id() << 32 | (seat() + 1);
+    const std::uint64_t me = owner_word(seat(), tag());
     // Records with a half-full block first, then any.
     for (const bool choosy : {true, false}) {
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
@@ -218,14 +277,24 @@ std::unique_ptr<Writer> Table::writer() {
             std::uint64_t used = counters_->writers_used.value.load(std::memory_order_relaxed);
             while (used < i + 1 && !counters_->writers_used.value.compare_exchange_weak(used, i + 1)) {
             }
-            return std::make_unique<Writer>(shared_from_this(), i);
+            try {
+                return std::make_unique<Writer>(shared_from_this(), i);
+            } catch (...) {
+                writers_[i].owner.store(0, std::memory_order_release);
+                throw;
+            }
         }
     }
-    std::map<std::uint64_t, int> holders;
-    for (std::uint64_t i = 0; i < header_->max_writers; ++i) ++holders[writers_[i].owner.load() >> 32];
+    std::map<std::uint64_t, int> holders;  // by process id, 0 for those whose process is gone
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        const std::uint64_t owner = writers_[i].owner.load();
+        const bool is_parked = owner_seat(owner) >= kSeats;
+        ++holders[!presence_ ? process_id() : is_parked ? 0 : runtime().seats[owner_seat(owner)].pid.load()];
+    }
     std::string who;
     for (const auto& [pid, count] : holders) {
-        who += (who.empty() ? "" : ", ") + std::to_string(count) + " by process " + std::to_string(pid);
+        who += (who.empty() ? "" : ", ") + std::to_string(count) +
+               (pid ? " by process " + std::to_string(pid) : " by ended ones whose last rows need space to be kept");
         if (pid == process_id()) who += " (this one)";
     }
     throw Error(ErrorKind::buffer_full, "writer(): all " + std::to_string(header_->max_writers) +
@@ -374,26 +443,25 @@ std::optional<std::uint64_t> Table::nth_live_slot(std::uint64_t block, std::uint
     return std::nullopt;
 }
 
+// One store clears everything: rows below the origin are no more, and whatever else depends on a clear (counts of
+// writers, the index, the pace) says which origin it is for. The next ticket follows; where this process dies before,
+// the next claim moves it.
 void Table::clear() {
     check_open();
-    std::atomic<std::uint64_t>& next = counters_->next_ticket.value;
-    std::uint64_t ticket = next.load(std::memory_order_acquire), aligned;
-    do {
-        aligned = (ticket + header_->blocks - 1) / header_->blocks * header_->blocks;
-    } while (!next.compare_exchange_weak(ticket, aligned, std::memory_order_acq_rel));
-    counters_->origin_ticket.value.store(aligned, std::memory_order_release);
-    // The pace starts anew: nothing was delivered, nothing added.
-    std::uint64_t added = 0;
-    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
-    for (std::uint64_t i = 0; i < used; ++i) added += writers_[i].added.load(std::memory_order_acquire);
-    counters_->pace[0].value.store(0, std::memory_order_relaxed);
-    counters_->pace[1].value.store(added, std::memory_order_relaxed);
-    counters_->epoch.value.fetch_add(1, std::memory_order_acq_rel);
+    const std::uint64_t next = counters_->next_ticket.value.load(std::memory_order_acquire);
+    const std::uint64_t aligned = (next + header_->blocks - 1) / header_->blocks * header_->blocks;
+    raise(counters_->origin_ticket, aligned);  // never back: of two clears at once the later one holds
+    SHARPWAVE_FAULT(clear_origin);
+    raise(counters_->next_ticket, aligned);
+    SHARPWAVE_FAULT(clear_ticket);
 }
 
-std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t serial) const {
+std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t word) const {
+    const std::uint64_t lasting = lasting_part(word);
+    std::uint32_t crc = crc32c(0, &lasting, sizeof lasting);
+    if (state_of(word) == kVoid) return crc;  // its bytes mean nothing
     const std::byte* row = rows_ + slot * header_->row_bytes + header_->payload_offset;
-    std::uint32_t crc = crc32c(crc32c(0, &serial, sizeof serial), row, layout_->payload_bytes());
+    crc = crc32c(crc, row, layout_->payload_bytes());
     for (const Field& field : layout_->fields()) {
         if (!field.is_in_heap()) continue;
         HeapPlace place;

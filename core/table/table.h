@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,9 +68,20 @@ public:
     // An empty path is anonymous memory.
     static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "", bool replace = false);
 
-    // Opens a live file in place. The first process in after a crash repairs it before anybody reads. With `recover` it
-    // also takes a file that lost its end or whose records make no sense, and drops every row whose checksum is wrong.
-    static std::shared_ptr<Table> attach(const std::string& path, bool recover = false);
+    // Opens a live file in place. The first one in looks it over before anybody reads: after a crash it repairs what
+    // was half done, and with `verify` it checks every row. A wrong one is ErrorKind::storage; with `recover`, and
+    // after a power loss, it is dropped and counted. `recover` also takes a file that lost its end or whose records
+    // make no sense. Waits for other openers until the deadline, then ErrorKind::not_ready.
+    struct Opening {
+        bool recover = false;
+        bool verify = true;
+        Deadline deadline = Deadline::never();
+    };
+    static std::shared_ptr<Table> attach(const std::string& path, const Opening& opening);
+    static std::shared_ptr<Table> attach(const std::string& path) { return attach(path, Opening{}); }
+
+    // Process ids of those who have a live file open; for people.
+    static std::vector<std::uint64_t> holders(const std::string& path);
 
     // Reads a snapshot into anonymous memory. Every byte is checked; serials go on where they stopped. With `recover`
     // damage costs the rows it hit, and the index if it hit that.
@@ -160,17 +172,19 @@ public:
     // ---- for the rooms beside this one ----------------------------------------------------------------------------
     format::Counters& counters() const { return *counters_; }
     RowView view() const;
+    format::Runtime& runtime() const { return *reinterpret_cast<format::Runtime*>(region(format::kRuntime)); }
     std::uint32_t seat() const { return presence_ ? presence_->seat() : 0; }
+    std::uint64_t tag() const { return presence_ ? presence_->tag() : 1; }
     bool is_alone() const { return !presence_ || presence_->is_alone(); }  // no other process has it open
-    // Whether the process that was given a seat still has it; in memory there is but one.
-    bool is_alive(std::uint32_t seat, std::uint64_t pid) const { return !presence_ || presence_->is_alive(seat, pid); }
+    // Whether the opening that was given a seat still has it; in memory there is but one.
+    bool is_alive(std::uint32_t seat, std::uint64_t tag) const { return !presence_ || presence_->is_alive(seat, tag); }
     void end_episode(std::uint64_t serial) const;  // flags the row as truncated by the engine, if it is still there
     std::uint64_t blocks() const { return header_->blocks; }
     std::uint64_t block_rows() const { return header_->block_rows; }
     std::uint64_t block_length(std::uint64_t block) const;  // the last block may be short
     std::uint64_t least_word() const;                       // smaller words belong to cleared rows
     std::uint64_t& word(std::uint64_t slot) const;
-    std::uint32_t row_checksum(std::uint64_t slot, std::uint64_t serial) const;
+    std::uint32_t row_checksum(std::uint64_t slot, std::uint64_t word) const;
     std::byte* region(format::RegionId id) const { return storage_.data() + header_->regions[id].offset; }
     float* given() const { return given_; }  // null: no priorities
     bool has_index() const { return header_->sampler != 0; }
@@ -217,6 +231,11 @@ public:
         if (storage_.is_file()) storage_.ensure(static_cast<std::uint64_t>(place - storage_.data()), bytes);
     }
 
+    // Whether these bytes of a file were never written. Reading them could need space that is not there.
+    bool is_hole(const std::byte* place, std::uint64_t bytes) const {
+        return storage_.is_in_memory() && storage_.is_hole(static_cast<std::uint64_t>(place - storage_.data()), bytes);
+    }
+
     // Takes the row that `word` names out of the drawable ones; true if it was. Retired rows still serve their
     // neighbours' stacks. Its slot may belong to another writer by now: then nothing happens.
     bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least, format::WriterRecord& by) const;
@@ -256,10 +275,10 @@ private:
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
     std::atomic<std::uint64_t>& held_until() const {  // nanoseconds; in the runtime page, behind the lock
-        return *reinterpret_cast<std::atomic<std::uint64_t>*>(region(format::kRuntime) + 448);
+        return runtime().held_until;
     }
     void take_off(std::uint64_t block, format::WriterRecord& by) const;
-    SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(region(format::kRuntime)); }
+    SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(runtime().index_lock); }
 
     // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us. Or makes them
     // anew, from the words alone.
@@ -267,14 +286,24 @@ private:
     void check_records() const;
     void remake_records();
 
-    // What a writer that can no longer speak left behind: rows past its head, a half-written step, open episodes.
-    void settle_writer(format::WriterRecord& record) const;
+    // Finishes for a dead writer: rows past its head, a half-written step, open episodes. False: there was no space for
+    // the next observations of its newest rows, and they still wait in its record's places.
+    bool settle_writer(format::WriterRecord& record) const;
     void reclaim_dead_writers() const;
 
     // Rows whose stacks cannot be rebuilt any more are no longer drawn.
     std::uint64_t retire_without_history();
-    std::uint64_t retire_without_next();  // nor those whose next observation is gone
-    void drop_wrong_waiting() const;      // next observations that wait for their row and have a wrong checksum
+    // Nor those whose next observation is gone. `needed`: writer records in whose waiting places rows find theirs.
+    std::uint64_t retire_without_next(std::set<std::uint64_t>& needed);
+    // Next observations that wait for their row and have a wrong checksum.
+    std::optional<std::uint64_t> wrongly_waiting(std::uint64_t pair, std::uint64_t half) const;
+    template <class Each>
+    void each_wrongly_waiting(Each each) const;
+    void drop_wrong_waiting() const;
+
+    // Links between blocks that one side does not confirm. Rows would find neighbours there that are not theirs.
+    template <class Each>
+    void each_wrong_link(Each each) const;
 
     // Makes the counts of live rows in a dead writer's blocks agree with their words. May be begun again by another.
     void recount(std::uint64_t writer) const;
@@ -283,10 +312,23 @@ private:
 
     // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
     // `verify`, rows whose checksum is wrong; returns how many.
-    std::uint64_t recover(bool verify);
-    // Its two parts: each block by itself, in any order and by any thread; then what looks across blocks.
-    std::uint64_t recover_block(std::uint64_t block, bool verify);
-    std::uint64_t finish_recovery(std::uint64_t lost);
+    std::uint64_t recover(bool verify, std::vector<std::uint64_t> dropped = {});
+    // Its two parts: each block by itself, in any order and by any thread; then what looks across blocks. `dropped`
+    // gets the serials of rows that are gone: their runs end before them.
+    std::uint64_t recover_block(std::uint64_t block, bool verify, std::vector<std::uint64_t>& dropped);
+    std::uint64_t finish_recovery(std::uint64_t lost, const std::vector<std::uint64_t>& dropped);
+    void cut_run(std::uint64_t serial) const;
+    void note_dropped(std::uint64_t block, std::uint64_t offset, std::vector<std::uint64_t>& dropped) const;
+
+    // What the first one in does: see attach().
+    void look_over(const Opening& opening, bool remakes);
+    // Whether a committed or void row is not what was written.
+    bool is_damaged(std::uint64_t slot, std::uint64_t word) const;
+    bool is_heap_damaged(std::uint64_t slot, std::uint64_t word) const;
+    std::optional<std::uint64_t> first_damaged_slot() const;
+    // Over everything that a file's rows do not cover with their own checksums.
+    std::uint32_t seal() const;
+    void forget_index() const;  // all rows are new to it
 
     Storage storage_;
     std::unique_ptr<RowLayout> layout_;
@@ -306,6 +348,7 @@ private:
     Divider by_block_;
     unsigned head_bits_ = 0;
     std::uint64_t lost_at_open_ = 0;
+    bool is_settled_ = false;  // a file: it may be called clean when this is the last one out
     std::uint64_t* finals_ = nullptr;
 };
 

@@ -50,11 +50,11 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       halves_(derives_ ? table_->width() : 0, 0),
       image_(table_->header().waiting_bytes) {
     for (const Field& field : table_->layout().fields()) row_moves_.push_back({field.offset, field.bytes, nullptr, 0});
-    epoch_ = table_->counters().epoch.value.load(std::memory_order_acquire);
-    if (record_.epoch.load(std::memory_order_relaxed) != epoch_) {
+    origin_ = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
+    if (record_.origin.load(std::memory_order_relaxed) != origin_) {
         record_.live.store(0, std::memory_order_relaxed);
         record_.gone.store(0, std::memory_order_relaxed);
-        record_.epoch.store(epoch_, std::memory_order_release);
+        record_.origin.store(origin_, std::memory_order_release);
     }
     // Writers that live for one episode must not leave the ring full of old tails.
     const Position position = table_->position(record_index);
@@ -75,7 +75,7 @@ Writer::~Writer() {
     try {
         close();
     } catch (const Error&) {
-        // A full disk: the next observations of its newest rows stay where they wait.
+        // No space: the next observations of its newest rows stay where they wait.
     }
 }
 
@@ -100,12 +100,26 @@ void Writer::claim_block() {
     for (std::uint64_t tries = 0; tries < 2 * table_->blocks(); ++tries) {
         const std::uint64_t ticket = counters.next_ticket.value.fetch_add(1, std::memory_order_acq_rel);
         SHARPWAVE_FAULT(claim_ticket);
+        if (const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
+            ticket < origin) {
+            raise(counters.next_ticket, origin);  // cleared since, by a process that may have died in the middle
+            continue;
+        }
         BlockRecord& block = table_->block_record(ticket % table_->blocks());
         std::uint32_t holder = 0;
         // Its own full block may be the next one: a ring of one block.
         if (!block.owner.compare_exchange_strong(holder, owner_, std::memory_order_acq_rel) && holder != owner_)
             continue;
         SHARPWAVE_FAULT(claim_owner);
+        if (table_->header().block_heap_bytes && table_->storage().is_file()) {
+            // What is looked at below must have its space. Lack of it leaves a ticket without rows, and nothing else.
+            try {
+                BlockHeap(*table_, ticket % table_->blocks());
+            } catch (...) {
+                if (holder != owner_) block.owner.store(0, std::memory_order_release);
+                throw;
+            }
+        }
         const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
         const std::uint64_t last = block.ticket.load(std::memory_order_relaxed);
         if (last == kNone || last < origin) block.live.store(0, std::memory_order_relaxed);
@@ -151,15 +165,14 @@ void Writer::claim_block() {
 }
 
 void Writer::notice_clear() {
-    const std::uint64_t epoch = table_->counters().epoch.value.load(std::memory_order_acquire);
-    if (epoch == epoch_) [[likely]]
+    const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
+    if (origin == origin_) [[likely]]
         return;
-    epoch_ = epoch;
+    origin_ = origin;
     record_.live.store(0, std::memory_order_relaxed);
     record_.gone.store(0, std::memory_order_relaxed);
-    record_.epoch.store(epoch, std::memory_order_release);
+    record_.origin.store(origin, std::memory_order_release);
     std::fill(open_rows_.begin(), open_rows_.end(), 0);
-    const std::uint64_t origin = table_->counters().origin_ticket.value.load(std::memory_order_acquire);
     if (length_ != 0 && ticket_ < origin) {
         let_go_of_block();
         ticket_ = kNone;
@@ -691,7 +704,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     if (std::uint32_t* checksums = table_->checksums()) {
         for (std::size_t i = 0; i < count; ++i) {
             std::atomic_ref<std::uint32_t>(checksums[slot + i])
-                .store(table_->row_checksum(slot + i, serial + i), std::memory_order_relaxed);
+                .store(table_->row_checksum(slot + i, commit[i]), std::memory_order_relaxed);
         }
     }
     SHARPWAVE_FAULT(row_copied);
@@ -726,19 +739,20 @@ void Writer::close() {
     if (closed_) return;
     closed_ = true;
     // Whatever happens to the last rows, the place is given back.
-    const auto give_back = [&] {
+    const auto give_back = [&](std::uint64_t owner) {
         let_go_of_block();
-        record_.owner.store(0, std::memory_order_release);
+        record_.owner.store(owner, std::memory_order_release);
     };
     try {
         end_open_episodes();
         table_->counters().late_ends.value.fetch_add(1, std::memory_order_acq_rel);
         SHARPWAVE_FAULT(close_ended);
     } catch (...) {
-        give_back();
+        // No space for final observations: rows find theirs where they wait, so the record is nobody's for now.
+        give_back(kParked);
         throw;
     }
-    give_back();
+    give_back(0);
 }
 
 }  // namespace sharpwave

@@ -87,7 +87,7 @@ private:
     std::uint64_t block_ = 0;   // ticket_ mod blocks
     std::uint64_t head_ = 0;    // next row in the block
     std::uint64_t length_ = 0;  // rows of the block; 0: none held
-    std::uint64_t epoch_ = 0;
+    std::uint64_t origin_ = 0;  // of the table, when it last looked
     BlockHeap heap_;
     // One an env: the serial plus 1 of the newest row of its open episode; 0 while none is open.
     std::vector<std::uint64_t> open_rows_;

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -190,4 +193,49 @@ TEST(Table, RefusesEveryCallAfterClose) {
     EXPECT_EQ(kind_of([&] { draw(table, 1); }), ErrorKind::closed);
     EXPECT_EQ(kind_of([&] { table->writer(); }), ErrorKind::closed);
     EXPECT_EQ(kind_of([&] { table->clear(); }), ErrorKind::closed);
+}
+
+TEST(Tables, AreClearedOrNotWhereAProcessDiesInClear) {
+    auto table = Table::create(config(1000));
+    auto writer = table->writer();
+    append(*writer, 0, 100);
+    // What a process leaves that dies between the two steps of clear().
+    const std::uint64_t blocks = table->blocks(), next = table->counters().next_ticket.value;
+    table->counters().origin_ticket.value = (next + blocks - 1) / blocks * blocks;
+    EXPECT_EQ(table->size(), 0u);
+    EXPECT_TRUE(table->live_serials().empty());
+    EXPECT_EQ(table->visible_slots(), 0u);
+    append(*writer, 100, 50);
+    EXPECT_EQ(table->size(), 50u);
+    EXPECT_EQ(table->live_serials().size(), 50u);
+    append(*writer, 150, 1000);
+    append(*writer, 1150, 1000);
+    EXPECT_EQ(table->size(), 1000u);
+    EXPECT_EQ(table->live_serials().size(), 1000u);
+}
+
+TEST(Tables, AreNeverClearedBackwards) {
+    auto table = Table::create(config(64));
+    auto writer = table->writer();
+    std::atomic<bool> stop{false}, went_back{false};
+    std::thread watcher([&] {
+        std::uint64_t last = 0;
+        while (!stop) {
+            const std::uint64_t now = table->counters().origin_ticket.value;
+            if (now < last) went_back = true;
+            last = now;
+        }
+    });
+    std::vector<std::thread> clearers;
+    for (int i = 0; i < 2; ++i) {
+        clearers.emplace_back([&] {
+            for (int k = 0; k < 2000; ++k) table->clear();
+        });
+    }
+    for (int k = 0; k < 2000; ++k) append(*writer, static_cast<std::uint64_t>(k), 1);
+    for (std::thread& thread : clearers) thread.join();
+    stop = true;
+    watcher.join();
+    EXPECT_FALSE(went_back);
+    EXPECT_EQ(table->size(), table->live_serials().size());
 }

@@ -130,11 +130,24 @@ struct Batch {
 // ---- what children do -----------------------------------------------------------------------------------------------
 
 struct Told {
-    std::atomic<std::uint64_t> begun{0}, acked{0};  // steps
+    std::atomic<std::uint64_t> begun{0}, acked{0};       // steps
+    std::atomic<std::uint64_t> cleared{0}, clearing{0};  // steps that are cleared, and that may be
     std::atomic<bool> started{false};
+    std::atomic<pid_t> heir{0};  // a child that the dead one left
 };
+Told* told = nullptr;
 
-enum class Job { write, learn, pace, save, open, create, close };
+// A child that outlives its parent: it must keep nothing alive that was its parent's.
+void leave_an_heir() {
+    if (fork() == 0) {
+        told->heir = getpid();  // by now it has closed what it must not keep
+        alarm(10);              // in case the round fails and nobody ends it
+        for (;;) pause();
+    }
+    while (told->heir == 0) usleep(50);
+}
+
+enum class Job { write, learn, pace, save, open, create, close, clear };
 
 struct Place {
     Fault fault;
@@ -182,6 +195,9 @@ const Place kPlaces[] = {
     {Fault::save_index_locked, Job::save},
     {Fault::save_before_name, Job::save},
     {Fault::leave_at_door, Job::open, true},
+    {Fault::leave_flushed, Job::open, true},
+    {Fault::clear_origin, Job::clear},
+    {Fault::clear_ticket, Job::clear},
 };
 static_assert(std::size(kPlaces) == static_cast<std::size_t>(Fault::count));
 
@@ -244,7 +260,6 @@ struct Sample {
                 const std::string other = path + "-other";
                 Table::create(config_of(kind), other, true);
                 std::filesystem::remove(other);
-                std::filesystem::remove(other + ".lock");
             });
         }
         auto table = Table::attach(path);
@@ -256,6 +271,16 @@ struct Sample {
             told.acked = step + count;
             told.started = true;
         };
+        if (role == Job::clear) {
+            auto writer = table->writer();
+            forever([&] {
+                for (int i = 0; i < 3 && told.begun < steps; ++i) write(*writer);
+                told.clearing = told.begun.load();
+                table->clear();
+                told.cleared = told.clearing.load();
+                told.started = true;
+            });
+        }
         if (role == Job::write || role == Job::close) {
             auto writer = table->writer();
             while (told.begun < steps) write(*writer);
@@ -311,7 +336,7 @@ struct Round {
 };
 
 struct Dead {
-    std::uint64_t tag, begun, acked;
+    std::uint64_t tag, begun, acked, cleared, clearing;
 };
 
 void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Table>& table, Sampler& sampler,
@@ -354,7 +379,21 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
     }
     for (const Dead& one : dead) {
         // Every acknowledged row is there; of the running add there may be some.
-        for (std::uint64_t number = 0; number < one.acked * kind.width; ++number) {
+        // What was cleared is gone; a clear that was running took all of it or nothing.
+        std::uint64_t kept = 0, gone = 0;
+        for (std::uint64_t number = 0; number < one.clearing * kind.width; ++number) {
+            const std::uint64_t id = id_of(one.tag, number);
+            if (is_masked(id, kind.width)) continue;
+            const bool is_there = words_of.count(id) != 0;
+            if (number < one.cleared * kind.width) {
+                round.check(!is_there, "row " + std::to_string(number) + " was cleared and is there");
+            } else {
+                ++(is_there ? kept : gone);
+            }
+        }
+        round.check(kept == 0 || gone == 0, std::to_string(gone) + " rows were cleared, " + std::to_string(kept) +
+                                                " of the same clear were not");
+        for (std::uint64_t number = one.clearing * kind.width; number < one.acked * kind.width; ++number) {
             const std::uint64_t id = id_of(one.tag, number);
             if (is_masked(id, kind.width)) continue;
             if (!words_of.count(id) && std::getenv("SWEEP_LOG")) {
@@ -381,6 +420,7 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
     }
     round.check(words_of.lower_bound(id_of(dead.back().tag, dead.back().begun * kind.width)) == words_of.end(),
                 "there are rows that nobody wrote");
+    round.check(serials.size() <= table->capacity(), "there are more rows than capacity");
     round.check(table->size() == serials.size(), "size() says " + std::to_string(table->size()) + ", there are " +
                                                      std::to_string(serials.size()) + " rows");
     if (Index* index = sampler.index()) {
@@ -403,7 +443,7 @@ int main(int count, char** arguments) {
     const std::uint64_t seed = std::strtoull(arguments[2], nullptr, 10);
     const std::string folder = arguments[3], path = folder + "/table";
     std::filesystem::create_directories(folder);
-    auto* told = static_cast<Told*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    told = static_cast<Told*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     std::mt19937_64 random(seed);
     std::map<Fault, int> reached;
     int at_random = 0, reopened = 0;
@@ -422,7 +462,7 @@ int main(int count, char** arguments) {
     };
     const auto remove_all = [&] {
         for (const char* table : {"", ".snapshot", "-other"}) {
-            for (const char* end : {"", ".lock", ".next"}) std::filesystem::remove(path + table + end);
+            for (const char* end : {"", ".next"}) std::filesystem::remove(path + table + end);
         }
         if (!std::filesystem::is_empty(folder)) {
             std::fprintf(stderr, "FAILED: '%s' was left behind\n",
@@ -448,15 +488,18 @@ int main(int count, char** arguments) {
         const bool survives = !place.first_in && random() % 3 != 0;
         const std::uint64_t steps = std::max<std::uint64_t>(1, kind->capacity / kind->width / 5);
         std::vector<Dead> dead;
+        std::vector<pid_t> heirs;
         Round round;
         const auto run_child = [&](Job role, int fault, int turn) {
-            told->begun = told->acked = 0;
+            told->begun = told->acked = told->cleared = told->clearing = 0;
+            told->heir = 0;
+            const bool has_heir = random() % 2;
             told->started = false;
             ++tag;
             const std::uint64_t child_seed = random(), wait_us = random() % 3000;
             const pid_t pid = fork();
             if (pid == 0) {
-                if (fault >= 0) arm(static_cast<Fault>(fault), turn);
+                if (fault >= 0) arm(static_cast<Fault>(fault), turn, has_heir ? &leave_an_heir : nullptr);
                 live(*kind, path, role, tag, steps, child_seed, *told);
             }
             int status = 0;
@@ -476,7 +519,11 @@ int main(int count, char** arguments) {
             if (status != -1 && WIFEXITED(status)) round.fail("the child ended by itself");
             const bool by_itself = status != -1 && Clock::now() - begin < std::chrono::milliseconds(300);
             if (fault >= 0 && by_itself) ++reached[static_cast<Fault>(fault)];
-            dead.push_back({tag, told->begun.load(), told->acked.load()});
+            if (told->heir) heirs.push_back(told->heir);
+            if (told->clearing) {
+                for (Dead& earlier : dead) earlier.clearing = earlier.begun;  // theirs went too
+            }
+            dead.push_back({tag, told->begun.load(), told->acked.load(), told->cleared.load(), told->clearing.load()});
             if (std::getenv("SWEEP_LOG")) {
                 std::fprintf(stderr, "  writer %lu began %lu steps, %lu acknowledged\n", tag, dead.back().begun,
                              dead.back().acked);
@@ -488,7 +535,7 @@ int main(int count, char** arguments) {
         if (std::getenv("SWEEP_LOG")) std::fprintf(stderr, "%s\n", round.text.c_str());
         if (!survives) let_go(), ++reopened;
         if (kind->block_rows == kind->capacity) writer.reset();  // a ring of one block has room for one writer
-        const Job roles[] = {Job::write, Job::write, Job::learn, Job::save, Job::pace, Job::close};
+        const Job roles[] = {Job::write, Job::write, Job::learn, Job::save, Job::pace, Job::close, Job::clear};
         if (place.needs_dead) run_child(Job::write, static_cast<int>(Fault::row_copied), 1 + random() % 30);
         if (is_random) {
             run_child(roles[random() % std::size(roles)], -1, 0);
@@ -518,6 +565,7 @@ int main(int count, char** arguments) {
         } catch (const Error& error) {
             round.fail(error.what());
         }
+        for (const pid_t heir : heirs) kill(heir, SIGKILL);
     }
     let_go();
     remove_all();

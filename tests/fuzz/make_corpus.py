@@ -18,19 +18,12 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
+from sharpwave._core import crc32c
 
 REGIONS = 432  # of the header: 24 pairs (offset, bytes)
-COUNTERS, LIVE_KIND = 1, 1
+RUNTIME, COUNTERS, LIVE_KIND = 0, 1, 1
+CLEAN, SEAL = 512, 2048  # counters
 META = (1, 2, 3, 4, 5, 8, 9, 10, 14, 12, 16, 17)  # regions that meta_crc covers, in its order
-
-
-def crc32c(data: bytes, crc: int = 0) -> int:
-    crc ^= 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def region(data: bytes, number: int) -> tuple[int, int]:
@@ -48,10 +41,14 @@ def anonymous(whole: bytes, choice: int, base: bytes = b"") -> bytes:
     data[counters + 576 : counters + 624] = struct.pack("<Q", 0) + b"a boot that is over".ljust(40, b"\0")
     data[counters + 896 : counters + 896 + 8] = bytes(8)  # times of the last add and sample
     data[counters + 960 : counters + 960 + 8] = bytes(8)
-    for number in range(region(data, 2)[1] // 128):
-        at = region(data, 2)[0] + 128 * number
+    for number in range(region(data, 2)[1] // 256):
+        at = region(data, 2)[0] + 256 * number
         if any(data[at : at + 8]):
-            struct.pack_into("<I", data, at + 4, 2**22 - 1)  # the owner's process
+            struct.pack_into("<Q", data, at, 1 << 16 | 1)  # the owner's seat and token
+    if struct.unpack_from("<I", data, 16)[0] == LIVE_KIND:
+        offset, size = region(data, RUNTIME)
+        data[offset : offset + size] = bytes(size)
+        reseal(data)
     if struct.unpack_from("<I", data, 16)[0] != LIVE_KIND:
         crc = 0
         for number in META:
@@ -61,6 +58,28 @@ def anonymous(whole: bytes, choice: int, base: bytes = b"") -> bytes:
     struct.pack_into("<I", data, 20, 0)
     struct.pack_into("<I", data, 20, crc32c(data[: REGIONS + 24 * 16]))
     return bytes(data)
+
+
+def reseal(data: bytearray) -> None:
+    """Makes the seal of a live file agree with what it covers."""
+    slots, block_rows, blocks = (struct.unpack_from("<Q", data, at)[0] for at in (40, 56, 64))
+    is_embedded = struct.unpack_from("<I", data, 136)[0]
+    at, stride = (region(data, 6)[0], struct.unpack_from("<Q", data, 96)[0]) if is_embedded else (region(data, 7)[0], 8)
+    words = []
+    for block in range(blocks):
+        crc = 0
+        if struct.unpack_from("<Q", data, region(data, 3)[0] + 64 * block + 8)[0] != 2**64 - 1:
+            for slot in range(block * block_rows, min((block + 1) * block_rows, slots)):
+                crc = crc32c(data[at + slot * stride : at + slot * stride + 8], crc)
+        words.append(crc)
+    offset, size = region(data, COUNTERS)
+    counters = data[offset : offset + size]
+    counters[CLEAN : CLEAN + 8] = counters[SEAL : SEAL + 8] = bytes(8)
+    crc = crc32c(counters, crc32c(struct.pack(f"<{blocks}I", *words)))
+    for number in (2, 3, 8, 9, 10, 12, 16, 14):
+        start, length = region(data, number)
+        crc = crc32c(data[start : start + length], crc)
+    struct.pack_into("<Q", data, offset + SEAL, crc)
 
 
 def reward(achieved: Any, desired: Any) -> Any:

@@ -73,7 +73,7 @@ def files(folder: Path) -> Any:
         data = {"saved": saved, "closed": path, "grown": delta}.get(form)
         damaged = data.read_bytes() if data else killed
         if form == "power went":
-            boot = next(span for span in layout.COUNTERS if span.name == "pid_namespace")
+            boot = next(span for span in layout.COUNTERS if span.name == "system")
             at = layout.regions_of(damaged)["counters"].offset + boot.offset + 8
             damaged = damaged[:at] + b"another boot".ljust(40, b"\0") + damaged[at + 40 :]
         made = Whole(damaged, rows, saved.read_bytes() if form == "grown" else b"")
@@ -135,7 +135,7 @@ def test_every_region_and_record_is_known_by_the_page() -> None:
 def test_every_region_is_in_some_table(files: Any) -> None:
     found = {name for table in LIVE for name in layout.regions_of(files(table, "closed").data)}
     found |= {name for form in ("saved", "grown") for name in layout.regions_of(files("wide", form).data)}
-    assert found == set(layout.region_names())
+    assert found == set(layout.region_names()) - {"mutables", "selectors"}, "those two are reserved"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -152,8 +152,7 @@ def test_flipped_bit_of_any_class_never_crashes_and_gives_no_torn_row(
         for recover in (False, True) if number % 3 == 0 else (False,):
             found = opener.use(table, put(flip(data, at, bit), whole, path, form), recover)
             wrong = found["strange"] + ([found["died"]] if "died" in found else [])
-            if form not in LIVE_FORMS:
-                wrong += wrong_rows(found, whole.rows)
+            wrong += wrong_rows(found, whole.rows)
             how = f"{table}, {form}, recover={recover}: {what}, byte {at}, bit {bit}"
             findings += [f"{how}: {words}" for words in wrong]
     assert not findings, f"{len(findings)} findings:\n" + "\n".join(findings[:40])
@@ -171,6 +170,8 @@ def test_count_of_rows_that_cannot_be_is_not_believed(files: Any, opener: Opener
     live = next(span for span in layout.RECORDS["writers"] if span.name == "live")
     at = layout.regions_of(whole.data)["writers"].offset + live.offset + 5
     found = used_after((at, 0), "plain", "closed", files, opener, folder)
+    assert "its counts and index have a wrong checksum" in found["refused"]
+    found = used_after((at, 0), "plain", "closed", files, opener, folder, recover=True)
     assert found["strange"] == []
     assert found["rows"] == whole.rows
 
@@ -245,8 +246,6 @@ DATA = ("rows", "words", "checksums", "heap", "finals", "waiting")
 
 def tables_and_forms() -> Iterator[Any]:
     for table, form, recover in itertools.product(TABLES, LIVE_FORMS, (False, True)):
-        if not recover and form != "power went":
-            continue  # the kernel kept every byte that was written: nobody takes checksums of all rows then
         name = f"{table}-{form}{'-recover' if recover else ''}"
         yield pytest.param(table, form, recover, id=name)
 
@@ -266,11 +265,13 @@ def test_no_damaged_row_of_a_live_file_is_given_out(
     stride = 8 if "words" in regions else layout.field(data, "row_bytes")
     for region in (regions[name] for name in DATA if name in regions):
         places = region.offset + np.flatnonzero(np.frombuffer(data, np.uint8, region.size, region.offset))
-        # Flags and state of a row change after it was written: no checksum covers them.
-        is_flag = (places >= words.offset) & (places < words.offset + words.size)
-        places = places[~(is_flag & ((places - words.offset) % stride < 2))]
         for at in stream.choice(places, min(len(places), 3 * FLIPS_A_REGION), replace=False).tolist():
             bit = int(stream.integers(8))
+            # Whether a row is retired, or has a final observation, may change after it was written: no checksum covers
+            # these bits of its word, nor does one cover what was never added.
+            is_word = words.offset <= at < words.offset + words.size
+            if is_word and (at - words.offset) % stride * 8 + bit in (0, 1, 5, 6, 7, 8, 9) and form != "closed":
+                continue
             found = opener.use(table, put(flip(data, at, bit), whole, path, form), recover)
             findings += [f"{region.name}, byte {at}, bit {bit}: {why}" for why in wrong_rows(found, truth)]
             if found.get("rows", truth).keys() < truth.keys() and not found["lost"]:

@@ -33,7 +33,8 @@ def test_reading_and_copying_an_owned_file_leaves_it_owned(tmp_path: Path) -> No
         pass
     shutil.copytree(tmp_path / "run", tmp_path / "backup")
     assert _core.own_file(str(path)) is None
-    assert first is not None and first.is_open
+    assert first is not None
+    assert first.is_open
 
 
 def test_a_killed_owner_whose_child_lives_owns_nothing(tmp_path: Path) -> None:
@@ -92,7 +93,8 @@ def test_waiting_for_an_owner_ends_at_the_deadline_and_on_a_signal(tmp_path: Pat
         time.sleep(0.2)
         waiter.send_signal(signal.SIGINT)
         assert waiter.wait(10) != 0
-        assert waiter.stderr is not None and b"KeyboardInterrupt" in waiter.stderr.read()
+        assert waiter.stderr is not None
+        assert b"KeyboardInterrupt" in waiter.stderr.read()
 
 
 def test_symlinks_and_folders_are_refused(tmp_path: Path) -> None:
@@ -122,10 +124,13 @@ def test_a_replaced_file_has_its_owner_before_its_name(tmp_path: Path) -> None:
     lock = made.own()
     made.sync()
     made.publish(replace=True)
-    assert old is not None and not old.is_named(path) and lock.is_named(path)
+    assert old is not None
+    assert not old.is_named(path)
+    assert lock.is_named(path)
     old.close()
     assert _core.own_file(path) is None
-    assert Path(path).read_bytes() == b"newer" and os.listdir(tmp_path) == ["journal"]
+    assert Path(path).read_bytes() == b"newer"
+    assert os.listdir(tmp_path) == ["journal"]
 
 
 def test_a_new_file_without_a_name_leaves_nothing(tmp_path: Path) -> None:

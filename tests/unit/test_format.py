@@ -45,6 +45,31 @@ def crc32c(data, crc=0):
     return crc ^ 0xFFFFFFFF
 
 
+def seal_of(data):
+    """As the page says it."""
+    header, regions = fields_of("Header: page 0", data), regions_of(data)
+    offsets = {name: int(offset) for offset, name, _ in table("Counters")}
+    stride, rows = (8, "words") if not header["word_is_embedded"] else (header["row_bytes"], "rows")
+    words = []
+    for block in range(header["blocks"]):
+        ticket = struct.unpack_from("<Q", data, regions["blocks"][0] + 64 * block + 8)[0]
+        slots = range(block * header["block_rows"], min((block + 1) * header["block_rows"], header["slots"]))
+        crc = 0
+        for slot in slots if ticket != 2**64 - 1 else ():
+            at = regions[rows][0] + slot * stride
+            crc = crc32c(data[at : at + 8], crc)
+        words.append(crc)
+    crc = crc32c(struct.pack(f"<{len(words)}I", *words))
+    counters = bytearray(data[regions["counters"][0] :][: regions["counters"][1]])
+    for name in ("clean", "seal"):
+        counters[offsets[name] : offsets[name] + 8] = bytes(8)
+    crc = crc32c(counters, crc)
+    for name in ("writers", "blocks", "checksums", "priorities", "given", "episodes", "reads", "finals"):
+        at, size = regions[name]
+        crc = crc32c(data[at : at + size], crc)
+    return crc
+
+
 @pytest.fixture
 def written(tmp_path):
     """A live file and a snapshot of the same buffer, closed, as bytes."""
@@ -75,7 +100,7 @@ def test_header_is_where_the_page_says(written):
     for data, kind in zip(written, (1, 2), strict=True):
         header = fields_of("Header: page 0", data)
         assert data[:8] == b"SHRPWAVE"
-        assert header["version"] == 1
+        assert header["version"] == 2
         assert header["endian_mark"] == 0x01020304
         assert header["kind"] == kind
         assert header["total_bytes"] == len(data)
@@ -105,13 +130,18 @@ def test_rows_words_and_checksums_are_where_the_page_says(written):
             row = regions["rows"][0] + slot * header["row_bytes"]
             word = struct.unpack_from("<Q", data, row)[0]
             serial, state = word >> 10, word & 3
+            # What stays as the add left it. Other flags change while a table lives, and no more in a snapshot.
+            told_truncated = bool(word & 16) and not word & 32
+            lasting = serial << 4 | (state == 3) << 3 | told_truncated << 2 | bool(word & 8) << 1 | bool(word & 4)
             step = int(np.frombuffer(data, "<i2", 1, row + records["obs"][1])[0])
             if state == 2:
                 counted[serial] = (step, bool(word & 8), bool(word & 16), bool(word & 32))
                 payload = data[row + 8 : row + 8 + 2 * 3 + 8 + 4 + 6 + 1]
                 crc = struct.unpack_from("<I", data, regions["checksums"][0] + 4 * slot)[0]
-                # Flags change while a table lives, and no more in a snapshot.
-                assert crc == crc32c(struct.pack("<Q", serial if header["kind"] == 1 else word) + payload)
+                assert crc == crc32c(struct.pack("<Q", lasting if header["kind"] == 1 else word) + payload)
+            elif header["kind"] == 1 and state == 3:
+                crc = struct.unpack_from("<I", data, regions["checksums"][0] + 4 * slot)[0]
+                assert crc == crc32c(struct.pack("<Q", lasting))
             assert slot == serial % (header["blocks"] * header["block_rows"])
         # Steps 2, 3 and 4 are left; env 0 terminated at 3, env 1 was truncated at 2 and masked at 4.
         is_closed = data is written[0]  # closing ended what was open as truncated; the snapshot was taken before
@@ -138,6 +168,8 @@ def test_counters_and_description_are_where_the_page_says(written):
         assert value["incarnation"] == 1
         assert value["writers_used"] == 1
         assert value["clean"] == (1 if data is written[0] else 0)
+        if data is written[0]:
+            assert value["seal"] == seal_of(data)
         start, size = regions["description"]
         assert json.loads(data[start : start + size])["num_envs"] == 2
         writer = fields_of("Writer record", data, regions["writers"][0])

@@ -163,7 +163,7 @@ def test_files_are_readable_by_their_owner_only(address: str, tmp_path: Path) ->
         buffer.save(tmp_path / "snapshot")
     finally:
         os.umask(old)
-    for path in (path_of(address), Path(f"{path_of(address)}.lock"), tmp_path / "snapshot"):
+    for path in (path_of(address), tmp_path / "snapshot"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     buffer.close(unlink=True)
 
@@ -190,12 +190,16 @@ def test_close_without_unlink_keeps_the_rows(address: str) -> None:
     again.close(unlink=True)
 
 
-@pytest.mark.parametrize("spelling", ["relative", "link", "dots"])
+@pytest.mark.parametrize("spelling", ["relative", "hard link", "dots"])
 def test_one_file_under_two_spellings_is_one_buffer(spelling: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "link.sw").symlink_to(tmp_path / "live.sw")
-    other = {"relative": "live.sw", "link": f"{tmp_path}/link.sw", "dots": f"{tmp_path}/../{tmp_path.name}/live.sw"}
+    other = {
+        "relative": "live.sw",
+        "hard link": f"{tmp_path}/second.sw",
+        "dots": f"{tmp_path}/../{tmp_path.name}/live.sw",
+    }
     buffer = make(10_000, storage=f"file://{tmp_path}/live.sw")  # blocks of several rows
+    os.link(tmp_path / "live.sw", tmp_path / "second.sw")
     for number in range(10):
         buffer.add(**row(number))
     with sw.open(f"file://{other[spelling]}") as again:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 import warnings
 from typing import Any
 
@@ -18,13 +20,19 @@ from .torch_batch import read_device
 
 __all__ = ["open"]
 
+_FOREVER_S = 1e9
+# The wait for a process that opens or closes the same buffer, where no timeout is given. It takes longest when every
+# row of a large file is checked.
+_HAND_OVER_S = 20.0
+
 
 def open(
     address: str | os.PathLike[str],
     *,
     view: View | None = None,
-    timeout: float = 0,
+    timeout: float | None = 0,
     recover: bool = False,
+    verify: bool = True,
     device: Any = None,
 ) -> Any:
     """Opens a buffer that exists; which sort of buffer, the file says.
@@ -34,26 +42,37 @@ def open(
             are attached to in place: what one process adds, the others see.
         view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
             and cannot hold them.
-        timeout: Seconds to wait for somebody to create it.
+        timeout: Seconds to wait until it is created and other processes have finished opening or closing it, None for
+            ever. With 0 it must exist; other openers are waited for, up to 20 seconds.
         recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
             and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved. The first one in
             does it: where others have the buffer open it has been looked over.
+        verify: Whether every row of a ``file://`` buffer is checked against its checksum when no other process has it
+            open. Costs one pass over the file, by several threads; docs/performance.md has the time. A snapshot is
+            always checked.
         device: Where a snapshot of a ``ReplayBuffer`` is loaded to: ``"cuda"`` puts its rows on the GPU, ``"cpu"``
             gives batches as tensors.
 
     Raises:
-        StorageError: It is absent, foreign, truncated or damaged; the message says which.
+        StorageError: It is absent, foreign, truncated or damaged, or of another user; the message says which.
+        NotReady: Another process began to open or close it and does not go on.
     """
     text = os.fspath(address)
     path = to_path(text, "open()")
-    seconds = number("open()", "timeout", timeout, 0, 1e9)
+    seconds = math.inf if timeout is None else number("open()", "timeout", timeout, 0, 1e9)
     truth("open()", "recover", recover)
+    truth("open()", "verify", verify)
+    begun = time.monotonic()
     if seconds > 0:
-        _core.wait_for_file(text if path is None else str(path), seconds)
-    table = _core.Table.load(text, recover) if path is None else _core.Table.attach(str(path), recover)
+        _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
+    if path is None:
+        table = _core.Table.load(text, recover)
+    else:
+        left = max(seconds - (time.monotonic() - begun), 0.0)
+        table = _core.Table.attach(str(path), recover, verify, left if seconds > 0 else _HAND_OVER_S)
     buffer = _face_of(table)._from_table(table, None if path is None else text, view)
     lost = table.lost_at_open
-    if recover and lost:
+    if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer if device is None else _move(buffer, text, path is not None, device)
 

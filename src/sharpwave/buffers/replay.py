@@ -669,7 +669,6 @@ class ReplayBuffer:
         self._table.close()
         if unlink and path is not None:
             path.unlink(missing_ok=True)
-            Path(f"{path}.lock").unlink(missing_ok=True)
 
     def __enter__(self) -> ReplayBuffer:
         return self

@@ -6,6 +6,7 @@ Numbers are read from the file as docs/format.md lays them out.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -20,7 +21,6 @@ from pathlib import Path
 from .. import _core
 from ..address import to_path
 from ..errors import StorageError
-from .presence import at_the_door, lock_path, who_has_open
 
 __all__ = ["Damaged", "Removed", "Segment", "find", "read", "remove"]
 
@@ -28,7 +28,8 @@ _PAGE = 4096
 _MAGIC = b"SHRPWAVE"
 _LIVE = 1
 _RUNTIME, _COUNTERS, _WRITERS, _DESCRIPTION = 0, 1, 2, 5  # regions
-_WRITER = struct.Struct("<I20xQqQ80x")  # taken, epoch, live, added
+_VERSION = 2
+_WRITER = struct.Struct("<Q16xQqQ208x")  # owner, origin, live, added
 _SHM_FILE = re.compile(r"sharpwave-([A-Za-z0-9_.-]{1,200})\.sw")
 _TEMPORARY = r"\.(?:[A-Za-z0-9]{6}|next)"  # what stands behind a name that is being made, or made anew
 
@@ -52,7 +53,7 @@ class Segment:
     bytes: int
     allocated_bytes: int  # less than `bytes` where heaps are not full yet
     age_s: float
-    pids: list[int]  # that have it open; 0 is one of another PID namespace, which has no number here
+    pids: list[int]  # that have it open, as each sees itself: another PID namespace has other numbers
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ def _read(address: str, path: Path, descriptor: int) -> Segment:
     if len(page) < _PAGE or page[:8] != _MAGIC:
         raise damaged("is not a Sharpwave table")
     version, _, kind, checksum, total = struct.unpack_from("<IIIIQ", page, 8)
-    if version != 1:
-        raise damaged(f"has format version {version}, this Sharpwave reads version 1")
-    if checksum != _crc32c(page[:20] + bytes(4) + page[24:816]):
+    if version != _VERSION:
+        raise damaged(f"has format version {version}, this Sharpwave reads version {_VERSION}")
+    if checksum != _core.crc32c(page[:20] + bytes(4) + page[24:816]):
         raise damaged("is damaged: its header has a wrong checksum")
     if kind != _LIVE:
         raise damaged("is a snapshot, not a live buffer")
@@ -128,14 +129,14 @@ def _read(address: str, path: Path, descriptor: int) -> Segment:
     regions = [struct.unpack_from("<QQ", page, 432 + 16 * region) for region in range(24)]
 
     counters = take(regions[_COUNTERS][0], 1920)
-    sampled, used, epoch, recoveries, lost = (
-        struct.unpack_from("<Q", counters, at)[0] for at in (128, 256, 384, 640, 704)
+    sampled, used, origin, recoveries, lost = (
+        struct.unpack_from("<Q", counters, at)[0] for at in (128, 256, 320, 640, 704)
     )
     if used > max_writers or max_writers > 4096 or max_writers * _WRITER.size != regions[_WRITERS][1]:
         raise damaged("is damaged: its counters contradict its header")
     writers = list(_WRITER.iter_unpack(take(regions[_WRITERS][0], used * _WRITER.size)))
     # Writers go on while they are read, so the sum may be some rows off either way.
-    size = sum(live for _, its_epoch, live, _ in writers if its_epoch == epoch)
+    size = sum(live for _, its_origin, live, _ in writers if its_origin == origin)
     try:
         face = json.loads(take(regions[_DESCRIPTION][0], min(regions[_DESCRIPTION][1], 1 << 20)))["face"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -156,7 +157,7 @@ def _read(address: str, path: Path, descriptor: int) -> Segment:
         bytes=total,
         allocated_bytes=info.st_blocks * 512,
         age_s=max(0.0, time.time() - created_ns / 1e9),
-        pids=who_has_open(lock_path(path)),
+        pids=sorted(_core.Table.holders(str(path))),
     )
 
 
@@ -172,7 +173,7 @@ class Removed:
 
 
 def remove(address: str) -> Removed:
-    """Removes a live buffer's file, its lock file, and what killed creators left of the same address.
+    """Removes a live buffer's file, and what killed creators left of the same address.
 
     Processes that have it open keep what they have mapped; the name is free at once.
 
@@ -180,22 +181,17 @@ def remove(address: str) -> Removed:
         StorageError: There is nothing of that address, or it is not ours. Nothing was removed.
     """
     path = _live_path(address, "rm")
-    lock = lock_path(path)
     removed = Removed()
-    with at_the_door(lock):
-        left = _leftovers(path)  # before the table: a name that its creator could not take back is the same file
-        _refuse_foreign(path)
-        removed.pids = who_has_open(lock)
-        names = [path, *left]
-        # Ours is always empty. A creator's that died at the door is there without a table.
-        if lock.is_file() and not lock.is_symlink() and lock.stat().st_size == 0:
-            names.append(lock)
-        for name in names:
-            try:
-                name.unlink()
-            except FileNotFoundError:
-                continue
-            removed.paths.append(name)
+    left = _leftovers(path)  # before the table: a name that its creator could not take back is the same file
+    _refuse_foreign(path)
+    with contextlib.suppress(StorageError):  # one that is damaged is open nowhere
+        removed.pids = sorted(_core.Table.holders(str(path)))
+    for name in [path, *left]:
+        try:
+            name.unlink()
+        except FileNotFoundError:
+            continue
+        removed.paths.append(name)
     if not removed.paths:
         raise StorageError(f"rm: there is no {address!r}")
     return removed
@@ -293,12 +289,3 @@ def _live_path(address: str, where: str) -> Path:
     if path is None:
         raise StorageError(f"{where}: expected 'shm://name' or 'file://path', got {address!r}")
     return path
-
-
-def _crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF

@@ -1,0 +1,320 @@
+"""Who has a buffer open is known from the kernel's locks alone: across PID namespaces, forks, copies, other users."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave import _core
+from sharpwave.errors import NotReady, StorageError
+
+
+def row(number: float) -> dict[str, Any]:
+    return {
+        "obs": np.full(4, number, np.float32),
+        "action": float(number),
+        "reward": float(number),
+        "next_obs": np.full(4, number, np.float32),
+        "done": False,
+    }
+
+
+def numbers_in(buffer: sw.ReplayBuffer) -> list[float]:
+    return sorted(float(number) for batch in buffer.rows() for number in batch["reward"])
+
+
+def file_of(address: str) -> Path:
+    if address.startswith("file://"):
+        return Path(address.removeprefix("file://"))
+    return Path(_core.shared_memory_folder) / f"sharpwave-{address.removeprefix('shm://')}.sw"
+
+
+@pytest.fixture(params=["shm", "file"])
+def address(request: Any, tmp_path: Path) -> Iterator[str]:
+    made = f"shm://test-owners-{os.getpid()}" if request.param == "shm" else f"file://{tmp_path}/run/live.sw"
+    (tmp_path / "run").mkdir()
+    yield made
+    file_of(made).unlink(missing_ok=True)
+
+
+def make(address: str, capacity: int = 1_000, **options: Any) -> sw.ReplayBuffer:
+    return sw.ReplayBuffer(capacity, obs_shape=(4,), storage=address, seed=0, **options)
+
+
+CHILD = """
+import os, sys, numpy as np, sharpwave as sw
+def row(number):
+    obs = np.full(4, number)
+    return dict(obs=obs, action=float(number), reward=float(number), next_obs=obs, done=False)
+def say(*words): print(*words, flush=True)
+def wait(): sys.stdin.readline()
+buf = sw.open(sys.argv[1])
+"""
+
+
+class Child:
+    """A process that does something with the buffer, step by step."""
+
+    def __init__(self, code: str, address: str, *wrapper: str) -> None:
+        self.process = subprocess.Popen(
+            [*wrapper, sys.executable, "-c", CHILD + code, address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def can_unshare(*flags: str) -> bool:
+    return shutil.which("unshare") is not None and (
+        subprocess.run(["unshare", *flags, "true"], capture_output=True, check=False).returncode == 0
+    )
+
+
+PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+needs_pid_namespaces = pytest.mark.skipif(
+    not can_unshare(*PID_NAMESPACE[1:]), reason="this machine lets no test make a PID namespace"
+)
+
+
+@needs_pid_namespaces
+def test_writer_in_another_pid_namespace_is_alive(address: str) -> None:
+    with make(address) as buf:
+        child = Child("buf.add(**row(0)); say('added'); wait(); buf.add(**row(1)); say('again'); wait()",
+                      address, *PID_NAMESPACE)  # fmt: skip
+        try:
+            assert child.hear() == "added"
+            stats = buf.stats()
+            assert (stats["writers"], stats["writers_reclaimed"]) == (1, 0)
+            for number in (5, 6, 7):
+                buf.add(**row(number))
+            child.go_on()
+            assert child.hear() == "again"
+            assert numbers_in(buf) == [0, 1, 5, 6, 7]
+        finally:
+            child.end()
+
+
+@needs_pid_namespaces
+def test_dead_process_is_not_taken_for_its_successor_with_the_same_id(address: str) -> None:
+    """In a container every program has the same small process id."""
+    with make(address, writers=3) as buf:
+        for number in range(6):  # more than there are writers
+            child = Child(f"buf.add(**row({number})); say(os.getpid()); wait()", address, *PID_NAMESPACE)
+            assert child.hear() == "1"
+            child.end()
+        assert buf.stats()["writers"] == 0
+        assert buf.stats()["writers_reclaimed"] == 6
+        assert numbers_in(buf) == list(range(6))
+
+
+@needs_pid_namespaces
+def test_reservations_of_a_dead_process_in_another_namespace_end(address: str) -> None:
+    pace = sw.Pace.samples_per_insert(1, 10, 100)
+    with make(address, pace=pace) as buf:
+        for number in range(100):
+            buf.add(**row(number), timeout=0)
+        code = (
+            "it = buf.batches(20, prefetch=2, timeout=5)\nnext(it); say('got one'); "
+            "import time; time.sleep(0.2); os.kill(os.getpid(), 9)"
+        )
+        for _ in range(4):
+            child = Child(code, address, *PID_NAMESPACE)
+            assert child.hear() == "got one"
+            child.process.wait()
+            child.end()
+        assert len(buf.sample(5, timeout=5)["reward"]) == 5
+
+
+def test_copying_and_reading_the_files_leaves_the_owner_inside(address: str, tmp_path: Path) -> None:
+    with make(address) as buf:
+        for number in range(10):
+            buf.add(**row(number))
+        shutil.copytree(file_of(address).parent if address.startswith("file") else tmp_path, tmp_path / "backup")
+        shutil.copy(file_of(address), tmp_path / "copy.sw")
+        file_of(address).read_bytes()
+        child = Child("[buf.add(**row(n)) for n in range(100, 110)]; say(buf.stats()['recoveries']); wait()", address)
+        try:
+            assert child.hear() == "0"
+            for number in range(10, 20):
+                buf.add(**row(number))
+            assert numbers_in(buf) == [*range(20), *range(100, 110)]
+        finally:
+            child.end()
+
+
+def test_seat_is_held_while_threads_open_and_close(address: str) -> None:
+    make(address).close()
+    stop, lost = time.monotonic() + 1.0, []
+
+    def work() -> None:
+        while time.monotonic() < stop:
+            with sw.open(address):
+                if not _core.Table.holders(str(file_of(address))):
+                    lost.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not lost
+    assert _core.Table.holders(str(file_of(address))) == []
+
+
+def test_killed_owner_is_gone_though_its_forked_worker_lives(address: str) -> None:
+    code = """
+buf.add(**row(1))
+if os.fork() == 0:
+    say(os.getpid()); import time; time.sleep(60); os._exit(0)
+import time; time.sleep(60)
+"""
+    with make(address) as buf:
+        child = Child(code, address)
+        worker = int(child.hear())
+        try:
+            assert buf.stats()["writers"] == 1
+            child.process.kill()
+            child.process.wait()
+            stats = buf.stats()
+            assert (stats["writers"], stats["writers_reclaimed"]) == (0, 1)
+        finally:
+            os.kill(worker, signal.SIGKILL)
+            child.end()
+
+
+def test_program_that_the_owner_starts_keeps_nothing(address: str) -> None:
+    buf = make(address)
+    with subprocess.Popen(["sleep", "60"], close_fds=False) as program:
+        buf.close()
+        assert _core.Table.holders(str(file_of(address))) == []
+        program.kill()
+
+
+def test_removed_or_replaced_buffer_is_not_joined_by_its_old_owners(address: str) -> None:
+    with make(address) as old:
+        old.add(**row(1))
+        with make(address, exist="replace") as new:
+            new.add(**row(2))
+            with sw.open(address) as third:
+                assert numbers_in(third) == [2]
+            assert (numbers_in(old), numbers_in(new)) == ([1], [2])
+
+
+def test_symbolic_link_is_refused(address: str, tmp_path: Path) -> None:
+    with make(address):
+        (tmp_path / "link.sw").symlink_to(file_of(address))
+        with pytest.raises(StorageError, match="is a symbolic link; give the path of the file itself"):
+            sw.open(f"file://{tmp_path}/link.sw")
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+
+
+@needs_root
+@pytest.mark.parametrize("exist", ["attach", None])
+def test_buffer_of_another_user_is_not_joined(address: str, exist: str | None) -> None:
+    make(address).close()
+    os.chown(file_of(address), 12345, 12345)
+    file_of(address).chmod(0o666)
+    with pytest.raises(StorageError, match="belongs to user 12345, this process runs as user 0"):
+        make(address, exist=exist) if exist else sw.open(address)
+
+
+# ---- the door --------------------------------------------------------------------------------------------------------
+
+HOLD_DOOR = """
+import fcntl, struct
+file = open(sys.argv[1].replace('shm://', '/dev/shm/sharpwave-').replace('file://', '') +
+            ('.sw' if sys.argv[1].startswith('shm') else ''), 'r+b')
+fcntl.fcntl(file, 37, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 1 << 62, 1, 0))  # F_OFD_SETLK
+say('held'); wait()
+"""
+
+
+@pytest.fixture
+def door_is_held(address: str) -> Iterator[Callable[[], Child]]:
+    """Stands for a process that was stopped while it opened the buffer."""
+    holders = []
+
+    def hold() -> Child:
+        holders.append(Child(HOLD_DOOR, address))
+        assert holders[-1].hear() == "held"
+        return holders[-1]
+
+    yield hold
+    for holder in holders:
+        holder.end()
+
+
+def test_opening_waits_at_the_door_no_longer_than_its_timeout(address: str, door_is_held: Any) -> None:
+    with make(address):
+        door_is_held()
+        start = time.monotonic()
+        with pytest.raises(
+            NotReady, match=r"is being opened or closed by process \d+, which does not go on; is it stopped"
+        ):
+            sw.open(address, timeout=0.3)
+        assert time.monotonic() - start < 5
+
+
+def test_interrupt_ends_the_wait_at_the_door(address: str, door_is_held: Any) -> None:
+    with make(address):
+        door_is_held()
+        code = "import sys, sharpwave as sw; print('opens', flush=True); sw.open(sys.argv[1], timeout=60)"
+        with subprocess.Popen(
+            [sys.executable, "-c", code, address], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as opener:
+            assert opener.stdout is not None
+            opener.stdout.readline()
+            time.sleep(0.3)
+            opener.send_signal(signal.SIGINT)
+            assert b"KeyboardInterrupt" in opener.communicate(timeout=20)[1]
+
+
+def test_closing_does_not_wait_for_a_stopped_opener(address: str, door_is_held: Any) -> None:
+    buf = make(address)
+    buf.add(**row(1))
+    holder = door_is_held()
+    ticks, stop = [time.monotonic()], threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(0.01):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.monotonic()
+    buf.close()
+    took = time.monotonic() - start
+    stop.set()
+    thread.join()
+    assert took < 10
+    assert np.diff(ticks).max() < 1.0, "other threads went on meanwhile"
+    holder.end()
+    with sw.open(address) as again:
+        assert numbers_in(again) == [1]
