@@ -783,6 +783,8 @@ def test_its_arrays_are_named_with_where_their_rows_are() -> None:
     with pytest.raises(AttributeError) as caught:
         mine.observations  # noqa: B018
     assert str(caught.value) == "ReplayBuffer: observations: the engine keeps the rows; read them with .inner.rows()"
+    with pytest.raises(AttributeError, match=r"rewards: the engine keeps the rows; write them with add\(\)"):
+        mine.rewards = np.zeros(10)
     with pytest.raises(AttributeError, match="no attribute 'unheard_of'"):
         mine.unheard_of  # noqa: B018
 

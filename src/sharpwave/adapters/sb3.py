@@ -18,7 +18,7 @@ import functools
 import tempfile
 import types
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -352,6 +352,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         bound = env.clip_reward * self._n_steps
         scaled: np.ndarray[Any, Any] = np.clip(rewards / np.sqrt(env.ret_rms.var + env.epsilon), -bound, bound)
         return scaled.astype(np.float32)
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in _ARRAYS:
+                raise AttributeError(f"ReplayBuffer: {name}: the engine keeps the rows; write them with add()")
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAYS:

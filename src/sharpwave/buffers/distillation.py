@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .. import _core
 from ..address import to_path
 from ..arrays import prepare
-from ..checks import one_of, truth, whole
+from ..checks import check_settable, one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..schema import Field, Node, Schema
 from ..views import View
@@ -93,6 +93,12 @@ class DistillationBuffer:
         self._first_add = threading.Lock()
         if "action" in self._nodes:
             self._rows = self._make()
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_settable(self, name)
+            object.__setattr__(self, name, value)
 
     @property
     def device(self) -> Any:

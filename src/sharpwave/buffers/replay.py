@@ -18,7 +18,7 @@ from .. import _core
 from ..address import to_path
 from ..arrays import prepare
 from ..arrays import priorities as read_priorities
-from ..checks import truth, whole
+from ..checks import check_settable, truth, whole
 from ..errors import ClosedError, SchemaError, StorageError
 from ..pace import Pace
 from ..sampling import (
@@ -246,6 +246,12 @@ class ReplayBuffer:
         if not self._table.closed:
             for name in ("_table", "_writer", "_bell", "add"):
                 self.__dict__.pop(name, None)
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_settable(self, name)
+            object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # to a type checker every name would be one
 

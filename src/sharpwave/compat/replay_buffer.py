@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
+from sharpwave.checks import check_settable
 from sharpwave.errors import NotReady, SchemaError
 
 __all__ = ["BufferConfig", "ReplayBuffer"]
@@ -54,6 +55,11 @@ class ReplayBuffer:
         self._seed = seed
         self.inner: sw.ReplayBuffer | None = None
         sw.ReplayBuffer(config.capacity, obs_shape=1).close()  # a wrong capacity is an error here, not at the first add
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "inner":
+            check_settable(self, name)
+        object.__setattr__(self, name, value)
 
     def add(self, obs: Any, action: Any, reward: Any, next_obs: Any, done: Any) -> None:
         """Adds one transition, or n with a leading axis."""
