@@ -33,7 +33,7 @@ def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None
 
 def set_once(settings: Any, name: str, value: Any) -> None:
     """``__setattr__`` of settings. A buffer reads them when it is made: a change later would reach nothing."""
-    if hasattr(settings, name):
+    if name[0] != "_" and hasattr(settings, name):
         kind = type(settings).__name__
         raise AttributeError(
             f"{kind}: {name!r} cannot be changed; make another {kind}({name}=...) for another buffer; alpha and beta "

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from .. import _core
-from ..address import to_path
+from ..address import to_address, to_path
 from ..checks import number, truth
 from ..errors import SchemaError
 from ..views import View
@@ -51,7 +51,7 @@ def open(
     if seconds > 0:
         _core.wait_for_file(text if path is None else str(path), seconds)
     table = _core.Table.load(text, recover) if path is None else _core.Table.attach(str(path), recover)
-    buffer = _face_of(table)._from_table(table, None if path is None else text, view)
+    buffer = _face_of(table)._from_table(table, None if path is None else to_address(text, "open()"), view)
     lost = table.lost_at_open
     if recover and lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)

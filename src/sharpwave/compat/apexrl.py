@@ -12,6 +12,7 @@ rollout's rows. ``DistillationBuffer`` is a name without code upstream: here it 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class ReplayBuffer:
             self._schema["critic_obs"] = sw.Field(critic_obs_shape)
             self._schema["next_critic_obs"] = sw.Field(critic_obs_shape)
         self.inner: sw.ReplayBuffer | None = None
+        self._first_add = threading.Lock()
         sw.ReplayBuffer(capacity, obs_shape=1).close()  # a wrong capacity is an error here, not at the first add
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -96,9 +98,14 @@ class ReplayBuffer:
         row = {name: _to_host(value) for name, value in values.items() if value is not None}
         if row["reward"].size == 0:
             return
-        inner = self._build(row["action"]) if self.inner is None else self.inner
-        inner.add(**row)
-        self.inner = inner  # only now: a first add that fails leaves nothing decided
+        if self.inner is None:
+            with self._first_add:
+                if self.inner is None:
+                    inner = self._build(row["action"])
+                    inner.add(**row)
+                    self.inner = inner  # only now: a first add that fails leaves nothing decided
+                    return
+        self.inner.add(**row)
 
     def _build(self, action: np.ndarray[Any, Any]) -> sw.ReplayBuffer:
         dtype = self._action_dtype
