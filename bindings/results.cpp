@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
+#include <list>
 #include <map>
+#include <new>
 #include <string>
 #include <type_traits>
 
@@ -20,13 +23,18 @@ constexpr std::size_t kPoolLimit = std::size_t{256} << 20;
 constexpr std::size_t kHugePage = 2 << 20;
 
 // Memory of dead arrays, by size. Only ever touched with the interpreter's lock held.
+//
+// Bounded: where a block would pass the limit, blocks of the size that was not used for longest are freed for it, so
+// sizes that are no longer asked for do not keep the pool full. If that size is the block's own, the block itself is
+// freed: batches that are together larger than the limit keep reusing the part that fits, instead of each block pushing
+// out the one that is needed next.
 class Pool {
 public:
     void* take(std::size_t bytes) {
-        const auto found = free_.find(bytes);
-        if (found != free_.end() && !found->second.empty()) {
-            void* memory = found->second.back();
-            found->second.pop_back();
+        Size& size = used(bytes);
+        if (!size.blocks.empty()) {
+            void* memory = size.blocks.back();
+            size.blocks.pop_back();
             held_ -= bytes;
             return memory;
         }
@@ -37,16 +45,67 @@ public:
         return memory;
     }
 
-    void give(void* memory, std::size_t bytes) {
-        if (held_ + bytes > kPoolLimit) return std::free(memory);
-        free_[bytes].push_back(memory);
-        held_ += bytes;
+    // Called by destructors of Python objects: throws nothing.
+    void give(void* memory, std::size_t bytes) noexcept {
+        try {
+            const bool fits = make_room(bytes);
+            Size& size = used(bytes);
+            if (fits) {
+                size.blocks.push_back(memory);
+                held_ += bytes;
+                return;
+            }
+        } catch (const std::bad_alloc&) {
+            // No memory for the list: the block goes back to the system.
+        }
+        std::free(memory);
     }
 
     std::size_t held() const { return held_; }
 
 private:
-    std::map<std::size_t, std::vector<void*>> free_;
+    struct Size {
+        std::size_t bytes;
+        std::vector<void*> blocks;
+    };
+    using Sizes = std::list<Size>;
+
+    // The size's entry, now the last one used.
+    Size& used(std::size_t bytes) {
+        const auto found = by_bytes_.find(bytes);
+        if (found != by_bytes_.end()) {
+            sizes_.splice(sizes_.end(), sizes_, found->second);
+        } else {
+            sizes_.push_back({bytes, {}});
+            try {
+                by_bytes_.emplace(bytes, std::prev(sizes_.end()));
+            } catch (...) {
+                sizes_.pop_back();
+                throw;
+            }
+        }
+        return sizes_.back();
+    }
+
+    bool make_room(std::size_t bytes) {
+        if (bytes > kPoolLimit) return false;
+        while (held_ + bytes > kPoolLimit) {
+            Size& oldest = sizes_.front();
+            if (oldest.bytes == bytes) return false;
+            if (oldest.blocks.empty()) {
+                by_bytes_.erase(oldest.bytes);
+                sizes_.pop_front();
+                continue;
+            }
+            std::free(oldest.blocks.back());
+            oldest.blocks.pop_back();
+            held_ -= oldest.bytes;
+        }
+        return true;
+    }
+
+    Sizes sizes_;  // that were not used for longest first
+    std::map<std::size_t, Sizes::iterator> by_bytes_;
     std::size_t held_ = 0;
 };
 

@@ -3,7 +3,8 @@
     python examples/sb3_dqn.py                   # the third buffer draws by priority and gives 3-step returns
     python examples/sb3_dqn.py --seeds 1 --steps 20000
 
-What changes is what a buffer is given by: `replay_buffer_class` and `replay_buffer_kwargs`.
+What changes is what a buffer is given by: `replay_buffer_class` and `replay_buffer_kwargs`; by priority also the class
+of the algorithm, whose losses must be weighted.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import sharpwave as sw
-from sharpwave.adapters.sb3 import ReplayBuffer
+from sharpwave.adapters.sb3 import ReplayBuffer, prioritized
 
 LEARNING_STARTS, TRAIN_FREQ, GRADIENT_STEPS = 1_000, 256, 128
 EVALUATIONS = 5  # on the way: a last policy alone tells little
@@ -27,20 +28,21 @@ EVALUATIONS = 5  # on the way: a last policy alone tells little
 def make_buffers(steps: int) -> dict[str, dict[str, Any]]:
     """Returns what DQN is given besides its other arguments, by the name of the buffer."""
     gradient_steps = max(1, (steps - LEARNING_STARTS) * GRADIENT_STEPS // TRAIN_FREQ)
-    prioritized = sw.Prioritized(beta=sw.Linear(0.4, 1.0, gradient_steps))
+    sampler = sw.Prioritized(beta=sw.Linear(0.4, 1.0, gradient_steps))
     return {
         "SB3's own": {},
         "Sharpwave": {"replay_buffer_class": ReplayBuffer},
         "Sharpwave, prioritized, 3-step": {
             "replay_buffer_class": ReplayBuffer,
-            "replay_buffer_kwargs": {"sampler": prioritized, "n_steps": 3, "gamma": 0.99},
+            "replay_buffer_kwargs": {"sampler": sampler, "n_steps": 3, "gamma": 0.99},
         },
     }
 
 
 def train(steps: int, seed: int, options: dict[str, Any]) -> list[float]:
     """Trains one agent; returns the mean greedy return of twenty episodes at each evaluation."""
-    model = DQN(
+    is_prioritized = "sampler" in options.get("replay_buffer_kwargs", {})
+    model = (prioritized(DQN) if is_prioritized else DQN)(
         "MlpPolicy",
         gym.make("CartPole-v1"),
         learning_rate=2.3e-3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,28 @@ from typing import Any
 from . import _core
 from .errors import StorageError
 
-__all__ = ["to_path"]
+__all__ = ["identity", "to_address", "to_path"]
 
 _SHM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 
+def to_address(address: Any, where: str) -> str:
+    """The address with an absolute path: what a buffer keeps, so that it names the same file after ``os.chdir``."""
+    path = to_path(address, where)
+    return f"file://{path}" if path is not None and address.startswith("file://") else str(address)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file stands under a name now; None where there is none."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
 def to_path(address: Any, where: str) -> Path | None:
-    """The file behind an address, or None for a plain path."""
+    """The file behind an address, as an absolute path; None for a plain path."""
     if not isinstance(address, str):
         raise StorageError(f"{where}: expected 'shm://name' or 'file://path', got {address!r}")
     if address.startswith("shm://"):
@@ -27,7 +43,10 @@ def to_path(address: Any, where: str) -> Path | None:
         path = address.removeprefix("file://")
         if not path:
             raise StorageError(f"{where}: expected a path after file://, got {address!r}")
-        return Path(path)
+        try:
+            return Path(path).absolute()
+        except OSError as error:  # the working directory is gone
+            raise StorageError(f"{where}: {address!r} is relative to a folder that is gone: {error.strerror}") from None
     if "://" in address:
         raise StorageError(f"{where}: expected 'shm://name' or 'file://path', got {address!r}")
     return None

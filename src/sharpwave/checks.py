@@ -9,7 +9,37 @@ from typing import Any
 
 from .errors import SchemaError
 
-__all__ = ["number", "one_of", "truth", "whole"]
+__all__ = ["check_settable", "number", "one_of", "set_once", "truth", "whole"]
+
+
+def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None:
+    """Refuses to set an attribute that a face does not have. A mistyped name, or a setting that only the constructor
+    takes, would otherwise change nothing and say nothing. Subclasses may have attributes of their own: only instances
+    of the class that has this check in its own ``__setattr__`` are looked at.
+
+    Args:
+        first: Names that the constructor sets, once.
+    """
+    if name[0] == "_" or "__setattr__" not in vars(type(face)):
+        return
+    there = getattr(type(face), name, None)
+    if callable(there) or getattr(there, "fset", None) or (name in first and name not in vars(face)):
+        return
+    raise AttributeError(
+        f"{type(face).__name__}: {name!r} cannot be set: settings are given to the constructor, rows come by its "
+        "methods; a subclass may have further attributes"
+    )
+
+
+def set_once(settings: Any, name: str, value: Any) -> None:
+    """``__setattr__`` of settings. A buffer reads them when it is made: a change later would reach nothing."""
+    if name[0] != "_" and hasattr(settings, name):
+        kind = type(settings).__name__
+        raise AttributeError(
+            f"{kind}: {name!r} cannot be changed; make another {kind}({name}=...) for another buffer; alpha and beta "
+            "of a buffer that is there are changed by its tune()"
+        )
+    object.__setattr__(settings, name, value)
 
 
 def number(where: str, name: str, value: Any, least: float, most: float) -> float:

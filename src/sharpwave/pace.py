@@ -6,7 +6,7 @@ import math
 import warnings
 from typing import Any
 
-from .checks import number, whole
+from .checks import number, set_once, whole
 from .errors import SchemaError
 
 __all__ = ["Pace"]
@@ -34,6 +34,7 @@ class Pace:
     """
 
     __slots__ = ("_is_queue", "_numbers")
+    __setattr__ = set_once
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from .checks import number, one_of, truth, whole
+from .checks import number, one_of, set_once, truth, whole
 from .errors import SchemaError
 
 __all__ = ["Fifo", "Lifo", "Linear", "Prioritized", "Recent", "Sampler", "Shuffle", "Uniform"]
@@ -21,6 +21,7 @@ class Linear:
     """
 
     __slots__ = ("end", "start", "steps")
+    __setattr__ = set_once
 
     def __init__(self, start: float, end: float, steps: int) -> None:
         self.start = number("Linear()", "start", start, -math.inf, math.inf)
@@ -50,6 +51,7 @@ class Uniform:
     """
 
     __slots__ = ("max_reads", "newest")
+    __setattr__ = set_once
 
     def __init__(self, *, newest: int = 0, max_reads: int | None = None) -> None:
         self.newest = whole("Uniform()", "newest", newest, 0)
@@ -100,6 +102,7 @@ class Prioritized:
         "rank_based",
         "stratified",
     )
+    __setattr__ = set_once
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class Recent:
     """
 
     __slots__ = ("max_reads", "n", "newest")
+    __setattr__ = set_once
 
     def __init__(self, n: int, *, newest: int = 0, max_reads: int | None = None) -> None:
         self.n = whole("Recent()", "n", n)
@@ -190,6 +194,7 @@ class Shuffle:
     """
 
     __slots__ = ("max_reads",)
+    __setattr__ = set_once
 
     def __init__(self, *, max_reads: int | None = None, newest: int = 0) -> None:
         self.max_reads = _read_max_reads("Shuffle()", max_reads)
@@ -211,6 +216,7 @@ class Fifo:
     """
 
     __slots__ = ("max_reads",)
+    __setattr__ = set_once
 
     def __init__(self, *, max_reads: int | None = 1, newest: int = 0) -> None:
         self.max_reads = _read_max_reads("Fifo()", max_reads)
@@ -232,6 +238,7 @@ class Lifo:
     """
 
     __slots__ = ("max_reads",)
+    __setattr__ = set_once
 
     def __init__(self, *, max_reads: int | None = 1, newest: int = 0) -> None:
         self.max_reads = _read_max_reads("Lifo()", max_reads)

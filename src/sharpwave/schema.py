@@ -9,6 +9,7 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from . import _core
+from .checks import set_once
 from .errors import SchemaError
 
 __all__ = ["Field", "Schema", "is_next"]
@@ -54,6 +55,7 @@ class Field:
     """
 
     __slots__ = ("compression", "dtype", "ragged", "shape", "stack")
+    __setattr__ = set_once
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .checks import number, one_of, whole
+from .checks import number, one_of, set_once, whole
 from .errors import SchemaError
 from .schema import Schema
 
@@ -35,6 +35,7 @@ class Transitions:
     """
 
     __slots__ = ("gamma", "hindsight", "n_step")
+    __setattr__ = set_once
 
     def __init__(self, n_step: int = 1, gamma: float = 0.99, hindsight: Hindsight | None = None) -> None:
         self.n_step = whole("Transitions()", "n_step", n_step, 1, 10_000)
@@ -77,6 +78,7 @@ class Windows:
     """
 
     __slots__ = ("bootstrap", "burn_in", "end", "length", "priority_eta", "start", "stride")
+    __setattr__ = set_once
 
     def __init__(
         self,
@@ -156,6 +158,7 @@ class Hindsight:
     """
 
     __slots__ = ("achieved", "desired", "goal", "ratio", "reward", "strategy", "terminated")
+    __setattr__ = set_once
 
     def __init__(
         self,

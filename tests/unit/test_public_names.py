@@ -52,7 +52,7 @@ def test_buffer_gives_exactly_these_names() -> None:
 def test_rollouts_and_distillation_give_exactly_these_names() -> None:
     roll = {name for name in dir(sw.RolloutBuffer) if not name.startswith("_")}
     verbs = {"add", "clear", "compute_returns_and_advantages", "get_all_data", "minibatches", "recurrent_minibatches"}
-    assert roll == verbs | {"is_full", "step"}
+    assert roll == verbs | {"autoreset", "device", "is_full", "num_envs", "num_steps", "step"}
     dist = {name for name in dir(sw.DistillationBuffer) if not name.startswith("_")}
     verbs = {"add", "batches", "clear", "close", "load", "sample", "save", "steps"}
     assert dist == verbs | {"capacity", "device", "is_full", "num_envs"}

@@ -136,6 +136,49 @@ def test_pool_is_bounded() -> None:
     check_large(buffer.sample(20_000))
 
 
+def test_memory_is_used_again_though_the_pool_was_full_of_other_sizes() -> None:
+    """In a process of its own, where nothing else gives memory back meanwhile."""
+    code = "import test_results; test_results.use_again_beside_old_sizes()"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=120)
+
+
+def use_again_beside_old_sizes() -> None:
+    buffer = large()
+
+    def pooled() -> int:
+        return int(buffer.stats()["pooled_bytes"])
+
+    old = [buffer.sample(8_000 + 700 * i) for i in range(10)]  # 32 MB and more each, every one of another size
+    del old
+    assert pooled() > 200 << 20
+    warm = [buffer.sample(3_000) for _ in range(4)]  # 12 MB
+    size = warm[0]["obs"].nbytes
+    del warm
+    before = pooled()
+    assert before <= 256 << 20
+    again = [buffer.sample(3_000) for _ in range(4)]
+    assert before - pooled() >= 4 * size, "all four came from the pool"
+    for batch in again:
+        check_large(batch)
+
+
+def test_batches_larger_than_the_pool_reuse_what_fits() -> None:
+    code = "import test_results; test_results.reuse_what_fits()"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=120)
+
+
+def reuse_what_fits() -> None:
+    schema = {"obs": {str(i): sw.Field((1024 + 64 * i,)) for i in range(4)}}
+    buffer = sw.ReplayBuffer(4, schema=schema, next_obs=None, seed=0)
+    buffer.add(obs={str(i): np.zeros(1024 + 64 * i) for i in range(4)}, reward=0, done=False)
+    for turn in range(3):
+        before = buffer.stats()["pooled_bytes"]
+        batch = buffer.sample(20_000)  # four arrays of 80 MB and more: three fit
+        reused = before - buffer.stats()["pooled_bytes"]
+        assert (reused > 160 << 20) == (turn > 0)
+        del batch
+
+
 @pytest.mark.parametrize("keep", ["view", "tensor", "slice of a tensor", "memoryview"])
 def test_whatever_still_looks_at_a_batch_keeps_its_memory(keep: str) -> None:
     buffer = large()

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.errors import SchemaError
+from sharpwave.errors import SchemaError, StorageError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
 import gymnasium as gym  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from stable_baselines3 import DQN, SAC, TD3  # noqa: E402
+from stable_baselines3 import DDPG, DQN, SAC, TD3  # noqa: E402
 from stable_baselines3.common import buffers  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sharpwave.adapters import sb3  # noqa: E402
-from sharpwave.adapters.sb3 import ReplayBuffer  # noqa: E402
+from sharpwave.adapters.sb3 import ReplayBuffer, prioritized  # noqa: E402
 
 BOX = spaces.Box(-1e6, 1e6, (3,))
 DICT = spaces.Dict({"where": BOX, "image": spaces.Box(0, 255, (1, 4, 4), np.uint8), "mode": spaces.Discrete(1000)})
@@ -248,10 +248,10 @@ def test_a_timeout_that_nobody_flags_ends_an_n_step_return() -> None:
     assert [rows[n]["discounts"] for n in (0, 1, 50, 51)] == [[0.25], [0.5], [0.25], [0.5]]
 
 
-# ---- losses that know their rows -------------------------------------------------------------------------------------
+# ---- batches by priority ---------------------------------------------------------------------------------------------
 
 
-def prioritized(rows: int = 8, **options: Any) -> ReplayBuffer:
+def prioritized_buffer(rows: int = 8, **options: Any) -> ReplayBuffer:
     sampler = sw.Prioritized(alpha=1.0, beta=1.0, eps=0.0, normalize="none")
     mine = ReplayBuffer(rows, BOX, spaces.Discrete(5), "cpu", sampler=sampler, seed=3, **options)
     for i in range(rows):
@@ -263,88 +263,104 @@ def prioritized(rows: int = 8, **options: Any) -> ReplayBuffer:
     return mine
 
 
-@pytest.mark.parametrize(
-    "loss", [functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss, functional.l1_loss]
-)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def chances(mine: ReplayBuffer) -> np.ndarray[Any, Any]:
+    """The probability of every row, by its number."""
+    batch = mine.inner.sample(8_192)
+    result = np.zeros(len(mine.inner))
+    result[batch["obs"][:, 0].astype(int)] = batch["probabilities"]
+    assert (result > 0).all()
+    return result
+
+
 @pytest.mark.parametrize("flat", [False, True], ids=["as SB3", "as CleanRL"])
-def test_loss_is_weighted_row_by_row_and_its_errors_are_the_new_priorities(
-    loss: Any, reduction: str, flat: bool
-) -> None:
-    mine = prioritized()
+def test_batch_by_priority_carries_weights_and_the_names_of_its_rows(flat: bool) -> None:
+    mine = prioritized_buffer()
     data = mine.sample(16)
+    for name in (*NAMES, "weights", "indices"):
+        assert type(getattr(data, name)) is torch.Tensor, name
     # P is in proportion to 1 + i, and the weight is its inverse times the number of rows.
     weights = (36 / 8) / (1 + data.observations[:, 0])
-    estimates = torch.linspace(-2, 3, 16).requires_grad_()
-    with torch.no_grad():
-        target = data.rewards + (1 - data.dones) * 0.9 * torch.ones(16, 1)
-    plain = data.observations[:, 0] + 0.9
-    if flat:
-        total = loss(target.flatten(), estimates, reduction=reduction)
-    else:
-        total = loss(estimates.reshape(-1, 1), target, reduction=reduction)
-    each = weights * loss(estimates, plain, reduction="none")
-    expected = {"mean": each.mean(), "sum": each.sum(), "none": each if flat else each.reshape(-1, 1)}[reduction]
-    assert type(total) is torch.Tensor
-    assert torch.allclose(total, expected)
-    (gradient,) = torch.autograd.grad(total.sum(), estimates)
-    (wanted,) = torch.autograd.grad(expected.sum(), estimates)
-    assert torch.allclose(gradient, wanted)
-
+    assert torch.allclose(data.weights, weights.reshape(-1, 1))
+    errors = torch.linspace(0.5, 3, 16).requires_grad_()
+    losses = errors**2 if flat else (errors**2).reshape(-1, 1)
+    assert torch.allclose(data.weighted_mean(losses), (weights * errors**2).mean())
+    assert mine.update_priorities(data.indices, errors if flat else -errors.reshape(-1, 1)) == {
+        "applied": 16,
+        "stale": 0,
+    }
     priorities = 1.0 + np.arange(8)
-    for i, error in zip(data.observations[:, 0].long(), (estimates - plain).abs().detach(), strict=True):
+    for i, error in zip(data.observations[:, 0].long(), errors.detach(), strict=True):
         priorities[i] = error  # of rows that come twice, the last
-    batch = mine.inner.sample(4_096)
-    assert np.allclose(
-        batch["probabilities"], (priorities / priorities.sum())[batch["obs"][:, 0].astype(int)], rtol=1e-4
+    assert np.allclose(chances(mine), priorities / priorities.sum(), rtol=1e-4)
+
+
+def test_weighted_mean_refuses_what_is_not_one_loss_a_row() -> None:
+    data = prioritized_buffer().sample(4)
+    for shape in ((), (4, 4), (2,), (1, 4), (5, 1)):
+        with pytest.raises(SchemaError, match=r"weighted_mean\(\): losses: expected shape \(4, 1\) or \(4,\)"):
+            data.weighted_mean(torch.zeros(shape))
+
+
+def test_reordered_rows_and_other_losses_change_no_priority() -> None:
+    mine = prioritized_buffer()
+    before = chances(mine)
+    data = mine.sample(64)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    for target in (data.rewards[order], data.rewards.sort(dim=0).values, data.rewards):
+        loss = functional.mse_loss(torch.full((64, 1), 5.0), target)  # a reward model's, for example
+        assert torch.allclose(loss, ((5.0 - data.rewards) ** 2).mean())
+    assert np.array_equal(chances(mine), before)
+    # The same rows in another order, named by the same indices.
+    mine.update_priorities(data.indices[order], 2.0 + data.rewards[order])
+    expected = 2.0 + np.arange(8)
+    drawn = np.unique(data.observations[:, 0].numpy().astype(int))
+    assert len(drawn) == 8
+    assert np.allclose(chances(mine), expected / expected.sum(), rtol=1e-4)
+
+
+def test_compiled_losses_work_on_batches_by_priority() -> None:
+    mine = prioritized_buffer()
+
+    @torch.compile(backend="eager", fullgraph=True)  # type: ignore[untyped-decorator]
+    def td_loss(rewards: Any, weights: Any) -> Any:
+        errors = rewards + 0.9 - 1.0
+        return (weights * functional.mse_loss(rewards + 0.9, torch.ones_like(rewards), reduction="none")).mean(), errors
+
+    data = mine.sample(16)
+    loss, errors = td_loss(data.rewards, data.weights)
+    assert torch.allclose(loss, data.weighted_mean((data.rewards - 0.1) ** 2))
+    assert mine.update_priorities(data.indices, errors)["applied"] == 16
+
+
+def test_drawing_on_and_on_without_priorities_is_refused() -> None:
+    mine = prioritized_buffer()
+    mine.update_priorities([0], [1.0])
+    for _ in range(20):  # ten for the updates that the fixture made on .inner
+        data = mine.sample(4)
+    with pytest.raises(SchemaError) as caught:
+        mine.sample(4)
+    assert str(caught.value) == (
+        "sample(): 10 batches were drawn by priority and no row got a new one; train with prioritized(DQN) of "
+        "sharpwave.adapters.sb3, or in your own loop use data.weighted_mean(losses) and "
+        "update_priorities(data.indices, td_errors); or give the buffer sampler=Uniform(). To look at rows "
+        "only, draw with .inner.sample()"
     )
-
-
-def test_priority_is_the_mean_of_the_critics_errors() -> None:
-    mine = prioritized()  # row i has priority 1 + i, and reward i
-    data = mine.sample(1)
-    row = int(data.rewards)
-    for estimate in (row + 1.0, row - 4.0):
-        functional.mse_loss(torch.tensor([[estimate]]), data.rewards + 0.0)
-    batch = mine.inner.sample(512)
-    (chance,) = set(batch["probabilities"][batch["obs"][:, 0] == row].tolist())
-    assert chance == pytest.approx(2.5 / (36 - (1 + row) + 2.5))
-
-
-def test_rewards_pass_their_batch_on_through_any_computation() -> None:
-    mine = prioritized()
-    data = mine.sample(4)
-    low, _ = torch.cat([data.rewards, data.rewards + 1], dim=1).min(dim=1, keepdim=True)
-    before = mine.inner.stats()["updates_applied"]
-    functional.mse_loss(torch.zeros(4, 1), low)
-    assert mine.inner.stats()["updates_applied"] == before + 4
-    # Something else than one error a row is none of ours.
-    assert functional.mse_loss(data.rewards.mean(), torch.tensor(0.0)) == data.rewards.mean() ** 2
-    assert functional.mse_loss(data.rewards[:2], torch.zeros(2, 1)) == (data.rewards[:2] ** 2).mean()
-    assert mine.inner.stats()["updates_applied"] == before + 4
-
-
-@pytest.mark.filterwarnings("error")
-def test_batches_that_no_loss_is_made_of_are_told_once() -> None:
-    mine = prioritized()
-    for _ in range(9):
-        mine.sample(4)
-    functional.mse_loss(torch.zeros(4, 1), mine.sample(4).rewards)
+    mine.update_priorities(data.indices, np.ones(4))
     for _ in range(10):
-        mine.sample(4)  # a warning here would be an error
-    with pytest.warns(RuntimeWarning, match=r"sample\(\): 10 batches were drawn by priority, no loss gave their rows"):
         mine.sample(4)
+    mine.inner.update_priorities(data.indices, np.ones(4))  # as another process would
+    mine.sample(4)
     uniform = ReplayBuffer(10, BOX, spaces.Discrete(5), "cpu")
     fill(5, 1, BOX, uniform)
-    for buffer in (mine, uniform):
-        for _ in range(12):
-            buffer.sample(4)
+    for _ in range(12):
+        uniform.sample(4)
 
 
 def test_errors_that_are_not_finite_are_refused() -> None:
-    data = prioritized().sample(4)
+    mine = prioritized_buffer()
+    data = mine.sample(4)
     with pytest.raises(SchemaError, match="expected finite numbers, got nan"):
-        functional.mse_loss(torch.full((4, 1), float("nan")), data.rewards)
+        mine.update_priorities(data.indices, torch.full((4, 1), float("nan")))
 
 
 # ---- its algorithms --------------------------------------------------------------------------------------------------
@@ -372,14 +388,18 @@ SETTINGS = {
 }
 
 
+def by_priority(algorithm: Any, settings: str) -> Any:
+    return algorithm if settings == "uniform" else prioritized(algorithm)
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("optimize", [False, True], ids=["stored", "optimized"])
 @pytest.mark.parametrize(
-    ("algorithm", "env", "critics"), [(DQN, "CartPole-v1", 1), (SAC, "Pendulum-v1", 2), (TD3, "Pendulum-v1", 2)]
+    ("algorithm", "env"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1"), (DDPG, "Pendulum-v1")]
 )
-def test_algorithms_learn(algorithm: Any, env: str, critics: int, optimize: bool, settings: str) -> None:
+def test_algorithms_learn(algorithm: Any, env: str, optimize: bool, settings: str) -> None:
     options = small(replay_buffer_kwargs=dict(SETTINGS[settings]), buffer_size=200, optimize_memory_usage=optimize)
-    model = algorithm("MlpPolicy", env, **options)
+    model = by_priority(algorithm, settings)("MlpPolicy", env, **options)
     before = copy.deepcopy(model.policy.state_dict())
     model.learn(250)
     assert any(not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
@@ -388,7 +408,7 @@ def test_algorithms_learn(algorithm: Any, env: str, critics: int, optimize: bool
     stats = buffer.inner.stats()
     assert stats["rows_sampled"] == 200 * 16
     if settings != "uniform":
-        assert stats["updates_applied"] + stats["updates_stale"] == 200 * 16 * critics
+        assert stats["updates_applied"] + stats["updates_stale"] == 200 * 16
         assert len(np.unique(buffer.inner.sample(500)["probabilities"])) > 100
     assert stats["resets_unflagged"] == 0
 
@@ -413,7 +433,8 @@ def test_several_environments_and_dict_observations_learn(settings: str) -> None
             return self.see(), 1.0, self.np_random.random() < 0.1, self.np_random.random() < 0.1, {}
 
     env = make_vec_env(Seek, n_envs=3, seed=0)
-    model = DQN("MultiInputPolicy", env, **small(replay_buffer_kwargs=dict(SETTINGS[settings]), buffer_size=90))
+    options = small(replay_buffer_kwargs=dict(SETTINGS[settings]), buffer_size=90)
+    model = by_priority(DQN, settings)("MultiInputPolicy", env, **options)
     model.learn(300)
     assert (model.replay_buffer.size(), len(model.replay_buffer.inner)) == (30, 90)
     assert model.replay_buffer.inner.stats()["resets_unflagged"] == 0
@@ -422,7 +443,7 @@ def test_several_environments_and_dict_observations_learn(settings: str) -> None
 def test_vec_normalize_around_the_environment_learns() -> None:
     env = VecNormalize(make_vec_env("Pendulum-v1", n_envs=2, seed=0))
     options = small(replay_buffer_kwargs=dict(SETTINGS["prioritized, 3-step"]), buffer_size=300)
-    model = SAC("MlpPolicy", env, **options)
+    model = prioritized(SAC)("MlpPolicy", env, **options)
     model.learn(500)
     rewards = next(iter(model.replay_buffer.inner.rows()))["reward"]
     assert rewards.min() < -5, "rows keep what the environment gave"
@@ -430,10 +451,134 @@ def test_vec_normalize_around_the_environment_learns() -> None:
     assert abs(model.replay_buffer.sample(64, env=env).rewards).max() < 5
 
 
+@pytest.mark.parametrize(("algorithm", "critics"), [(DQN, 1), (SAC, 2), (SAC, 3), (TD3, 2), (DDPG, 1)])
+def test_train_weights_each_row_and_gives_it_the_critics_mean_error(algorithm: Any, critics: int) -> None:
+    """One gradient step, against the same step made by hand."""
+    env = "CartPole-v1" if algorithm is DQN else "Pendulum-v1"
+    sampler = sw.Prioritized(alpha=1.0, beta=1.0, eps=0.0)
+    options = small(replay_buffer_kwargs={"sampler": sampler, "seed": 1}, learning_starts=1_000, learning_rate=0.0)
+    if critics == 3:
+        options["policy_kwargs"] = {"net_arch": [16], "n_critics": 3}
+    if algorithm in (TD3, DDPG):
+        options["target_policy_noise"] = 0.0
+        if algorithm is DDPG:
+            del options["target_policy_noise"]
+    model = prioritized(algorithm)("MlpPolicy", env, **options)
+    model.learn(40)
+    buffer = model.replay_buffer
+    serials = next(iter(buffer.inner.rows()))["indices"]
+    buffer.inner.update_priorities(serials, np.linspace(1, 4, 40))
+    seen: list[Any] = []
+    draw = buffer.sample
+    buffer.sample = lambda *args, **kwargs: seen.append(draw(*args, **kwargs)) or seen[-1]  # type: ignore[func-returns-value]
+    logged: dict[str, float] = {}
+    model.logger.record = lambda name, value, *_, **__: logged.__setitem__(name, value)
+    torch.manual_seed(3)
+    model.train(1, 16)
+    del buffer.sample
+    (data,) = seen
+    assert data.weights.std() > 0
+
+    torch.manual_seed(3)
+    with torch.no_grad():
+        if algorithm is DQN:
+            after = model.q_net_target(data.next_observations).max(dim=1, keepdim=True).values
+            estimates = [model.q_net(data.observations).gather(1, data.actions.long())]
+        else:
+            if algorithm is SAC:
+                model.actor.action_log_prob(data.observations)  # the same random numbers in the same order
+                actions, log_prob = model.actor.action_log_prob(data.next_observations)
+            else:
+                actions, log_prob = model.actor_target(data.next_observations), torch.zeros(16)
+                if algorithm is DDPG:
+                    assert model.target_policy_noise == 0.1
+                    noise = (
+                        data.actions.clone().normal_(0, 0.1).clamp(-model.target_noise_clip, model.target_noise_clip)
+                    )
+                    actions = (actions + noise).clamp(-1, 1)
+            after = (
+                torch.cat(model.critic_target(data.next_observations, actions), dim=1).min(dim=1, keepdim=True).values
+            )
+            if algorithm is SAC:
+                after = after - torch.exp(model.log_ent_coef) * log_prob.reshape(-1, 1)
+            estimates = model.critic(data.observations, data.actions)
+        target = data.rewards + (1 - data.dones) * model.gamma * after
+        assert len(estimates) == critics
+        each = functional.smooth_l1_loss if algorithm is DQN else functional.mse_loss
+        loss = sum((data.weights * each(q, target, reduction="none")).mean() for q in estimates)
+        errors = torch.stack([(q - target).abs() for q in estimates]).mean(dim=0)[:, 0]
+    name, factor = ("train/loss", 1) if algorithm is DQN else ("train/critic_loss", 0.5 if algorithm is SAC else 1)
+    assert logged[name] == pytest.approx(factor * float(loss), rel=1e-5)
+
+    priorities = dict(zip(serials.tolist(), np.linspace(1, 4, 40), strict=True))
+    priorities.update(zip(data.indices.tolist(), errors.tolist(), strict=True))
+    batch = buffer.inner.sample(2_000)
+    total = sum(priorities.values())
+    expected = [priorities[serial] / total for serial in batch["indices"].tolist()]
+    assert batch["probabilities"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_plain_algorithm_by_priority_is_refused_soon() -> None:
+    options = small(replay_buffer_kwargs=dict(SETTINGS["prioritized"]))
+    with pytest.raises(SchemaError, match=r"10 batches were drawn by priority .* train with prioritized\(DQN\)"):
+        DQN("MlpPolicy", "CartPole-v1", **options).learn(100)
+
+
+def test_compiled_networks_learn_by_priority() -> None:
+    options = small(replay_buffer_kwargs=dict(SETTINGS["prioritized"]))
+    model = prioritized(DQN)("MlpPolicy", "CartPole-v1", **options)
+    model.q_net.q_net = torch.compile(model.q_net.q_net, backend="eager")
+    model.learn(80)
+    assert model.replay_buffer.inner.stats()["updates_applied"] == 30 * 16
+
+
+def test_prioritized_refuses_algorithms_whose_losses_it_does_not_know() -> None:
+    class Mine(DQN):  # type: ignore[misc]
+        def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+            raise NotImplementedError
+
+    class Named(DQN):  # type: ignore[misc]
+        pass
+
+    assert prioritized(Named) is prioritized(Named)
+    for wrong in (Mine, int):
+        with pytest.raises(SchemaError, match=rf"prioritized\({wrong.__name__}\): expected DQN, SAC, TD3 or DDPG"):
+            prioritized(wrong)
+    for options, words in (
+        ({}, r"prioritized\(DQN\): sampler: expected sw.Prioritized\(\), got another"),
+        ({"replay_buffer_class": None}, r"prioritized\(DQN\): replay_buffer_class: expected ReplayBuffer of sharpwave"),
+    ):
+        with pytest.raises(SchemaError, match=words):
+            prioritized(DQN)("MlpPolicy", "CartPole-v1", **small(**options)).learn(60)
+
+
+@pytest.mark.parametrize("change", ["another loss", "other shapes", "no loss", "more losses"])
+def test_prioritized_refuses_a_train_that_computes_otherwise(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a later version of Stable-Baselines3 might."""
+
+    scope: dict[str, Any] = {"change": change}
+    source = (
+        "def train(self, gradient_steps, batch_size=100):\n"
+        "    for _ in range(gradient_steps):\n"
+        "        data = self.replay_buffer.sample(batch_size)\n"
+        "        rewards = data.rewards.flatten() if change == 'other shapes' else data.rewards\n"
+        "        if change == 'another loss':\n"
+        "            F.huber_loss(rewards, rewards)\n"
+        "        for _ in range({'no loss': 0, 'more losses': 2}.get(change, 1)):\n"
+        "            F.mse_loss(rewards, rewards)\n"
+    )
+    exec(source, scope)
+    monkeypatch.setattr(DQN, "train", scope["train"])
+    later = type("Later", (DQN,), {})
+    options = small(replay_buffer_kwargs=dict(SETTINGS["prioritized"]))
+    with pytest.raises(SchemaError, match="computes its losses in a way that this adapter does not know"):
+        prioritized(later)("MlpPolicy", "CartPole-v1", **options).learn(60)
+
+
 def test_its_seed_fixes_the_run() -> None:
     def weights(seed: int) -> Any:
         options = small(replay_buffer_kwargs=dict(SETTINGS["prioritized"]), seed=seed)
-        model = DQN("MlpPolicy", "CartPole-v1", **options).learn(120)
+        model = prioritized(DQN)("MlpPolicy", "CartPole-v1", **options).learn(120)
         return torch.cat([value.flatten() for value in model.policy.state_dict().values()]).tolist()
 
     first, again, other = weights(1), weights(1), weights(2)
@@ -460,7 +605,7 @@ class Count(gym.Env):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    "options", [{"optimize_memory_usage": True}, {"replay_buffer_kwargs": {"n_steps": 4}}], ids=str
+    "options", [{"optimize_memory_usage": True}, {"replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.99}}], ids=str
 )
 @pytest.mark.filterwarnings("ignore:The last trajectory in the replay buffer")
 def test_no_example_runs_over_a_second_learn(options: Any) -> None:
@@ -476,15 +621,106 @@ def test_no_example_runs_over_a_second_learn(options: Any) -> None:
         assert torch.allclose(data.rewards[:, 0], sum(0.99**k * (steps > k) for k in range(4)))
 
 
+# ---- what it takes and refuses ---------------------------------------------------------------------------------------
+
+
+def test_n_steps_without_gamma_is_refused() -> None:
+    options = small(replay_buffer_kwargs={"n_steps": 3}, gamma=0.95)
+    with pytest.raises(SchemaError) as caught:
+        DQN("MlpPolicy", "CartPole-v1", **options)
+    assert str(caught.value) == (
+        "ReplayBuffer(): gamma: n_steps=3 needs the algorithm's discount, which the buffer cannot see; give "
+        'replay_buffer_kwargs={"n_steps": 3, "gamma": ...} the gamma of the algorithm'
+    )
+
+
+BYTES = spaces.Box(0, 255, (2, 2), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("obs_space", "action_space", "obs", "action", "reward", "done"),
+    [
+        (BOX, spaces.Discrete(5), np.arange(3.0), np.array(2), 1.5, True),
+        (BOX, spaces.Discrete(5), np.arange(3.0)[None], np.array([2.0]), np.array([[1.5]]), np.float32(1)),
+        (BOX, spaces.Box(-1, 1, (2, 2)), np.arange(3), np.full((2, 2), 0.5), np.float64(2), np.array([0.0])),
+        (BYTES, spaces.MultiBinary(3), np.full((2, 2), 7.0), np.array([1.0, 0, 1]), np.array(3), np.array([False])),
+        (spaces.Discrete(9), spaces.Discrete(5), np.array(4.0), np.array([[2]]), 1, 0),
+        (
+            spaces.Dict({"a": BYTES}),
+            spaces.Discrete(5),
+            {"a": np.full((2, 2), 7.0), "extra": 1},
+            np.array(1),
+            0.5,
+            False,
+        ),
+    ],
+    ids=str,
+)
+def test_one_environment_may_add_whatever_its_own_buffer_takes(
+    obs_space: Any, action_space: Any, obs: Any, action: Any, reward: Any, done: Any
+) -> None:
+    mine = ReplayBuffer(10, obs_space, action_space, "cpu")
+    kind = buffers.DictReplayBuffer if isinstance(obs_space, spaces.Dict) else buffers.ReplayBuffer
+    theirs = kind(10, obs_space, action_space, "cpu")
+    for buffer in (mine, theirs):
+        buffer.add(obs, obs, action, reward, done, [{}])
+    assert rows_of(mine.sample(1)) == rows_of(theirs.sample(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "obs",
+            np.full((1, 2, 2), 0.5),
+            "values that uint8, the dtype of the space, can hold, got float64 with others",
+        ),
+        ("obs", np.full((1, 2, 2), 256), "values that uint8, the dtype of the space, can hold, got int64 with others"),
+        ("obs", np.full((1, 2, 2), np.nan), "can hold, got float64 with others; scale or round them in a wrapper"),
+        ("next_obs", np.zeros((1, 2)), "expected shape (1, 2, 2), n_envs=1 values of the space's shape, got (1, 2)"),
+        ("next_obs", np.zeros((2, 2, 2)), "expected shape (1, 2, 2), n_envs=1 values of the space's shape"),
+        ("action", np.array([1.5]), "values that int64, the dtype of the space, can hold"),
+        ("action", np.array([1, 2]), "expected shape (1, 1), n_envs=1 values"),
+        ("action", "left", "expected numbers of shape (1, 1), got 'left'"),
+        ("reward", {}, "expected numbers, got Python objects (dict)"),
+        ("reward", np.array([1e300]), "values that float32, the dtype of the space, can hold"),
+        ("reward", None, "expected numbers, got Python objects (NoneType)"),
+        ("done", np.array([np.nan]), "values that bool, the dtype of the space, can hold"),
+        ("done", np.array([2]), "values that bool, the dtype of the space, can hold"),
+        ("infos", [], "expected a list of n_envs=1 dicts, got 0"),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit_are_refused_and_nothing_is_added(name: str, value: Any, words: str) -> None:
+    mine = ReplayBuffer(10, BYTES, spaces.Discrete(5), "cpu")
+    good: dict[str, Any] = {"obs": np.zeros((1, 2, 2)), "next_obs": np.zeros((1, 2, 2)), "action": np.array([1])}
+    good |= {"reward": np.array([1.0]), "done": np.array([False]), "infos": [{}]}
+    with pytest.raises(SchemaError) as caught:
+        mine.add(**{**good, name: value})
+    assert words in str(caught.value)
+    assert f"add(): {name}" in str(caught.value)
+    assert (mine.size(), len(mine.inner)) == (0, 0)
+    mine.add(**good)
+    assert mine.size() == 1
+
+
+def test_dict_observations_that_lack_a_key_are_refused() -> None:
+    mine = ReplayBuffer(10, DICT, spaces.Discrete(5), "cpu")
+    with pytest.raises(
+        SchemaError, match=r"add\(\): obs: expected a dict with \['image', 'mode', 'where'\], got \['mode'\]"
+    ):
+        mine.add({"mode": 1}, {"mode": 1}, np.array([1]), np.array([0.0]), np.array([False]), [{}])
+
+
 # ---- life ------------------------------------------------------------------------------------------------------------
 
 
 def test_saved_replay_buffer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     options = small(replay_buffer_kwargs=dict(SETTINGS["prioritized, 3-step"]), buffer_size=100)
-    model = DQN("MlpPolicy", "CartPole-v1", **options).learn(90)
+    model = prioritized(DQN)("MlpPolicy", "CartPole-v1", **options).learn(90)
     model.save(tmp_path / "model")
     model.save_replay_buffer(tmp_path / "replay")
-    loaded = DQN.load(tmp_path / "model", env=gym.make("CartPole-v1"))
+    loaded = prioritized(DQN).load(tmp_path / "model", env=gym.make("CartPole-v1"))
     loaded.load_replay_buffer(tmp_path / "replay")
     mine, theirs = model.replay_buffer, loaded.replay_buffer
     assert (theirs.size(), theirs.pos, theirs.full) == (90, 90, False)
@@ -509,11 +745,46 @@ def test_a_buffer_in_a_storage_pickles_as_its_address(shm_address: str) -> None:
     mine.inner.close(unlink=True)
 
 
+@pytest.mark.parametrize("how", ["acts only", "load_replay_buffer", "attach"])
+def test_a_model_with_a_storage_loads(how: str, shm_address: str, tmp_path: Path) -> None:
+    settings = {"storage": shm_address, "sampler": sw.Prioritized()}
+    model = prioritized(DQN)("MlpPolicy", "CartPole-v1", **small(replay_buffer_kwargs=settings)).learn(60)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "replay")
+    env = gym.make("CartPole-v1")
+    if how == "attach":
+        loaded = prioritized(DQN).load(
+            tmp_path / "model", env=env, replay_buffer_kwargs={**settings, "exist": "attach"}
+        )
+    else:
+        loaded = prioritized(DQN).load(tmp_path / "model", env=env)
+    observation = np.zeros(4, np.float32)
+    assert loaded.predict(observation, deterministic=True) == model.predict(observation, deterministic=True)
+    if how == "acts only":
+        with pytest.raises(StorageError) as caught:
+            loaded.learn(10)
+        assert str(caught.value) == (
+            f"ReplayBuffer(): storage: {shm_address!r} exists. After DQN.load, go on with its rows by "
+            "model.load_replay_buffer(...), or load with DQN.load(..., replay_buffer_kwargs={..., 'exist': 'attach'}); "
+            "for a new run give replay_buffer_kwargs 'exist': 'replace'"
+        )
+        assert len(model.replay_buffer.inner) == 60
+    else:
+        if how == "load_replay_buffer":
+            loaded.load_replay_buffer(tmp_path / "replay")
+        loaded.learn(20, reset_num_timesteps=False)
+        assert len(loaded.replay_buffer.inner) == len(model.replay_buffer.inner) == 80
+        loaded.replay_buffer.inner.close()
+    model.replay_buffer.inner.close(unlink=True)
+
+
 def test_its_arrays_are_named_with_where_their_rows_are() -> None:
     mine = ReplayBuffer(10, BOX, spaces.Discrete(5), "cpu")
     with pytest.raises(AttributeError) as caught:
         mine.observations  # noqa: B018
     assert str(caught.value) == "ReplayBuffer: observations: the engine keeps the rows; read them with .inner.rows()"
+    with pytest.raises(AttributeError, match=r"rewards: the engine keeps the rows; write them with add\(\)"):
+        mine.rewards = np.zeros(10)
     with pytest.raises(AttributeError, match="no attribute 'unheard_of'"):
         mine.unheard_of  # noqa: B018
 
@@ -544,7 +815,7 @@ def test_versions_whose_losses_take_no_discounts_refuse_n_steps(monkeypatch: pyt
     fill(5, 1, BOX, mine)
     assert type(mine.sample(4)) is Old
     with pytest.raises(SchemaError) as caught:
-        ReplayBuffer(10, BOX, spaces.Discrete(5), "cpu", n_steps=3)
+        ReplayBuffer(10, BOX, spaces.Discrete(5), "cpu", n_steps=3, gamma=0.9)
     assert str(caught.value) == (
         "ReplayBuffer(): n_steps: expected 1 with Stable-Baselines3 2.6.0, whose losses take no discounts, got 3; "
         "pip install -U stable-baselines3"

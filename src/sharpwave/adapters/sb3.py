@@ -1,27 +1,30 @@
 """A replay buffer for Stable-Baselines3, and for programs that use its buffers as CleanRL does.
 
-    from sharpwave.adapters.sb3 import ReplayBuffer
+    from sharpwave.adapters.sb3 import ReplayBuffer, prioritized
 
-    model = DQN("MlpPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs={"sampler": sw.Prioritized()})
+    model = DQN("MlpPolicy", env, replay_buffer_class=ReplayBuffer)
+    model = prioritized(DQN)(
+        "MlpPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs={"sampler": sw.Prioritized()}
+    )
 
-The algorithms' losses know nothing of priorities. So with ``Prioritized`` the rewards of a batch are a tensor that
-remembers which rows it came from, and so is every target computed from it. The loss that compares such a target with
-an estimate is the one place where TD errors are known: there each row's loss is multiplied by its weight, and the
-errors become the rows' new priorities.
+With ``Prioritized`` a loss must be weighted, and its TD errors must become the rows' priorities. The algorithms do
+neither, so ``prioritized`` makes a subclass that does both inside their own ``train``. A loop of one's own uses
+``data.weighted_mean(...)`` and ``update_priorities(data.indices, td_errors)``. Nothing is inferred from tensors.
 """
 
 from __future__ import annotations
 
+import functools
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+import types
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 try:
     import stable_baselines3
+    from stable_baselines3 import DQN, SAC, TD3
     from stable_baselines3.common import buffers
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 except ModuleNotFoundError as error:
@@ -31,13 +34,45 @@ from gymnasium import spaces
 from torch.nn import functional
 
 import sharpwave as sw
-from sharpwave.errors import SchemaError
+from sharpwave.address import to_path
+from sharpwave.arrays import as_array
+from sharpwave.errors import SchemaError, StorageError
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["PrioritizedSamples", "ReplayBuffer", "prioritized"]
 
-_LOSSES = frozenset((functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss, functional.l1_loss))
-_UNTOLD_BATCHES = 10  # in a row, that no loss was made of: by then nobody is only looking
+_UNTOLD_BATCHES = 10  # may be drawn in a row before one of them must have got its priorities
 _ARRAYS = {"observations", "next_observations", "actions", "rewards", "timeouts"}
+_Algorithm = TypeVar("_Algorithm", bound=type)
+
+
+class PrioritizedSamples(NamedTuple):
+    """A batch drawn by priority: the fields of Stable-Baselines3's batches, and two more. Every column is (rows, 1)."""
+
+    observations: Any
+    actions: torch.Tensor
+    next_observations: Any
+    dones: torch.Tensor
+    rewards: torch.Tensor
+    discounts: torch.Tensor | None
+    weights: torch.Tensor
+    """What each row's loss is to be multiplied by."""
+    indices: torch.Tensor
+    """Names of the rows, (rows,), for ``update_priorities``."""
+
+    def weighted_mean(self, losses: torch.Tensor) -> torch.Tensor:
+        """The mean of the rows' losses, each multiplied by its weight.
+
+        Args:
+            losses: One a row, (rows,) or (rows, 1). (Multiplied by hand, a (rows,) loss and the (rows, 1) weights would
+                give a matrix.)
+        """
+        if losses.shape not in (self.weights.shape, self.weights.shape[:1]):
+            raise SchemaError(
+                f"weighted_mean(): losses: expected shape {tuple(self.weights.shape)} or "
+                f"{tuple(self.weights.shape[:1])}, one loss a row, got {tuple(losses.shape)}; give the loss "
+                "reduction='none'"
+            )
+        return (losses.reshape(self.weights.shape) * self.weights).mean()
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -52,12 +87,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
         n_envs: Environments that step together.
         optimize_memory_usage: Keeps each observation once; the batches are the same.
         handle_timeout_termination: Reads ``TimeLimit.truncated`` from ``infos``: such an end does not count as done.
-        sampler: ``sw.Uniform()``, the default, or ``sw.Prioritized()``. By priority, losses are weighted and give rows
-            their priorities, if they are mse_loss, smooth_l1_loss, huber_loss or l1_loss of torch.
+        sampler: ``sw.Uniform()``, the default, or ``sw.Prioritized()``, which takes ``prioritized(DQN)`` or a loop that
+            calls ``update_priorities``: after ten batches without new priorities ``sample`` refuses.
         n_steps: Most steps of an example.
-        gamma: Discount of one step, where ``n_steps`` is above 1; give that of the algorithm.
+        gamma: Discount of one step. Needed where ``n_steps`` is above 1: give that of the algorithm, which the buffer
+            cannot see.
         compression: Of observations: ``"lz4"`` or ``"zstd"``.
-        storage, exist: Where rows live, as for ``sharpwave.ReplayBuffer``.
+        storage, exist: Where rows live, as for ``sharpwave.ReplayBuffer``. With ``exist="error"`` a storage that exists
+            is refused when the rows are first needed, so that ``DQN.load`` can make the model.
         seed: Of the draws. None takes one from NumPy's global stream, which the algorithm's own ``seed`` fixes.
 
     Example:
@@ -81,7 +118,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         *,
         sampler: sw.Uniform | sw.Prioritized | sw.Recent | sw.Shuffle | None = None,
         n_steps: int = 1,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         compression: Literal["lz4", "zstd"] | None = None,
         storage: str | None = None,
         exist: Literal["error", "replace", "attach"] = "error",
@@ -92,8 +129,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        view = sw.Transitions(n_steps, gamma)
+        view = sw.Transitions(n_steps, 0.99 if gamma is None else gamma)
         self._n_steps = view.n_step
+        if view.n_step > 1 and gamma is None:
+            raise SchemaError(
+                f"ReplayBuffer(): gamma: n_steps={n_steps} needs the algorithm's discount, which the buffer cannot "
+                f'see; give replay_buffer_kwargs={{"n_steps": {n_steps}, "gamma": ...}} the gamma of the algorithm'
+            )
         if view.n_step > 1 and "discounts" not in ReplayBufferSamples._fields:
             raise SchemaError(
                 f"ReplayBuffer(): n_steps: expected 1 with Stable-Baselines3 {stable_baselines3.__version__}, whose "
@@ -110,22 +152,46 @@ class ReplayBuffer(buffers.ReplayBuffer):
         else:
             obs = field(observation_space, self.obs_shape)
         action = sw.Field((self.action_dim,), self._maybe_cast_dtype(action_space.dtype))
-        self.inner = sw.ReplayBuffer(
-            self.buffer_size * n_envs,
-            schema={"obs": obs, "action": action},
-            # Nobody tells a replay buffer that learn() was called anew and has reset the environments. Rows that
-            # keep observations once see it, so that no n-step return runs over the cut.
-            next_obs="derived" if optimize_memory_usage or view.n_step > 1 else "stored",
-            sampler=sampler,
-            view=view,
-            storage=storage,
-            exist=exist,
-            num_envs=n_envs,
-            seed=int(np.random.randint(2**31 - 1)) if seed is None else seed,
-        )
+        self._inner: sw.ReplayBuffer | None = None
+        self._refusal = ""
+        try:
+            self._inner = sw.ReplayBuffer(
+                self.buffer_size * n_envs,
+                schema={"obs": obs, "action": action},
+                # Nothing tells a replay buffer that learn() was called again and has reset the environments. Rows that
+                # keep observations once see it, so that no n-step return runs over the cut.
+                next_obs="derived" if optimize_memory_usage or view.n_step > 1 else "stored",
+                sampler=sampler,
+                view=view,
+                storage=storage,
+                exist=exist,
+                num_envs=n_envs,
+                seed=int(np.random.randint(2**31 - 1)) if seed is None else seed,
+            )
+        except StorageError:
+            path = None if storage is None else to_path(storage, "ReplayBuffer(): storage")
+            if exist != "error" or path is None or not path.exists():
+                raise
+            # DQN.load makes the buffer anew with the arguments of the training before. A policy that only acts needs
+            # no rows, and load_replay_buffer() brings its own.
+            self._refusal = (
+                f"ReplayBuffer(): storage: {storage!r} exists. After DQN.load, go on with its rows by "
+                "model.load_replay_buffer(...), or load with DQN.load(..., replay_buffer_kwargs={..., 'exist': "
+                "'attach'}); for a new run give replay_buffer_kwargs 'exist': 'replace'"
+            )
         self._drawn: _Drawn | None = None
-        self._untold = 0
-        self._count_rows()
+        self._untold = 0  # batches drawn by priority since rows last got new ones
+        self._updates_seen = 0
+        self.pos, self.full = 0, False
+        if self._inner is not None:
+            self._count_rows()
+
+    @property
+    def inner(self) -> sw.ReplayBuffer:
+        """The buffer that holds the rows."""
+        if self._inner is None:
+            raise StorageError(self._refusal)
+        return self._inner
 
     def _count_rows(self) -> None:
         """Place and size as Stable-Baselines3 counts them, in steps of all environments."""
@@ -144,28 +210,63 @@ class ReplayBuffer(buffers.ReplayBuffer):
                     "add(): infos: expected a list of dicts, one an environment, got a dict, which tells no timeouts; "
                     "give the buffer handle_timeout_termination=False and add terminations as done"
                 )
+            if len(infos) != self.n_envs:
+                raise SchemaError(f"add(): infos: expected a list of n_envs={self.n_envs} dicts, got {len(infos)}")
             truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-            done = np.logical_and(done, ~truncated)
+        done = self._fit("done", done, (), np.dtype(bool))
+        if truncated is not None:
+            done = done & ~truncated
         self.inner.add(
-            obs=self._lay(obs),
-            action=np.reshape(action, (self.n_envs, self.action_dim)),
-            reward=np.asarray(reward, np.float32),
-            next_obs=self._lay(next_obs),
-            done=np.asarray(done, bool),
+            obs=self._fit_obs("obs", obs),
+            action=self._fit("action", action, (self.action_dim,), self._maybe_cast_dtype(self.action_space.dtype)),
+            reward=self._fit("reward", reward, (), np.dtype(np.float32)),
+            next_obs=self._fit_obs("next_obs", next_obs),
+            done=done,
             truncated=truncated,
         )
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full, self.pos = True, 0
 
-    def _lay(self, obs: Any) -> Any:
-        """Discrete observations as arrays of one number, which is how Stable-Baselines3 gives them to networks."""
-        if isinstance(self.observation_space, spaces.Dict):
-            return {
-                name: np.reshape(obs[name], (self.n_envs, 1)) if isinstance(space, spaces.Discrete) else obs[name]
-                for name, space in self.observation_space.spaces.items()
-            }
-        return np.reshape(obs, (self.n_envs, 1)) if isinstance(self.observation_space, spaces.Discrete) else obs
+    def _fit_obs(self, name: str, obs: Any) -> Any:
+        space = self.observation_space
+        if not isinstance(space, spaces.Dict):
+            return self._fit(name, obs, self.obs_shape, space.dtype)
+        if not isinstance(obs, dict) or not obs.keys() >= space.spaces.keys():
+            got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+            raise SchemaError(f"add(): {name}: expected a dict with {sorted(space.spaces)}, got {got}")
+        shapes: Any = self.obs_shape
+        return {key: self._fit(f"{name}[{key!r}]", obs[key], shapes[key], part.dtype) for key, part in space.items()}
+
+    def _fit(self, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        """One value an environment, in the space's shape and dtype. A value of the same size in another shape is one
+        that Stable-Baselines3 accepts: without the axis of a single environment, or with one more."""
+        expected = (self.n_envs, *shape)
+        array = as_array(name, value)
+        if array.dtype.kind not in "biuf":
+            raise SchemaError(f"add(): {name}: expected numbers of shape {expected}, got {value!r:.80}")
+        if array.shape != expected:
+            squeezed = tuple(n for n in array.shape if n != 1)
+            reshapes = name == "action" and array.size == np.prod(expected)  # as Stable-Baselines3 does
+            if squeezed != tuple(n for n in expected if n != 1) and not reshapes:
+                raise SchemaError(
+                    f"add(): {name}: expected shape {expected}, n_envs={self.n_envs} values of the space's shape, got "
+                    f"{array.shape}; make the buffer with the environment's own spaces and number of environments"
+                )
+            array = array.reshape(expected)
+        if array.dtype == dtype:
+            return array
+        with np.errstate(all="ignore"):
+            cast = array.astype(dtype)
+        # Rounding to a float is usual; any other change of a value is refused.
+        is_float = cast.dtype.kind == "f"
+        if not (np.array_equal(np.isinf(cast), np.isinf(array)) if is_float else (cast == array).all()):
+            raise SchemaError(
+                f"add(): {name}: expected values that {cast.dtype}, the dtype of the space, can hold, got "
+                f"{array.dtype} with others; scale or round them in a wrapper of the environment, or give the "
+                "space another dtype"
+            )
+        return cast
 
     def reset(self) -> None:
         """Forgets every row."""
@@ -176,41 +277,67 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: Any = None
-    ) -> ReplayBufferSamples | DictReplayBufferSamples:
+    ) -> ReplayBufferSamples | DictReplayBufferSamples | PrioritizedSamples:
         """Draws rows as the sampler says.
 
         Args:
             batch_size: How many.
             env: A ``VecNormalize`` whose statistics observations and rewards are normalised by.
         """
-        if self._drawn is not None:
-            self._untold = 0 if self._drawn.losses else self._untold + 1
-        if self._untold == _UNTOLD_BATCHES:
-            warnings.warn(
-                f"sample(): {_UNTOLD_BATCHES} batches were drawn by priority, no loss gave their rows new ones; use "
-                "mse_loss, smooth_l1_loss, huber_loss or l1_loss of torch on targets made of their rewards, or give "
-                "the buffer sampler=Uniform()",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if self._untold >= _UNTOLD_BATCHES:
+            self._refuse_unless_told()
         batch = self.inner.sample(batch_size)
-        rewards = self.to_torch(self._normalize_returns(batch["reward"].reshape(-1, 1), env), copy=False)
-        if "weights" in batch:
-            self._drawn = _Drawn(self.inner, batch["indices"], self.to_torch(batch["weights"], copy=False))
-            rewards = rewards.as_subclass(_DrawnRewards)
-            rewards.drawn = self._drawn
         values: dict[str, Any] = {
             "observations": self._to_tensors(self._normalize_obs(batch["obs"], env)),
             "actions": self.to_torch(batch["action"], copy=False),
             "next_observations": self._to_tensors(self._normalize_obs(batch["next_obs"], env)),
             "dones": self.to_torch(batch["done"].astype(np.float32).reshape(-1, 1), copy=False),
-            "rewards": rewards,
+            "rewards": self.to_torch(self._normalize_returns(batch["reward"].reshape(-1, 1), env), copy=False),
         }
         if "discount" in batch:
             values["discounts"] = self.to_torch(batch["discount"].reshape(-1, 1), copy=False)
+        if "weights" in batch:
+            weights = self.to_torch(batch["weights"].reshape(-1, 1), copy=False)
+            indices = self.to_torch(batch["indices"], copy=False)
+            self._drawn = _Drawn(indices, weights)
+            self._untold += 1
+            return PrioritizedSamples(**{"discounts": None, **values}, weights=weights, indices=indices)
         if isinstance(batch["obs"], dict):
             return DictReplayBufferSamples(**values)
         return ReplayBufferSamples(**values)
+
+    def update_priorities(self, indices: Any, td_errors: Any) -> dict[str, int]:
+        """Gives rows the magnitudes of their TD errors as priorities.
+
+        Args:
+            indices: ``data.indices``.
+            td_errors: One a row, (rows,) or (rows, 1), of either sign.
+
+        Returns:
+            ``{"applied": n, "stale": m}``; stale are rows that were overwritten meanwhile.
+        """
+        if isinstance(td_errors, torch.Tensor):
+            td_errors = td_errors.detach().float().cpu().numpy()
+        errors = np.asarray(td_errors)
+        if errors.ndim == 2 and errors.shape[1] == 1:
+            errors = errors[:, 0]
+        result = self.inner.update_priorities(indices, errors)
+        self._untold = 0
+        self._updates_seen += result["applied"] + result["stale"]
+        return result
+
+    def _refuse_unless_told(self) -> None:
+        """An algorithm that knows nothing of priorities would draw by them and correct for nothing, without a word."""
+        stats = self.inner.stats()
+        updates = stats["updates_applied"] + stats["updates_stale"]
+        if updates == self._updates_seen:
+            raise SchemaError(
+                f"sample(): {_UNTOLD_BATCHES} batches were drawn by priority and no row got a new one; train with "
+                "prioritized(DQN) of sharpwave.adapters.sb3, or in your own loop use data.weighted_mean(losses) and "
+                "update_priorities(data.indices, td_errors); or give the buffer sampler=Uniform(). To look at rows "
+                "only, draw with .inner.sample()"
+            )
+        self._updates_seen, self._untold = updates, 0  # by way of .inner, or by another process
 
     def _to_tensors(self, obs: Any) -> Any:
         if isinstance(obs, dict):
@@ -225,6 +352,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         bound = env.clip_reward * self._n_steps
         scaled: np.ndarray[Any, Any] = np.clip(rewards / np.sqrt(env.ret_rms.var + env.epsilon), -bound, bound)
         return scaled.astype(np.float32)
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in _ARRAYS:
+                raise AttributeError(f"ReplayBuffer: {name}: the engine keeps the rows; write them with add()")
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAYS:
@@ -244,66 +378,113 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self.inner.stats()["storage"] == "memory":
             with tempfile.TemporaryDirectory() as folder:
                 self.inner.save(Path(folder, "replay"))
-                state["inner"] = Path(folder, "replay").read_bytes()
+                state["_inner"] = Path(folder, "replay").read_bytes()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if isinstance(state["inner"], bytes):
+        if isinstance(state["_inner"], bytes):
             with tempfile.TemporaryDirectory() as folder:
-                Path(folder, "replay").write_bytes(state["inner"])
-                self.inner = sw.open(Path(folder, "replay"))
+                Path(folder, "replay").write_bytes(state["_inner"])
+                self._inner = sw.open(Path(folder, "replay"))
         self._count_rows()
 
 
-class _Drawn:
-    """Which rows a batch was made of, and what its losses said about them."""
-
-    def __init__(self, inner: sw.ReplayBuffer, indices: np.ndarray[Any, Any], weights: torch.Tensor) -> None:
-        self.inner, self.indices, self.weights = inner, indices, weights
-        self.losses = 0
-        self.errors = torch.zeros_like(weights)
-
-    def weigh(self, loss: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """The loss with every row's part multiplied by its weight. Its errors become priorities on the way."""
-        each = loss(*args, **{**kwargs, "reduction": "none"})
-        if each.shape[:1] != self.weights.shape:
-            return loss(*args, **kwargs)
-        given = dict(zip(("input", "target"), args, strict=False)) | kwargs
-        errors = (given["input"] - given["target"]).detach().abs()
-        # Twin critics each have an error: a row's priority is their mean.
-        self.errors += errors.reshape(len(self.weights), -1).mean(dim=1)
-        self.losses += 1
-        self.inner.update_priorities(self.indices, (self.errors / self.losses).cpu().numpy())
-        each = each * self.weights.reshape(-1, *[1] * (each.ndim - 1))
-        reduction = kwargs.get("reduction", "mean")
-        return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+class _Drawn(NamedTuple):
+    indices: torch.Tensor
+    weights: torch.Tensor
 
 
-class _DrawnRewards(torch.Tensor):
-    """Rewards that remember their batch, and pass it on to everything computed from them."""
+@functools.cache
+def prioritized(algorithm: _Algorithm) -> _Algorithm:
+    """DQN, SAC, TD3 or DDPG of Stable-Baselines3, trained by priority.
 
-    drawn: _Drawn | None = None
+    The subclass runs the algorithm's own ``train``, in which every critic's loss is weighted row by row; a row's new
+    priority is the mean of its TD errors over the critics. An actor's loss stays a plain mean, as is common.
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        drawn = next((part.drawn for part in _leaves((args, kwargs)) if isinstance(part, cls)), None)
-        if func in _LOSSES and drawn is not None:
-            with torch._C.DisableTorchFunctionSubclass():
-                return drawn.weigh(func, args, kwargs)
-        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        for part in _leaves(result):
-            if isinstance(part, cls):
-                part.drawn = drawn
-        return result
+    Args:
+        algorithm: The class. One that overrides ``train`` is refused: there the losses are the author's, who can use
+            ``data.weighted_mean(losses)`` and ``update_priorities(data.indices, td_errors)``.
+
+    Example:
+        >>> from stable_baselines3 import DQN
+        >>> model = prioritized(DQN)(
+        ...     "MlpPolicy",
+        ...     "CartPole-v1",
+        ...     replay_buffer_class=ReplayBuffer,
+        ...     replay_buffer_kwargs={"sampler": sw.Prioritized()},
+        ... )
+    """
+    own: Any = getattr(algorithm, "train", None)
+    name = getattr(algorithm, "__name__", repr(algorithm))
+    if own not in (DQN.train, SAC.train, TD3.train):
+        raise SchemaError(
+            f"prioritized({name}): expected DQN, SAC, TD3 or DDPG with the train() of Stable-Baselines3, whose losses "
+            "are known; in a train() of your own use data.weighted_mean(losses) and "
+            "replay_buffer.update_priorities(data.indices, td_errors)"
+        )
+
+    def train(self: Any, *args: Any, **kwargs: Any) -> None:
+        losses = _WeightedLosses(f"prioritized({name})", self)
+        # The same code with another F: what train() calls torch.nn.functional is here, and only here, weighted.
+        names = {**own.__globals__, "F": losses}
+        weighted = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+        weighted(self, *args, **kwargs)
+        losses.check_all_told()
+
+    return type(f"Prioritized{name}", (algorithm,), {"train": train, "__doc__": algorithm.__doc__})  # type: ignore[return-value]
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _leaves(part)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
-    else:
-        yield value
+class _WeightedLosses:
+    """The two losses that the algorithms use, over the batch that the buffer gave last."""
+
+    def __init__(self, where: str, model: Any) -> None:
+        self._where = where
+        self._buffer: ReplayBuffer = model.replay_buffer
+        if not isinstance(self._buffer, ReplayBuffer):
+            raise SchemaError(
+                f"{where}: replay_buffer_class: expected ReplayBuffer of sharpwave.adapters.sb3, got "
+                f"{type(self._buffer).__name__}"
+            )
+        self._critics = model.critic.n_critics if hasattr(model, "critic") else 1
+        self._drawn: _Drawn | None = None
+        self._errors: list[torch.Tensor] = []
+        self._untold = self._buffer._untold
+
+    def mse_loss(self, estimates: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self._weigh(functional.mse_loss, estimates, targets)
+
+    def smooth_l1_loss(self, estimates: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self._weigh(functional.smooth_l1_loss, estimates, targets)
+
+    def _weigh(self, loss: Any, estimates: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        drawn = self._buffer._drawn
+        if drawn is None:
+            raise SchemaError(
+                f"{self._where}: sampler: expected sw.Prioritized(), got another; give replay_buffer_kwargs="
+                '{"sampler": sw.Prioritized()}, or train with the algorithm itself'
+            )
+        if drawn is not self._drawn:
+            self._drawn, self._errors = drawn, []
+        if estimates.shape != drawn.weights.shape or targets.shape != drawn.weights.shape:
+            self._refuse_version()
+        self._errors.append((estimates - targets).detach().abs())
+        if len(self._errors) == self._critics:
+            self._buffer.update_priorities(drawn.indices, torch.stack(self._errors).mean(dim=0))
+        elif len(self._errors) > self._critics:
+            self._refuse_version()
+        return (loss(estimates, targets, reduction="none") * drawn.weights).mean()
+
+    def check_all_told(self) -> None:
+        if self._buffer._untold > self._untold:
+            self._refuse_version()
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse_version()
+
+    def _refuse_version(self) -> NoReturn:
+        raise SchemaError(
+            f"{self._where}: Stable-Baselines3 {stable_baselines3.__version__} computes its losses in a way that this "
+            "adapter does not know, so rows cannot get their priorities; install another version, or give the buffer "
+            "sampler=Uniform()"
+        )

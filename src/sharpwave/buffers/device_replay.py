@@ -9,7 +9,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,9 @@ class _Slab(NamedTuple):
 
 class DeviceReplayBuffer(ReplayBuffer):
     """What ``ReplayBuffer(device="cuda")`` gives. Calls follow each other in the order of the current stream."""
+
+    if not TYPE_CHECKING:
+        __setattr__ = ReplayBuffer.__setattr__  # names that it does not have are refused here too
 
     def __init__(
         self,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .. import _core
-from ..address import to_path
+from ..address import to_address, to_path
 from ..arrays import prepare
-from ..checks import one_of, truth, whole
+from ..checks import check_settable, one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..schema import Field, Node, Schema
 from ..views import View
@@ -69,9 +69,10 @@ class DistillationBuffer:
         self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs)
         self._seed = None if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         self._place = place_of(where, device, self._seed)
-        self._storage, self._exist = storage, one_of(where, "exist", exist, ("error", "replace", "attach"))
+        self._exist = one_of(where, "exist", exist, ("error", "replace", "attach"))
         if storage is not None and to_path(storage, f"{where}: storage") is None:
             raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
+        self._storage = None if storage is None else to_address(storage, where)
         if storage is not None and self._is_on_gpu:
             raise SchemaError(f"{where}: storage: rows on {self.device} belong to one process; give device='cpu'")
         if self._num_envs and self._capacity % self._num_envs:
@@ -93,6 +94,12 @@ class DistillationBuffer:
         self._first_add = threading.Lock()
         if "action" in self._nodes:
             self._rows = self._make()
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_settable(self, name)
+            object.__setattr__(self, name, value)
 
     @property
     def device(self) -> Any:
@@ -170,7 +177,7 @@ class DistillationBuffer:
         except BaseException:
             del self._nodes["action"]
             if isinstance(rows, EngineRows):
-                rows.buffer.close(unlink=is_ours)
+                rows.buffer.close(unlink=is_ours and rows.buffer._is_creator)
             raise
         return rows
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from .. import _core
-from ..address import to_path
+from ..address import to_address, to_path
 from ..checks import number, truth
 from ..errors import SchemaError
 from ..views import View
@@ -70,7 +70,7 @@ def open(
     else:
         left = max(seconds - (time.monotonic() - begun), 0.0)
         table = _core.Table.attach(str(path), recover, verify, left if seconds > 0 else _HAND_OVER_S)
-    buffer = _face_of(table)._from_table(table, None if path is None else text, view)
+    buffer = _face_of(table)._from_table(table, None if path is None else to_address(text, "open()"), view)
     lost = table.lost_at_open
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)

@@ -8,17 +8,17 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .. import _core
-from ..address import to_path
+from ..address import identity, to_address, to_path
 from ..arrays import prepare
 from ..arrays import priorities as read_priorities
-from ..checks import truth, whole
+from ..checks import check_settable, truth, whole
 from ..errors import ClosedError, SchemaError, StorageError
 from ..pace import Pace
 from ..sampling import (
@@ -142,22 +142,10 @@ class ReplayBuffer:
         path = None if storage is None else to_path(storage, f"{where}: storage")
         if storage is not None and path is None:
             raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
-        if path is not None and exist == "attach" and path.exists():
-            table = _core.Table.attach(str(path))
-            try:
-                self._adopt(table, storage, view)
-            except SchemaError:
-                raise SchemaError(f"{where}: exist='attach': {storage!r} has another view") from None
-            same = self._schema == built and (self.capacity, self.num_envs) == (capacity, num_envs)
-            built_alike = (self._sampler.to_plain(), self._pace) == (sampler.to_plain(), pace)
-            if not same or not built_alike:
-                self.close()
-                what = "schema, capacity or num_envs" if not same else "sampler or pace"
-                raise SchemaError(f"{where}: exist='attach': {storage!r} has another {what}")
-            return
+        given, storage = storage, None if storage is None else to_address(storage, where)
         if path is not None and exist == "error" and path.exists():
             raise StorageError(
-                f"{where}: {storage!r} exists; open it with sharpwave.open(), remove it with 'sharpwave rm {storage}', "
+                f"{where}: {given!r} exists; open it with sharpwave.open(), remove it with 'sharpwave rm {given}', "
                 "or give exist='replace' or exist='attach'"
             )
         description = {
@@ -170,8 +158,9 @@ class ReplayBuffer:
         }
         if isinstance(view, Transitions) and view.hindsight is not None:
             view.hindsight.leaf(built)  # before anything is made
-        try:
-            table = _core.Table.create(
+
+        def create() -> _core.Table:
+            return _core.Table.create(
                 fields=built.engine_fields(),
                 capacity=capacity,
                 width=num_envs or 1,
@@ -183,9 +172,29 @@ class ReplayBuffer:
                 path="" if path is None else str(path),
                 replace=exist == "replace",
             )
-            self._adopt(table, storage, view)
+
+        try:
+            if path is not None and exist == "attach":
+                table, is_new = _attach_or_create(path, create)
+            else:
+                table, is_new = create(), True
+            if is_new:
+                self._adopt(table, storage, view)
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
+        self._is_creator = is_new
+        if is_new:
+            return
+        try:
+            self._adopt(table, storage, view)
+        except SchemaError:
+            raise SchemaError(f"{where}: exist='attach': {given!r} has another view") from None
+        same = self._schema == built and (self.capacity, self.num_envs) == (capacity, num_envs)
+        built_alike = (self._sampler.to_plain(), self._pace) == (sampler.to_plain(), pace)
+        if not same or not built_alike:
+            self.close()
+            what = "schema, capacity or num_envs" if not same else "sampler or pace"
+            raise SchemaError(f"{where}: exist='attach': {given!r} has another {what}")
 
     def _build_schema(self, fields: Any, **options: Any) -> Schema:
         return transitions(fields, **options)
@@ -236,6 +245,9 @@ class ReplayBuffer:
         self._dtypes = tuple((name, field.dtype) for name, field in self._schema.leaves)
         self._capacity: int = table.capacity
         self._address = address
+        path = None if address is None else to_path(address, "open()")
+        self._identity = None if path is None else identity(path)  # the file that close(unlink=True) may remove
+        self._opening = threading.RLock()  # around the first writer, and a forked child's own table
         self._writer: _core.Writer | None = None
         self._table = table
         if address is not None:
@@ -246,14 +258,23 @@ class ReplayBuffer:
         if not self._table.closed:
             for name in ("_table", "_writer", "_bell", "add"):
                 self.__dict__.pop(name, None)
+            self._opening = threading.RLock()  # another thread of the parent may have held it
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_settable(self, name)
+            object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # to a type checker every name would be one
 
         def __getattr__(self, name: str) -> Any:
             if name not in ("_table", "_writer", "_bell") or self.__dict__.get("_address") is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            path = to_path(self._address, "open()")
-            self._adopt(_core.Table.attach(str(path)), self._address, self._view)
+            with self._opening:
+                if name not in self.__dict__:
+                    path = to_path(self._address, "open()")
+                    self._adopt(_core.Table.attach(str(path)), self._address, self._view)
             return self.__dict__[name]
 
     @classmethod
@@ -307,7 +328,9 @@ class ReplayBuffer:
 
     def _own_writer(self) -> _core.Writer:
         if self._writer is None:
-            self._writer = self._new_writer()
+            with self._opening:
+                if self._writer is None:
+                    self._writer = self._new_writer()
         return self._writer
 
     def _new_writer(self) -> _core.Writer:
@@ -654,9 +677,14 @@ class ReplayBuffer:
         """Ends open episodes as truncated and lets go of the storage. A second call does nothing.
 
         Args:
-            unlink: Also removes the file behind ``shm://`` or ``file://``.
+            unlink: Also removes the file behind ``shm://`` or ``file://``, if that is still the one that was opened.
         """
+        truth("close()", "unlink", unlink)
         path = None if self._address is None else to_path(self._address, "close()")
+        # Before the table is let go of: until then no other file can have the same number.
+        if unlink and path is not None and self._identity is not None and identity(path) == self._identity:
+            path.unlink(missing_ok=True)
+            self._identity = None
         for feed in self._feeds.values():
             if feed is not None:
                 feed.close()
@@ -667,8 +695,6 @@ class ReplayBuffer:
             self._writer = None
             self.__dict__.pop("add", None)
         self._table.close()
-        if unlink and path is not None:
-            path.unlink(missing_ok=True)
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -717,6 +743,23 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _attach_or_create(path: Path, create: Callable[[], _core.Table]) -> tuple[_core.Table, bool]:
+    """The table under a name, and whether it was made here. Any number of processes may ask at once: files appear
+    whole, so one that could not be made because another process was first can be attached to."""
+    while True:
+        if path.exists():
+            try:
+                return _core.Table.attach(str(path)), False
+            except StorageError:
+                if path.exists():
+                    raise
+        try:
+            return create(), True
+        except StorageError:
+            if not path.exists():
+                raise
 
 
 def as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import _core, returns
-from ..checks import number, one_of, truth, whole
+from ..checks import check_settable, number, one_of, truth, whole
 from ..errors import BufferFull, NotReady, SchemaError
 from ..schema import Field
 from .columns import Columns, Torch, place_of, read_node
@@ -35,6 +35,9 @@ class RolloutBuffer:
 
     Memory is taken once and used again for every rollout. On a GPU no call waits for the device, but
     ``recurrent_minibatches``, which asks it once where episodes ended.
+
+    The arrays are attributes, (num_steps, num_envs, ...), by the names of ``add``, and ``advantages`` and ``returns``.
+    Assigning to one (``roll.advantages = normalised``) copies the values into it; batches have them from then on.
 
     Args:
         num_envs: Environments that step together.
@@ -66,6 +69,8 @@ class RolloutBuffer:
         [(3, 4), (3, 4)]
     """
 
+    _flag_dtype = "bool"  # of dones and truncated, as they are stored
+
     def __init__(
         self,
         num_envs: int,
@@ -83,9 +88,9 @@ class RolloutBuffer:
         seed: int | None = None,
     ) -> None:
         where = "RolloutBuffer()"
-        self.num_envs = whole(where, "num_envs", num_envs)
-        self.num_steps = whole(where, "num_steps", num_steps)
-        self.autoreset = one_of(where, "autoreset", autoreset, ("same_step", "next_step"))
+        self._num_envs = whole(where, "num_envs", num_envs)
+        self._num_steps = whole(where, "num_steps", num_steps)
+        self._autoreset = one_of(where, "autoreset", autoreset, ("same_step", "next_step"))
         seed = None if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         privileged = whole(where, "num_privileged_obs", num_privileged_obs, 0)
         if privileged and privileged_obs_shape is not None:
@@ -107,13 +112,12 @@ class RolloutBuffer:
         if hidden_states is not None:
             nodes["hidden_states"] = read_node(where, "hidden_states", dict(hidden_states))
         self._place = place_of(where, device, seed)
-        self.device = self._place.device if isinstance(self._place, Torch) else None
         self._columns = Columns(self._place, (self.num_steps, self.num_envs))
         for name, node in nodes.items():
             self._columns.declare(name, node)
         for name in _NUMBERS:
             self._columns.declare(name, Field())
-        self._columns.declare("dones", Field((), "bool"))
+        self._columns.declare("dones", Field((), self._flag_dtype))
         if self.autoreset == "next_step":
             self._columns.declare("mask", Field((), "bool"))
             self._was_over = self._place.zeros((self.num_envs,), np.dtype(bool))
@@ -223,7 +227,7 @@ class RolloutBuffer:
     def _infer(self, where: str, name: str, value: Any) -> Field:
         """A field that the first value tells."""
         if name != "actions":
-            return Field((), "bool" if name == "truncated" else "float32")
+            return Field((), self._flag_dtype if name == "truncated" else "float32")
         array = self._place.read(f"{where}: {name}", value)
         if not array.shape or array.shape[0] != self.num_envs:
             raise SchemaError(f"{where}: {name}: expected shape ({self.num_envs}, ...), got {tuple(array.shape)}")
@@ -231,8 +235,8 @@ class RolloutBuffer:
 
     def _over(self, at: Any) -> Any:
         """Which steps ended an episode."""
-        over = self._columns.arrays["dones"][at]
-        return over | self._columns.arrays["truncated"][at] if "truncated" in self._columns.nodes else over
+        over = self._columns.arrays["dones"][at] != 0
+        return over | (self._columns.arrays["truncated"][at] != 0) if "truncated" in self._columns.nodes else over
 
     def clear(self, *, reset: bool = False) -> None:
         """Makes room for the next rollout; nothing is freed.
@@ -443,6 +447,26 @@ class RolloutBuffer:
         return self._step * self.num_envs
 
     @property
+    def num_envs(self) -> int:
+        """Environments that step together."""
+        return self._num_envs
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a rollout."""
+        return self._num_steps
+
+    @property
+    def autoreset(self) -> str:
+        """What the vector environment does after an end."""
+        return self._autoreset  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> Any:
+        """Where the arrays are; None for NumPy arrays."""
+        return self._place.device if isinstance(self._place, Torch) else None
+
+    @property
     def step(self) -> int:
         """Steps of the rollout so far."""
         return self._step
@@ -457,6 +481,17 @@ class RolloutBuffer:
         if columns is None or name not in columns.nodes:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return columns.tree(name, lambda array: array)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # roll.advantages = normalised: stored where batches read it. The arrays stay the same ones.
+        columns = self.__dict__.get("_columns")
+        if columns is not None and name in columns.nodes:
+            checked = columns.check(f"{type(self).__name__}.{name}", name, value, columns.lead)
+            columns.place.copy([columns.arrays[path] for path, _ in checked], [array for _, array in checked])
+            self._changes += 1
+            return
+        check_settable(self, name)
+        object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         where = "NumPy" if self.device is None else str(self.device)

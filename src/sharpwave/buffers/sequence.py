@@ -6,11 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import number, one_of, truth, whole
+from ..checks import check_settable, number, one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError
 from ..sequences import insight
 from ..sequences.dataflow import Dataflow
@@ -69,6 +69,12 @@ class SequenceBuffer:
         ...     print(lease.batch["rewards"])
         [1. 1.]
     """
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_settable(self, name, first=("flow", "capacity", "max_tokens", "max_bytes", "max_staleness"))
+            object.__setattr__(self, name, value)
 
     def __init__(
         self,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _core
-from ..checks import one_of, truth, whole
+from ..checks import check_settable, one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..trajectories.checkpoint import open_checkpoint, shard, storage_dir_of, write_checkpoint
 from ..trajectories.files import FORMATS, Layout, capture, plan, views
@@ -73,6 +73,12 @@ class TrajectoryReplayBuffer:
     """
 
     _drops_the_rest = False  # True leaves out what is no array of rows, as RLinf does
+
+    if not TYPE_CHECKING:  # to a type checker every name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_settable(self, name)
+            object.__setattr__(self, name, value)
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ __all__ = ["Bell", "batches"]
 
 _Result = TypeVar("_Result")
 _SLICE = 0.1  # seconds after which a thread looks whether it is still wanted
+_PAUSE = 0.01  # seconds until a draw that did not wait by itself is tried again
 
 
 class Bell:
@@ -107,9 +108,11 @@ def batches(
                 try:
                     batch = draw(left)
                 except NotReady as error:
-                    if timeout is None or time.monotonic() - began < timeout:
-                        continue
-                    return ready.put(error)
+                    if timeout is not None and time.monotonic() - began >= timeout:
+                        return ready.put(error)
+                    # Only a pace lets a draw wait: one from an empty buffer without a pace fails at once.
+                    unwanted.wait(min(_PAUSE, left))
+                    continue
                 except BaseException as error:
                     return ready.put(error)
                 serials = batch["indices"]

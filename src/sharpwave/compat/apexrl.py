@@ -12,6 +12,7 @@ rollout's rows. ``DistillationBuffer`` is a name without code upstream: here it 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 
 import sharpwave as sw
 from sharpwave.buffers.columns import Torch
+from sharpwave.checks import check_settable
 from sharpwave.errors import BufferFull, SchemaError
 
 __all__ = ["DistillationBuffer", "ReplayBuffer", "RolloutBuffer"]
@@ -72,7 +74,13 @@ class ReplayBuffer:
             self._schema["critic_obs"] = sw.Field(critic_obs_shape)
             self._schema["next_critic_obs"] = sw.Field(critic_obs_shape)
         self.inner: sw.ReplayBuffer | None = None
+        self._first_add = threading.Lock()
         sw.ReplayBuffer(capacity, obs_shape=1).close()  # a wrong capacity is an error here, not at the first add
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "inner":
+            check_settable(self, name)
+        object.__setattr__(self, name, value)
 
     def add(
         self,
@@ -90,9 +98,14 @@ class ReplayBuffer:
         row = {name: _to_host(value) for name, value in values.items() if value is not None}
         if row["reward"].size == 0:
             return
-        inner = self._build(row["action"]) if self.inner is None else self.inner
-        inner.add(**row)
-        self.inner = inner  # only now: a first add that fails leaves nothing decided
+        if self.inner is None:
+            with self._first_add:
+                if self.inner is None:
+                    inner = self._build(row["action"])
+                    inner.add(**row)
+                    self.inner = inner  # only now: a first add that fails leaves nothing decided
+                    return
+        self.inner.add(**row)
 
     def _build(self, action: np.ndarray[Any, Any]) -> sw.ReplayBuffer:
         dtype = self._action_dtype
@@ -152,6 +165,9 @@ class _Full(BufferFull, ValueError):
 class RolloutBuffer(sw.RolloutBuffer):
     """ApexRL's rollout buffer: ``sharpwave.RolloutBuffer`` with tensors, and upstream's further calls."""
 
+    _flag_dtype = "float32"  # upstream's dones are numbers, and may be written to
+    __setattr__ = sw.RolloutBuffer.__setattr__  # names that it does not have are refused here too
+
     def __init__(
         self,
         num_envs: int,
@@ -186,17 +202,11 @@ class RolloutBuffer(sw.RolloutBuffer):
             raise _Full(f"Rollout buffer is full (capacity: {self.num_steps})")
         super().add(*args, **kwargs)
 
-    @property
-    def dones(self) -> torch.Tensor:
-        """As numbers, upstream's form: a copy."""
-        return self._columns.arrays["dones"].float()  # type: ignore[no-any-return]
-
     def to(self, device: Any) -> RolloutBuffer:
         """Moves every tensor; returns the buffer itself."""
         self._place = self._columns.place = Torch("to()", device, None)
-        self.device = self._place.device
         self._columns.arrays = {path: tensor.to(self.device) for path, tensor in self._columns.arrays.items()}
-        self._columns.rows.clear()
+        self._columns.forget_views()
         return self
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:

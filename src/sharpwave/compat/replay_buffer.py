@@ -15,12 +15,14 @@ likewise keep uint8 where the first one is uint8, and are float32 otherwise.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import sharpwave as sw
+from sharpwave.checks import check_settable
 from sharpwave.errors import NotReady, SchemaError
 
 __all__ = ["BufferConfig", "ReplayBuffer"]
@@ -53,15 +55,23 @@ class ReplayBuffer:
         self._action_dim = sw.Field(action_dim).shape[0]
         self._seed = seed
         self.inner: sw.ReplayBuffer | None = None
+        self._first_add = threading.Lock()
         sw.ReplayBuffer(config.capacity, obs_shape=1).close()  # a wrong capacity is an error here, not at the first add
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "inner":
+            check_settable(self, name)
+        object.__setattr__(self, name, value)
 
     def add(self, obs: Any, action: Any, reward: Any, next_obs: Any, done: Any) -> None:
         """Adds one transition, or n with a leading axis."""
         if self.inner is None:
-            inner = self._build(np.asarray(obs), np.asarray(action), np.ndim(reward))
-            inner.add(obs, action, reward, next_obs, done)
-            self.inner = inner  # only now: a first add that fails leaves nothing decided
-            return
+            with self._first_add:
+                if self.inner is None:
+                    inner = self._build(np.asarray(obs), np.asarray(action), np.ndim(reward))
+                    inner.add(obs, action, reward, next_obs, done)
+                    self.inner = inner  # only now: a first add that fails leaves nothing decided
+                    return
         self.inner.add(obs, action, reward, next_obs, done)
 
     def _build(self, obs: np.ndarray[Any, Any], action: np.ndarray[Any, Any], axes: int) -> sw.ReplayBuffer:
