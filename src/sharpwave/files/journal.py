@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import struct
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from .replaced import write_pieces
 
 __all__ = ["Journal", "read_journal", "write_journal"]
 
+_PACKAGE = str(Path(__file__).parents[1])
 _AT_ONCE = 512  # pieces a system call: the system takes 1024
 _WRONG = (
     KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError,
@@ -148,16 +150,12 @@ class Journal:
             if not self._recover:
                 raise StorageError(_said_damage(self.where, self.path, loss, "give recover=True to keep them"))
             self.lost_records, self.lost_bytes = loss.records, loss.bytes
-            warnings.warn(
+            _warn(
                 f"{self.where}: {self.path}: was damaged: {loss.records} records ({loss.bytes} bytes) are lost, "
-                f"{loss.found} are whole",
-                stacklevel=2,
+                f"{loss.found} are whole"
             )
         if tail < size:
-            warnings.warn(
-                f"{self.where}: {self.path}: its last record was not written whole: {size - tail} bytes are cut off",
-                stacklevel=2,
-            )
+            _warn(f"{self.where}: {self.path}: its last record was not written whole: {size - tail} bytes are cut off")
             self.cut_bytes = size - tail
         if loss:
             whole = form.walk(file, self._header, size, Loss())
@@ -397,6 +395,14 @@ def _said_damage(where: str, path: Path, loss: Loss, mend: str) -> str:
         f"{where}: {path}: damaged at byte {loss.ranges[0][0]}: {loss.bytes} bytes with {loss.records} records or more "
         f"cannot be read; {loss.found} records are whole, before and behind it: restore the file from a copy, or {mend}"
     )
+
+
+def _warn(message: str) -> None:
+    """Told where the user's code opened the buffer, however deep in the package this is."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def _said_owner(path: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import SchemaError, StorageError
+from ..files import replace_file
 from .column import Column, dtype_from_name, dtype_name, is_tensor
 
 if TYPE_CHECKING:
@@ -97,22 +97,24 @@ def decode(raw: Any) -> SequenceSample:
             dtypes={key: dtype_from_name("from_bytes()", entry[2]) for key, entry in keys.items()},
             metadata=metadata,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+        RuntimeError,
+    ) as error:
         raise StorageError(f"from_bytes(): not a sample, or damaged: {error}") from None
 
 
 def save(sample: SequenceSample, path: Path) -> None:
-    pieces = encode(sample)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise StorageError(f"save(): {path}: {error.strerror}") from None
+        replace_file(path, encode(sample))
+    except StorageError as error:
+        raise StorageError(f"save(): {error}") from None
 
 
 def load(path: Path) -> SequenceSample:
