@@ -24,7 +24,9 @@ ENTRIES = [Entry(at, {"number": at}, [bytes([at]) * (1000 * at)]) for at in rang
 def read(path: Path, **options: Any) -> list[tuple[int, bytes, bytes]]:
     journal = Journal(path, "test", **options)
     try:
-        return [(record.kind, record.head, bytes(record.body)) for record in journal.records()]
+        found = [(record.kind, record.head, bytes(record.body)) for record in journal.records()]
+        journal.append([])  # after a loss: a new file of what is whole
+        return found
     finally:
         journal.close()
 
@@ -207,8 +209,11 @@ def test_a_flipped_bit_in_a_record_header_is_refused_and_recovered(tmp_path: Pat
     with pytest.warns(UserWarning, match=rf"1 records \({size} bytes\) are lost, 5 are whole"):
         assert [record.kind for record in journal.records()] == [0, 1, 3, 4, 5]
     assert (journal.lost_records, journal.lost_bytes, journal.cut_bytes) == (1, size, 0)
+    assert (tmp_path / "j").stat().st_size == len(raw), "the file is as it was until something is written"
+    assert len(list(journal.records())) == 5
+    assert journal.append([ENTRIES[2]]) == size
     journal.close()
-    assert read(tmp_path / "j") == expected([*ENTRIES[:2], *ENTRIES[3:]])
+    assert read(tmp_path / "j") == expected([*ENTRIES[:2], *ENTRIES[3:], ENTRIES[2]])
 
 
 def test_damage_before_a_torn_tail_is_damage(tmp_path: Path) -> None:

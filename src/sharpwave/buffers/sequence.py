@@ -248,7 +248,7 @@ class SequenceBuffer:
     # ---- amend -------------------------------------------------------------------------------------------------------
 
     def amend(self, handles: Any, samples: SequenceSample | Sequence[SequenceSample]) -> None:
-        """Adds keys to samples that are held, or replaces them; all or none. A batch that was handed out stays as it is.
+        """Adds keys to samples that are held, or replaces them; all or none. Batches handed out stay as they are.
 
         Args:
             handles: Of ``put`` or of a lease, in any order.

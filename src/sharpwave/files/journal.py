@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class Journal:
         self._number = 0
         self._recover = recover
         self._why_broken: str | None = None
+        self._is_damaged = False
         self._is_open = False
         if "\0" in str(self.path):
             raise SchemaError(f"{where}: expected a path, got {str(path)!r}")
@@ -132,6 +134,9 @@ class Journal:
     def records(self) -> Iterator[Record]:
         """The records, in order, one at a time in memory. The first time it also finds the end of the file.
 
+        A damaged file (``recover``) stays as it is until the first ``append``, which writes the whole records and its
+        own into a new file: what follows from a loss is told in the step that forgets the loss.
+
         Raises:
             StorageError: Damage that ``recover`` would pass over. Nothing was changed; what was yielded before it
                 holds.
@@ -157,13 +162,14 @@ class Journal:
         if tail < size:
             _warn(f"{self.where}: {self.path}: its last record was not written whole: {size - tail} bytes are cut off")
             self.cut_bytes = size - tail
-        if loss:
-            whole = form.walk(file, self._header, size, Loss())
-            self.replace(Entry(record.kind, record.head, [record.body]) for record in whole)
-            return
-        if tail < size:
+        self._is_damaged = bool(loss)
+        if tail < size and not loss:
             os.ftruncate(file, tail)
         self.size, self._number = tail, loss.expected
+
+    def _whole(self) -> Iterator[Entry]:
+        for record in self.records():
+            yield Entry(record.kind, record.head, [record.body])
 
     @contextmanager
     def reading(self, record: Record) -> Iterator[None]:
@@ -206,9 +212,10 @@ class Journal:
         if not self.size:
             for _ in self.records():
                 pass
-            file = self._descriptor("write")  # recovery may have replaced the file
         if self._why_broken is not None:
             raise StorageError(f"{self.where}: {self.path}: {self._why_broken}; close it and open it again")
+        if self._is_damaged:
+            return self._mend(list(entries))
         pieces: list[Any] = []
         number, end = self._number, self.size
         for entry in entries:
@@ -233,6 +240,10 @@ class Journal:
             raise
         return wrote
 
+    def _mend(self, entries: list[Entry]) -> int:
+        self.replace(chain(self._whole(), entries))
+        return sum(form.encode(entry, 0, self._header.tag)[1] for entry in entries)
+
     def replace(self, entries: Iterable[Entry]) -> None:
         """Puts a new file with these records in this one's place, in one step; they may come from ``records()``.
 
@@ -255,7 +266,7 @@ class Journal:
         made.sync()
         made.publish(replace=True)
         self._file, self._header, self.size, self._number = file, header, header.synced_end, records
-        self._why_broken = None
+        self._why_broken, self._is_damaged = None, False
         old.close()
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -277,7 +288,7 @@ class Journal:
             return
         self._is_open = False
         try:
-            if self._file.is_open and self.size and self._why_broken is None:
+            if self._file.is_open and self.size and self._why_broken is None and not self._is_damaged:
                 file = self._file.fileno()
                 if (self.size, self._number) != (self._header.synced_end, self._header.synced_records):
                     os.fdatasync(file)

@@ -27,6 +27,7 @@ _NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
 _LONGEST_HEADER = 100_000_000  # what the format's own reader accepts
 
 

@@ -21,7 +21,7 @@ __all__ = ["KIND", "needed", "pack_samples", "read_head", "read_samples"]
 KIND = "sequences"
 _LENGTH = struct.Struct("<Q")
 
-BASE, PUT, AMEND, ACK, EVICT, VERSION, MARK = range(7)
+BASE, PUT, AMEND, ACK, EVICT, VERSION, MARK, MEND = range(8)
 
 
 def pack_samples(samples: list[SequenceSample]) -> list[Any]:
@@ -95,7 +95,12 @@ def read_head(record: Record) -> dict[str, Any]:
         _wholes("trained, version, next", [head["trained"], head["version"], head["next"]], 0)
         for name in head["used"]:
             _text("used", name)
-    elif kind > MARK:
+    elif kind == MEND:
+        _wholes("gone", head["gone"], 0)
+        _wholes("next", [head["next"]], 0)
+        for serials in head["redo"].values():
+            _wholes("redo", serials, 0)
+    elif kind > MEND:
         raise ValueError(f"a record of kind {kind}: written by a newer Sharpwave")
     return head
 
@@ -144,6 +149,8 @@ def needed(
         elif kind == VERSION:
             if begun and not over:
                 yield _same(record)
+        elif kind == MEND:
+            yield _same(record)
         elif kind == BASE or (kind == ACK and over and head["consumer"] in undone):
             continue
         elif not serials.isdisjoint(head["serials"]):

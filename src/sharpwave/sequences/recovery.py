@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StorageError
+from ..files import Entry as JournalEntry
 from ..files import Journal
 from .dataflow import Dataflow
-from .journal import ACK, AMEND, BASE, EVICT, MARK, PUT, VERSION, read_head, read_samples
+from .journal import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, read_head, read_samples
 from .sample import SequenceSample
 
 __all__ = ["Ledger", "Restored", "replay"]
@@ -82,9 +83,14 @@ class Restored:
 
 
 def replay(
-    journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None
+    journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None, duplicates: bool
 ) -> tuple[dict[int, Restored], int, int]:
     """What the journal says: samples by serial, the version, the next serial. Fills the ledger.
+
+    Where records were lost, what follows from that is written behind them: the next restart finds the same.
+
+    Args:
+        duplicates: Whether an id may be held more than once.
 
     Raises:
         StorageError: Damage, no mark of the name to resume from, or a consumer that this dataflow lacks.
@@ -101,7 +107,9 @@ def replay(
         names = sorted(said.strangers)
         raise StorageError(f"{journal.where}: {journal.path}: acknowledged by {names}, consumers that are not here")
     if journal.lost_records or journal.lost_bytes:
-        said.mend()
+        mend = said.mend(duplicates)
+        journal.append([JournalEntry(MEND, mend)])
+        said.apply(MEND, mend, bytearray())
     held = said.held
     ledger.take_up(ledger.used)
     ledger.skips.update(entry.sample._ids[0] for entry in held.values())  # a loader that starts over comes by them too
@@ -147,6 +155,14 @@ class _Said:
             if not self.undone:
                 self._ledger.mark(head["name"], self.version)
                 self.undone = head["name"] == self._resume
+        elif kind == MEND:
+            for name, serials in head["redo"].items():
+                for serial in serials:
+                    if serial in held:
+                        held[serial].uses.pop(name, None)
+            for serial in head["gone"]:
+                held.pop(serial, None)
+            self.next_serial = max(self.next_serial, head["next"])
 
     def _put(self, head: dict[str, Any], samples: list[SequenceSample]) -> None:
         serials = head["serials"]
@@ -167,10 +183,15 @@ class _Said:
                 self._ledger.train(entry.sample._ids[0], serial)
                 del self.held[serial]
 
-    def mend(self) -> None:
-        """After a loss of records: what is left has to be able to go on."""
-        for entry in self.held.values():
-            for consumer in self._flow:
-                if not consumer.outputs <= entry.sample.keys:  # what it made is lost: it has to make it again
-                    entry.uses.pop(consumer.name, None)
-        self.next_serial += _LOST_SERIALS
+    def mend(self, duplicates: bool) -> dict[str, Any]:
+        """What a loss of records changes besides: what is left has to be able to go on."""
+        redo = {}
+        for consumer in self._flow:  # what it made is lost: it has to make it again
+            entries = self.held.items()
+            lacking = [serial for serial, one in entries if not consumer.outputs <= one.sample.keys]
+            redo[consumer.name] = [serial for serial in lacking if consumer.name in self.held[serial].uses]
+        gone = []
+        if not duplicates:  # an id is put again only when its sample has left: the record of that is among the lost
+            newest = {one.sample._ids[0]: serial for serial, one in self.held.items()}
+            gone = [serial for serial, one in self.held.items() if newest[one.sample._ids[0]] != serial]
+        return {"redo": redo, "gone": gone, "next": self.next_serial + _LOST_SERIALS}

@@ -274,7 +274,7 @@ class Store:
             raise
 
     def _recover(self, journal: Journal, resume: str | None, now: float) -> None:
-        held, self.version, self._next_serial = replay(journal, self.flow, self.ledger, resume)
+        held, self.version, self._next_serial = replay(journal, self.flow, self.ledger, resume, self.intake.duplicates)
         self.first_version = self.version
         entries = []
         try:
@@ -288,10 +288,6 @@ class Store:
                     elif uses:
                         entry.uses = {**(entry.uses or {}), line.number: uses}
                 entries.append(entry)
-            if journal.lost_records and not self.intake.duplicates:
-                # An id is put again only when its sample has left: the record of that is among the lost ones.
-                newest = {entry.sample._ids[0]: entry for entry in entries}
-                entries = list(newest.values())
             self.intake.learn(entries, any(restored.has_birth for restored in held.values()))
         except SchemaError as error:
             raise StorageError(f"{journal.where}: {journal.path}: does not fit this buffer: {error}") from None
