@@ -75,7 +75,10 @@ def decode(raw: Any) -> SequenceSample:
     Raises:
         StorageError: Damaged, cut short, or somebody else's.
     """
-    view = memoryview(raw).cast("B")
+    try:
+        view = memoryview(raw).cast("B")
+    except TypeError:
+        raise SchemaError(f"from_bytes(): expected bytes, got {type(raw).__name__}") from None
     if len(view) < 8:
         raise StorageError(f"from_bytes(): expected a safetensors header, got {len(view)} bytes")
     (length,) = struct.unpack_from("<Q", view)
