@@ -249,7 +249,8 @@ def test_areal_buffers_with_a_journal_keep_disk_work_off_the_loop(tmp_path: Path
 
 WRONG: list[Any] = [
     None, True, -1, 0, 1.5, float("nan"), 2**70, 1j, "", "text", "\0", b"bytes", [], [None], [1.5], ["a", 1], {},
-    {"a": 1}, {1: 2}, {1, 2}, object(), np.array(["text"]), np.array([None]), np.zeros((2, 2)), np.array(1.5), int, print,
+    {"a": 1}, {1: 2}, {1, 2}, object(), np.array(["text"]), np.array([None]), np.zeros((2, 2)),
+    np.array(1.5), int, print,
 ]  # fmt: skip
 
 
