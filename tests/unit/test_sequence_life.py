@@ -82,13 +82,13 @@ def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) 
                 verb()
         seq.close()
 
-    seq._lock.acquire()  # a fork while another thread is inside: the child must not wait for it
-    seq._writing.acquire()
+    seq._gate.lock.acquire()  # a fork while another thread is inside: the child must not wait for it
+    seq._commits._writing.acquire()
     try:
         assert in_child(work) == 0
     finally:
-        seq._lock.release()
-        seq._writing.release()
+        seq._gate.lock.release()
+        seq._commits._writing.release()
     seq.put(sample("b"), version=0)
     seq.put(sample("c"), version=0)
     seq.close()
@@ -291,13 +291,13 @@ def test_a_rewrite_that_fails_is_told_and_the_checkpoint_holds(tmp_path: Path, m
 
 def test_a_timeout_holds_while_another_thread_has_the_lock(tmp_path: Path) -> None:
     seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
-    for lock in (seq._lock, seq._writing):
+    for lock in (seq._gate.lock, seq._commits._writing):
         with lock:
             start = time.monotonic()
             with pytest.raises(NotReady):
                 seq.put(sample("a"), timeout=0.3)
             assert 0.25 < time.monotonic() - start < 2
-    with seq._lock:
+    with seq._gate.lock:
         start = time.monotonic()
         with pytest.raises(NotReady, match="lock"):
             seq.get("inf", timeout=0.3)
@@ -389,3 +389,11 @@ def test_arguments_of_the_wrong_kind_are_schema_errors(tmp_path: Path) -> None:
     assert seq.ids() == ["a"]
     assert 0 in seq
     assert [] not in seq  # type: ignore[operator]
+
+
+def test_a_buffer_that_nobody_holds_lets_its_journal_go(tmp_path: Path) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    seq.put(sample("a"))
+    asyncio.run(seq.put_async(sample("b")))
+    del seq  # no cycle of references: at once, not when the collector runs
+    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal").ids() == ["a", "b"]

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..checks import number, one_of, truth, whole
-from ..errors import ClosedError, NotReady, SchemaError, StorageError
-from ..process import fork_count
+from ..errors import NotReady, SchemaError
 from ..sequences import insight
+from ..sequences.commits import Commits
 from ..sequences.dataflow import Dataflow
+from ..sequences.gate import Gate
 from ..sequences.incoming import Incoming
 from ..sequences.index import Line
-from ..sequences.journal import needed
 from ..sequences.leases import Claim, Lease
 from ..sequences.sample import SequenceSample
 from ..sequences.staleness import Admission, mark_fresh
 from ..sequences.store import Change, Store
+from ..sequences.turns import Turns
 from ..sequences.waiting import CoroutineWaiter, ThreadWaiter, Waiter
 
 __all__ = ["SequenceBuffer"]
 
 _Handles = np.ndarray[Any, np.dtype[np.int64]]
 _STALE = ("evict", "mask", "keep")
-_Result = TypeVar("_Result")
-_LEAST_WAIT_S = 0.1  # for a lock: held for microseconds, but not by a thread that the system has stopped
 
 
 class SequenceBuffer:
@@ -139,16 +133,9 @@ class SequenceBuffer:
         if journal is not None:
             self._store.open_journal(journal, sync, resume, recover, time.monotonic())
         self._lines = self._store.index.lines
-        # Two locks. _writing is around each change that has a record, from its check to its making, disk work included;
-        # it is taken first, never on an event loop. _lock is around the store and the waiters, and held for no disk
-        # work: a get, and every coroutine, needs only this one.
-        self._writing = threading.Lock()
-        self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None  # writes for coroutines
-        self._forks = fork_count()
-        self._putters: list[Waiter] = []
-        self._is_closed = False
-        self._moved_at = time.monotonic()
+        self._gate = Gate()
+        self._turns = Turns(self._gate, self._lines.values())
+        self._commits = Commits(self._gate, self._store, self._turns)
 
     # ---- put ---------------------------------------------------------------------------------------------------------
 
@@ -183,13 +170,13 @@ class SequenceBuffer:
         try:
             while True:
                 if self._may_put("put()", waiter, incoming, deadline):
-                    handles = self._commit("put()", lambda: self._plan_put(waiter, incoming), deadline)
+                    handles = self._commits.commit("put()", lambda: self._plan_put(waiter, incoming), deadline)
                     if handles is not None:
                         return handles
                 else:
                     waiter.wait(self._pause(None, deadline))
         finally:
-            self._leave(self._putters, waiter)
+            self._turns.leave(self._turns.putters, waiter)
 
     async def put_async(
         self,
@@ -209,41 +196,38 @@ class SequenceBuffer:
         try:
             while True:
                 if self._may_put("put_async()", waiter, incoming, deadline):
-                    handles = await self._commit_async("put_async()", lambda: self._plan_put(waiter, incoming))
+                    handles = await self._commits.commit_async("put_async()", lambda: self._plan_put(waiter, incoming))
                     if handles is not None:
                         return handles
                 else:
                     await waiter.wait(self._pause(None, deadline))
         finally:
-            self._leave(self._putters, waiter)
+            self._turns.leave(self._turns.putters, waiter)
 
     def _read(self, samples: Any, version: Any, births: Any) -> Incoming:
         return self._store.intake.read(samples, version, births, self._store.journal is not None)
 
     def _may_put(self, where: str, waiter: Waiter, incoming: Incoming, deadline: float | None) -> bool:
         """Whether it is its turn and there is room; else it is in the list of those who wait."""
-        with self._locked(where, deadline):
-            self._check_open(where)
+        with self._gate.locked(where, deadline):
+            self._gate.check_open(where)
             waiter.arm()
             self._tick()
-            if self._is_next(waiter) and self._store.fits(incoming):
+            if self._turns.is_next(waiter) and self._store.fits(incoming):
                 return True
             self._store.refuse_unfit(incoming)
-            if waiter not in self._putters:
-                self._putters.append(waiter)
+            if waiter not in self._turns.putters:
+                self._turns.putters.append(waiter)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise self._store.full(incoming, len(self._putters) - 1)
+                raise self._store.full(incoming, len(self._turns.putters) - 1)
             self._check_moving("put()", now)
             return False
-
-    def _is_next(self, waiter: Waiter) -> bool:
-        return not self._putters or self._putters[0] is waiter
 
     def _plan_put(self, waiter: Waiter, incoming: Incoming) -> Change[_Handles] | None:
         if not incoming.entries:
             return Change([], lambda _: np.empty(0, np.int64))
-        return self._store.admit(incoming) if self._is_next(waiter) and self._store.fits(incoming) else None
+        return self._store.admit(incoming) if self._turns.is_next(waiter) and self._store.fits(incoming) else None
 
     # ---- amend -------------------------------------------------------------------------------------------------------
 
@@ -258,112 +242,20 @@ class SequenceBuffer:
             StaleHandle: One of the samples has left.
             SchemaError: Ids differ, or a key has another dtype or shape than before.
         """
-        self._commit("amend()", self._plan_amend(handles, samples))
+        self._commits.commit("amend()", self._plan_amend(handles, samples))
 
     async def amend_async(self, handles: Any, samples: SequenceSample | Sequence[SequenceSample]) -> None:
         """``amend`` that lets the event loop go on while the journal is written."""
-        await self._commit_async("amend_async()", self._plan_amend(handles, samples))
+        await self._commits.commit_async("amend_async()", self._plan_amend(handles, samples))
 
     def _plan_amend(self, handles: Any, samples: Any) -> Callable[[], Change[None]]:
-        self._check_process("amend()")
+        self._gate.check_process("amend()")
         serials = _read_handles("amend()", handles)
         parts = self._store.intake.unpack("amend()", samples)
         if len(parts) != len(serials):
             raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
         body = self._store.intake.body(parts) if self._store.journal is not None else None
         return lambda: self._store.amend(serials, parts, body)
-
-    # ---- changes and their records -----------------------------------------------------------------------------------
-
-    def _commit(
-        self, where: str, plan: Callable[[], Change[_Result] | None], deadline: float | None = None
-    ) -> _Result | None:
-        """Checks a change, writes its records, makes it; or None where the plan is None. All or nothing.
-
-        Not on an event loop where there is a journal.
-        """
-        self._check_process(where)
-        if self._store.journal is None:
-            with self._lock:
-                self._check_open(where)
-                change = plan()
-                return None if change is None else self._make(change)
-        with self._journal_turn(where, deadline) as journal:
-            before, change = journal.size, None
-            try:
-                with self._lock:
-                    self._check_open(where)
-                    change = plan()
-                    if change is None:
-                        return None
-                    unsaid = self._store.unsaid()
-                if change.records:
-                    journal.append([*unsaid, *change.records])
-            except BaseException:
-                # Which it is says the file, not the exception: an interrupt may come behind the write.
-                with self._lock:
-                    if change is not None and journal.size > before:
-                        self._store.say(unsaid)
-                        self._make(change)
-                    elif change is not None:
-                        change.undo()
-                raise
-            with self._lock:
-                if change.records:
-                    self._store.say(unsaid)
-                result = self._make(change)
-                late = self._store.unsaid()
-            if late:
-                try:
-                    journal.append(late)
-                except StorageError:
-                    return result  # the call itself is done; the next one writes this first, or fails
-                with self._lock:
-                    self._store.say(late)
-            return result
-
-    async def _commit_async(self, where: str, plan: Callable[[], Change[_Result] | None]) -> _Result | None:
-        if self._store.journal is None:
-            return self._commit(where, plan)
-        self._check_process(where)
-        return await asyncio.wrap_future(self._writer_thread().submit(self._commit, where, plan))
-
-    def _writer_thread(self) -> ThreadPoolExecutor:
-        # A thread of its own: the event loop's may all be busy with calls that wait for this one.
-        with self._lock:
-            self._check_open("put_async()")
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "sharpwave-journal")
-            return self._thread
-
-    def _make(self, change: Change[_Result]) -> _Result:
-        now = time.monotonic()
-        result = change.make(now)
-        self._moved(now)
-        return result
-
-    @contextmanager
-    def _journal_turn(self, where: str, deadline: float | None) -> Iterator[Any]:
-        """The journal, for one thread at a time."""
-        wait = _wait_s(deadline)
-        if not self._writing.acquire(timeout=wait):
-            raise NotReady(f"{where}: another call has written the journal for {wait:.1f} s; give a larger timeout")
-        try:
-            yield self._store.journal
-        finally:
-            self._writing.release()
-
-    @contextmanager
-    def _locked(self, where: str, deadline: float | None = None) -> Iterator[None]:
-        """The store and the waiters, for one thread at a time."""
-        self._check_process(where)
-        wait = _wait_s(deadline)
-        if not self._lock.acquire(timeout=wait):
-            raise NotReady(f"{where}: another thread has held the buffer's lock for {wait:.1f} s")
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     # ---- get ---------------------------------------------------------------------------------------------------------
 
@@ -388,7 +280,7 @@ class SequenceBuffer:
         Raises:
             NotReady: Not enough in time, or nothing moved for ``watchdog_timeout``; the message is ``explain()``'s.
         """
-        self._check_process("get()")
+        self._gate.check_process("get()")
         _check_owner("get()", partial, owner)
         line, count = self._asked("get()", consumer, batch_size)
         waiter = ThreadWaiter(count)
@@ -397,7 +289,7 @@ class SequenceBuffer:
             while (claim := self._try_get(waiter, line, partial, owner, deadline)) is None:
                 waiter.wait(self._pause(line, deadline))
         finally:
-            self._leave(line.waiters, waiter)
+            self._turns.leave(line.waiters, waiter)
         return self._lease(claim)
 
     async def get_async(
@@ -410,7 +302,7 @@ class SequenceBuffer:
         owner: str | None = None,
     ) -> Lease:
         """``get`` that lets the event loop go on while it waits."""
-        self._check_process("get_async()")
+        self._gate.check_process("get_async()")
         _check_owner("get_async()", partial, owner)
         line, count = self._asked("get_async()", consumer, batch_size)
         waiter = CoroutineWaiter(count)
@@ -419,7 +311,7 @@ class SequenceBuffer:
             while (claim := self._try_get(waiter, line, partial, owner, deadline)) is None:
                 await waiter.wait(self._pause(line, deadline))
         finally:
-            self._leave(line.waiters, waiter)
+            self._turns.leave(line.waiters, waiter)
         return self._lease(claim)
 
     def _asked(self, where: str, consumer: str, batch_size: int | None) -> tuple[Line, int]:
@@ -437,8 +329,8 @@ class SequenceBuffer:
     def _try_get(
         self, waiter: Waiter, line: Line, partial: bool, owner: str | None, deadline: float | None
     ) -> Claim | None:
-        with self._locked("get()", deadline):
-            self._check_open("get()")
+        with self._gate.locked("get()", deadline):
+            self._gate.check_open("get()")
             waiter.arm()
             self._tick()
             count = waiter.need
@@ -452,7 +344,7 @@ class SequenceBuffer:
                 count = line.ready
                 if not partial or not count:
                     raise NotReady(f"get(): {self._explain(line, now)}")
-            self._moved_at = now
+            self._turns.moved_at = now
             return self._store.lease(line, count, owner, now)
 
     def _lease(self, claim: Claim) -> Lease:
@@ -475,14 +367,14 @@ class SequenceBuffer:
             versions,
             lambda done: self._end(claim, done),
             lambda: self._renew(claim),
-            lambda: self._commit_async("ack_async()", lambda: self._plan_ack(claim)),
+            lambda: self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim)),
         )
 
     def _mark_stale(self, batch: SequenceSample, versions: list[int | None]) -> SequenceSample:
         oldest = self._store.version - (self.max_staleness or 0)
         samples = sum(version is not None and version < oldest for version in versions)
         marked, tokens = mark_fresh(batch, versions, oldest)
-        with self._lock:
+        with self._gate.lock:
             self._store.counters["stale_samples"] += samples
             self._store.counters["stale_tokens"] += tokens
         return marked if self._stale == "mask" else batch
@@ -493,32 +385,32 @@ class SequenceBuffer:
         """Gives back whatever an owner has leased: it is gone. Returns how many samples."""
         if not isinstance(owner, str):
             raise SchemaError(f"release(): owner: expected text, got {owner!r}")
-        with self._locked("release()"):
-            self._check_open("release()")
+        with self._gate.locked("release()"):
+            self._gate.check_open("release()")
             now = time.monotonic()
             count = self._store.give_back_all(owner, now)
-            self._moved(now)
+            self._turns.moved(now)
             return count
 
     def _end(self, claim: Claim, done: bool) -> None:
         if done:
-            self._commit("ack()", lambda: self._plan_ack(claim))
+            self._commits.commit("ack()", lambda: self._plan_ack(claim))
             return
-        self._check_process("release()")
-        with self._lock:
-            if not self._is_closed:  # a lease of a closed buffer was given back by close()
+        self._gate.check_process("release()")
+        with self._gate.lock:
+            if not self._gate.is_closed:  # a lease of a closed buffer was given back by close()
                 self._tick()
                 now = time.monotonic()
                 self._store.give_back(claim, now)
-                self._moved(now)
+                self._turns.moved(now)
 
     def _plan_ack(self, claim: Claim) -> Change[None]:
         self._tick()
         return self._store.finish(claim)
 
     def _renew(self, claim: Claim) -> None:
-        with self._locked("renew()"):
-            self._check_open("renew()")
+        with self._gate.locked("renew()"):
+            self._gate.check_open("renew()")
             self._tick()
             self._store.renew(claim, time.monotonic())
 
@@ -536,12 +428,12 @@ class SequenceBuffer:
             SchemaError: Smaller than before.
         """
         version = whole("set_version()", "version", version, 0)
-        self._commit("set_version()", lambda: self._store.set_version(version))
+        self._commits.commit("set_version()", lambda: self._store.set_version(version))
 
     async def set_version_async(self, version: int) -> None:
         """``set_version`` that lets the event loop go on while the journal is written."""
         version = whole("set_version_async()", "version", version, 0)
-        await self._commit_async("set_version_async()", lambda: self._store.set_version(version))
+        await self._commits.commit_async("set_version_async()", lambda: self._store.set_version(version))
 
     def admission(self, batch_size: int, max_concurrent: int | None = None) -> Admission:
         """A gate for rollouts that are to start: see ``Admission``. Needs ``max_staleness``.
@@ -554,7 +446,7 @@ class SequenceBuffer:
             raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
 
         def progress() -> tuple[int, int]:
-            with self._locked("admission()"):
+            with self._gate.locked("admission()"):
                 return self._store.version - self._store.first_version, self._store.accepted
 
         return Admission(batch_size, self.max_staleness, max_concurrent, progress)
@@ -569,41 +461,23 @@ class SequenceBuffer:
         """
         if not isinstance(name, str):
             raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
-        if self._commit("checkpoint()", lambda: self._store.checkpoint(name)):
-            self._rewrite()
+        if self._commits.commit("checkpoint()", lambda: self._store.checkpoint(name)):
+            self._commits.rewrite("checkpoint()")
 
     async def checkpoint_async(self, name: str) -> None:
         """``checkpoint`` that lets the event loop go on while the journal is written."""
-        self._check_process("checkpoint_async()")
-        await asyncio.wrap_future(self._writer_thread().submit(self.checkpoint, name))
-
-    def _rewrite(self) -> None:
-        """Leaves out of the journal what no restart needs. Gets go on meanwhile, what is to be written waits."""
-        with self._journal_turn("checkpoint()", None) as journal:
-            with self._lock:
-                self._check_open("checkpoint()")
-                base, serials, first = self._store.needed()
-                waste, self._store.waste_bytes = self._store.waste_bytes, 0
-            try:
-                journal.replace(needed(journal, base, serials, first))
-            except StorageError as error:
-                with self._lock:
-                    self._store.waste_bytes += waste
-                warnings.warn(
-                    f"checkpoint(): the name is written, but the journal could not be made smaller: {error}",
-                    stacklevel=3,
-                )
+        await self._commits.off_loop("checkpoint_async()", lambda: self.checkpoint(name))
 
     @property
     def used_ids(self) -> list[str]:
         """The ids that everybody is done with, in that order, of the epoch that is not over."""
-        with self._locked("used_ids"):
+        with self._gate.locked("used_ids"):
             return list(self._store.ledger.used)
 
     def take_up(self, used_ids: Iterable[Any]) -> None:
         """After a restart without a journal: these were used, as your checkpoint knows; ``wanted`` skips each once."""
         listed = _read_ids("take_up()", used_ids)
-        with self._locked("take_up()"):
+        with self._gate.locked("take_up()"):
             self._store.ledger.take_up(listed)
 
     def wanted(self, ids: Iterable[Any]) -> list[str]:
@@ -612,7 +486,7 @@ class SequenceBuffer:
         Left out are ids that are held, and, once each, those that were held or used already at the restart.
         """
         names = _read_ids("wanted()", ids)
-        with self._locked("wanted()"):
+        with self._gate.locked("wanted()"):
             return [
                 one for one in names if not self._store.ledger.skips_now(one) and one not in self._store.index.by_id
             ]
@@ -621,9 +495,9 @@ class SequenceBuffer:
 
     def explain(self, consumer: str) -> str:
         """Why a consumer's batch is or is not ready, in words."""
-        self._check_process("explain()")
+        self._gate.check_process("explain()")
         line, _ = self._asked("explain()", consumer, None)
-        with self._lock:
+        with self._gate.lock:
             return self._explain(line, time.monotonic())
 
     def _explain(self, line: Line, now: float) -> str:
@@ -631,27 +505,27 @@ class SequenceBuffer:
 
     def stats(self) -> dict[str, Any]:
         """Sizes, tokens, bytes, ages, staleness, and counters of everything that ever happened here."""
-        self._check_process("stats()")
-        with self._lock:
+        self._gate.check_process("stats()")
+        with self._gate.lock:
             store = self._store
-            counters = {**store.counters, "accepted": store.accepted, "waiting_puts": len(self._putters)}
+            counters = {**store.counters, "accepted": store.accepted, "waiting_puts": len(self._turns.putters)}
             for name in ("cut_bytes", "lost_records", "lost_bytes"):
                 counters[name] = 0 if store.journal is None else getattr(store.journal, name)
             return insight.stats(store.index, store.book, counters, store.version, time.monotonic())
 
     def __len__(self) -> int:
-        self._check_process("len()")
+        self._gate.check_process("len()")
         return len(self._store.index.entries)
 
     def __contains__(self, handle: object) -> bool:
         """Whether the sample of a handle is still here."""
-        self._check_process("in")
+        self._gate.check_process("in")
         return isinstance(handle, (int, np.integer)) and handle in self._store.index.entries
 
     def ids(self) -> list[str]:
         """Of the samples held, oldest put first."""
-        self._check_process("ids()")
-        with self._lock:
+        self._gate.check_process("ids()")
+        with self._gate.lock:
             return [entry.sample._ids[0] for entry in self._store.index.entries.values()]
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -661,25 +535,8 @@ class SequenceBuffer:
 
         In a forked child this does nothing: the buffer is its parent's.
         """
-        if fork_count() != self._forks:
-            return
-        with self._writing:
-            with self._lock:
-                if self._is_closed:
-                    return
-                self._is_closed = True
-                for waiters in (self._putters, *(line.waiters for line in self._lines.values())):
-                    for waiter in waiters:
-                        waiter.wake()
-                unsaid, thread = self._store.unsaid(), self._thread
-            if thread is not None:
-                thread.shutdown(wait=False)
-            if self._store.journal is not None:
-                try:
-                    if unsaid:
-                        self._store.journal.append(unsaid)
-                finally:
-                    self._store.journal.close()
+        if self._gate.is_mine:
+            self._commits.close()
 
     def __enter__(self) -> SequenceBuffer:
         return self
@@ -690,19 +547,6 @@ class SequenceBuffer:
     def __reduce__(self) -> Any:
         raise TypeError("a SequenceBuffer lives in one process; let others push into it: sharpwave.sequences.stream")
 
-    def _check_process(self, where: str) -> None:
-        """Before any lock: a forked child has copies of them that no thread of it may ever release."""
-        if fork_count() != self._forks:
-            raise ClosedError(
-                f"{where}: the buffer belongs to the parent of this process; build one here with a journal= of its "
-                "own, or push into the parent's with sharpwave.sequences.stream.Pusher"
-            )
-
-    def _check_open(self, where: str) -> None:
-        if self._is_closed:
-            more = "; the samples count as not used" if where.startswith("ack") else ""
-            raise ClosedError(f"{where}: the buffer was closed{more}")
-
     # ---- waiting; the lock is held -----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -710,65 +554,23 @@ class SequenceBuffer:
         if self._store.has_clock():
             now = time.monotonic()
             if self._store.tick(now):
-                self._moved(now)
-
-    def _moved(self, now: float) -> None:
-        """Something changed: wakes whoever can go on now."""
-        self._moved_at = now
-        for line in self._lines.values():
-            if line.waiters:
-                self._wake(line)
-        if self._putters:
-            _wake_first(self._putters)
-
-    def _wake(self, line: Line) -> None:
-        """As many waiting getters as can be served, in the order in which they came."""
-        room = line.ready
-        for waiter in list(line.waiters):
-            if waiter.need <= room:
-                if waiter.wake():
-                    room -= waiter.need
-                else:
-                    line.waiters.remove(waiter)
-
-    def _leave(self, waiters: list[Waiter], waiter: Waiter) -> None:
-        """Served, refused or cancelled: whoever it was woken before gets its chance."""
-        if waiter not in waiters:  # only its own thread puts it there
-            waiter.close()
-            return
-        with self._lock:
-            waiters.remove(waiter)
-            waiter.close()
-            if waiters is self._putters:
-                _wake_first(waiters)
-            else:
-                self._wake(next(line for line in self._lines.values() if line.waiters is waiters))
+                self._turns.moved(now)
 
     def _pause(self, line: Line | None, deadline: float | None) -> float | None:
         """Seconds until there is something to look at although nobody wakes us."""
-        with self._lock:
+        with self._gate.lock:
             times = [deadline, self._store.book.next_expiry(), None if line is None else line.next_deadline()]
             if self._watchdog_s is not None:
-                times.append(self._moved_at + self._watchdog_s)
+                times.append(self._turns.moved_at + self._watchdog_s)
         due = [moment for moment in times if moment is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _check_moving(self, where: str, now: float, line: Line | None = None) -> None:
-        if self._watchdog_s is None or now - self._moved_at < self._watchdog_s:
+        if self._watchdog_s is None or now - self._turns.moved_at < self._watchdog_s:
             return
         lines = [line] if line is not None else list(self._lines.values())
         why = "\n".join(self._explain(one, now) for one in lines)
         raise NotReady(f"{where}: nothing has moved for watchdog_timeout={self._watchdog_s:g} s\n{why}")
-
-
-def _wake_first(putters: list[Waiter]) -> None:
-    while putters and not putters[0].wake():
-        putters.pop(0)
-
-
-def _wait_s(deadline: float | None) -> float:
-    """For a lock, until a deadline. A timeout is about room or samples: one of 0 still waits for a call's turn."""
-    return -1 if deadline is None else max(_LEAST_WAIT_S, deadline - time.monotonic())
 
 
 def _read_handles(where: str, handles: Any) -> list[int]:
