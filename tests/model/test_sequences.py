@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -315,9 +316,12 @@ class Machine(RuleBasedStateMachine):
     @rule(torn=st.integers(0, 30))
     def restart(self, torn: int) -> None:
         self.close()
+        rest = b"\x01\x02\x03\x00\x7f"[: torn % 6] + bytes(torn // 6)
         with (self.folder / "journal").open("ab") as file:
-            file.write(b"\x01\x02\x03\x00\x7f"[: torn % 6] + bytes(torn // 6))
-        self.seq = sw.SequenceBuffer(self.flow, self.capacity, **self.options)
+            file.write(rest)
+        with pytest.warns(UserWarning, match=f"{len(rest)} bytes are cut off") if rest else nullcontext():
+            self.seq = sw.SequenceBuffer(self.flow, self.capacity, **self.options)
+        assert self.seq.stats()["cut_bytes"] == len(rest)
         self.leases = []
         self.model.restart()
 

@@ -69,6 +69,7 @@ def test_sequences_give_exactly_these_names() -> None:
     seq = {name for name in dir(sw.SequenceBuffer) if not name.startswith("_")}
     verbs = {"put", "get", "amend", "put_async", "get_async", "amend_async", "release", "close", "ids"}
     verbs |= {"set_version", "admission", "checkpoint", "take_up", "wanted", "explain", "stats"}
+    verbs |= {"set_version_async", "checkpoint_async"}
     assert seq == verbs | {"used_ids", "version"}
     sample = {name for name in dir(sw.SequenceSample) if not name.startswith("_")}
     parts = {"ids", "keys", "seqlens", "data", "trailing_shapes", "dtypes", "metadata", "tokens", "nbytes"}

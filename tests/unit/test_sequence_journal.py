@@ -19,7 +19,9 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.errors import SchemaError, StorageError
-from sharpwave.sequences import journal as journal_module
+from sharpwave.files import Entry, Journal
+from sharpwave.sequences import store as store_module
+from sharpwave.sequences.journal import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, pack_samples
 
 Sample = sw.SequenceSample
 FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 2), sw.Consumer("train", {"a", "b"}, batch_size=2)])
@@ -128,7 +130,7 @@ def test_resume_undoes_what_was_acknowledged_since(tmp_path: Path) -> None:
 
 
 def test_rewriting_keeps_what_both_marks_need(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(journal_module.Journal, "is_wasteful", lambda self: True)
+    monkeypatch.setattr(store_module.Store, "is_wasteful", lambda self, journal: True)
     seq = open_at(tmp_path, epoch_size=1000)
     sizes = []
     for step in range(40):
@@ -153,7 +155,7 @@ def test_rewriting_keeps_what_both_marks_need(tmp_path: Path, monkeypatch: Any) 
 
 
 def test_the_file_is_rewritten_when_half_of_it_is_waste(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(journal_module, "_SLACK", 10_000)
+    monkeypatch.setattr(store_module, "_SLACK", 10_000)
     seq = open_at(tmp_path)
     sizes = []
     for step in range(40):
@@ -181,45 +183,108 @@ def test_what_was_evicted_does_not_come_back_with_an_older_version(tmp_path: Pat
     assert (seq.version, seq.ids(), seq.stats()["staleness"]) == (0, ["a", "b"], {-1: 2})
 
 
+def written(path: Path, *puts: str) -> list[int]:
+    """The journal of a buffer that was never closed, as after a kill; where each put ends."""
+    seq = open_at(path)
+    ends = [(path / "journal").stat().st_size]
+    for names in puts:
+        seq.put(sample(names))
+        ends.append((path / "journal").stat().st_size)
+    return ends
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_torn_tail_is_cut(tmp_path: Path, cut: int) -> None:
-    seq = open_at(tmp_path)
-    seq.put(sample("ab"))
-    whole = (tmp_path / "journal").stat().st_size
-    seq.put(sample("cd"))
-    seq.close()
-    os.truncate(tmp_path / "journal", whole + cut)
-    seq = open_at(tmp_path)
+def test_a_torn_tail_is_cut_with_a_warning_and_a_count(tmp_path: Path, cut: int) -> None:
+    ends = written(tmp_path, "ab", "cd")
+    os.truncate(tmp_path / "journal", ends[1] + cut)
+    with pytest.warns(UserWarning, match=f"not written whole: {cut} bytes are cut off") as told:
+        seq = open_at(tmp_path)
+    assert told[0].filename == __file__
     assert seq.ids() == ["a", "b"]
+    assert seq.stats()["cut_bytes"] == cut
     seq.put(sample("cd"))
     seq.close()
     assert open_at(tmp_path).ids() == ["a", "b", "c", "d"]
 
 
 def test_zeros_behind_the_end_are_cut(tmp_path: Path) -> None:
+    ends = written(tmp_path, "ab")
+    os.truncate(tmp_path / "journal", ends[1] + 5000)
+    with pytest.warns(UserWarning, match="5000 bytes are cut off"):
+        assert open_at(tmp_path).ids() == ["a", "b"]
+
+
+def damage(path: Path, at: int, bit: int = 1) -> bytes:
+    raw = bytearray((path / "journal").read_bytes())
+    raw[at] ^= bit
+    (path / "journal").write_bytes(raw)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("byte", range(0, 80))
+def test_one_flipped_bit_is_refused_and_recovered_with_the_loss_counted(tmp_path: Path, byte: int) -> None:
+    """Of a record in the middle: also where it is in the record's length."""
+    ends = written(tmp_path, "a", "b", "c", "d", "e")
+    damage(tmp_path, ends[1] + byte, 1 << byte % 8)
+    size = ends[2] - ends[1]
+    message = rf"damaged at byte {ends[1]}: {size} bytes with 1 records or more .*; 4 records are whole.*recover=True"
+    with pytest.raises(StorageError, match=message):
+        open_at(tmp_path)
+    assert (tmp_path / "journal").stat().st_size == ends[5], "refused, not mended"
+    with pytest.warns(UserWarning, match=rf"1 records \({size} bytes\) are lost"):
+        seq = open_at(tmp_path, recover=True)
+    assert seq.ids() == ["a", "c", "d", "e"]
+    told = seq.stats()
+    assert (told["lost_records"], told["lost_bytes"], told["cut_bytes"]) == (1, size, 0)
+    seq.close()
+    seq = open_at(tmp_path)
+    assert seq.put(sample("f"))[0] > 2**32, "no handle is given twice"
+    seq.close()
+    seq = open_at(tmp_path)  # it was written anew: nothing is damaged any more
+    assert (seq.ids(), seq.stats()["lost_records"]) == (["a", "c", "d", "e", "f"], 0)
+
+
+def test_what_a_producer_made_is_made_again_where_its_record_is_lost(tmp_path: Path) -> None:
     seq = open_at(tmp_path)
     seq.put(sample("ab"))
+    lease = seq.get("inf", timeout=0)
+    at = (tmp_path / "journal").stat().st_size
+    seq.amend(lease.handles, sample("ab", "b"))
+    lease.ack()
     seq.close()
-    os.truncate(tmp_path / "journal", (tmp_path / "journal").stat().st_size + 5000)
-    assert open_at(tmp_path).ids() == ["a", "b"]
+    damage(tmp_path, at + 60)
+    with pytest.warns(UserWarning, match="1 records"):
+        seq = open_at(tmp_path, recover=True)
+    for _ in range(2):  # a further restart finds the same, without recover=
+        with pytest.raises(sw.errors.NotReady):
+            seq.get("train", timeout=0)
+        assert seq.get("inf", timeout=0).batch.ids == ["a", "b"]
+        seq.close()
+        seq = open_at(tmp_path)
+    infer(seq)
+    assert train(seq) == ["a", "b"]
 
 
-def test_damage_before_whole_records_is_refused(tmp_path: Path) -> None:
-    seq = open_at(tmp_path)
-    for names in ("ab", "cd", "ef"):
-        seq.put(sample(names))
+def test_an_id_that_was_put_again_is_there_once_after_a_loss(tmp_path: Path) -> None:
+    flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=1)])
+    seq = sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal")
+    seq.put(sample("a"))
+    at = (tmp_path / "journal").stat().st_size
+    train(seq)
+    seq.put(sample("a", length=5))
     seq.close()
-    raw = bytearray((tmp_path / "journal").read_bytes())
-    raw[100] ^= 0xFF
-    (tmp_path / "journal").write_bytes(raw)
-    with pytest.raises(StorageError, match=r"damaged at byte 16, and [0-9]+ bytes follow"):
-        open_at(tmp_path)
-    assert (tmp_path / "journal").read_bytes() == raw, "refused, not mended"
+    damage(tmp_path, at)
+    with pytest.warns(UserWarning, match="1 records"):
+        seq = sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal", recover=True)
+    assert seq.ids() == ["a"]
+    assert seq.get("train", timeout=0).batch["a"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_foreign_and_busy_files_are_refused(tmp_path: Path) -> None:
     seq = open_at(tmp_path)
-    with pytest.raises(StorageError, match="another process writes it"):
+    with pytest.raises(
+        StorageError, match=rf"another buffer \(process {os.getpid()}\) has it open; close that one first"
+    ):
         open_at(tmp_path)
     seq.close()
     (tmp_path / "journal").write_bytes(b"something else altogether")
@@ -227,7 +292,7 @@ def test_foreign_and_busy_files_are_refused(tmp_path: Path) -> None:
         open_at(tmp_path)
     with pytest.raises(StorageError, match="No such file"):
         sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "no" / "folder")
-    for options in ({"sync": True}, {"resume": "x"}):
+    for options in ({"sync": True}, {"resume": "x"}, {"recover": True}):
         with pytest.raises(SchemaError, match="need journal="):
             sw.SequenceBuffer(FLOW, 10, **options)
     with pytest.raises(SchemaError, match="needs SequenceBuffer"):
@@ -235,11 +300,68 @@ def test_foreign_and_busy_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_records_of_a_newer_version_are_refused(tmp_path: Path) -> None:
-    file = journal_module.Journal(tmp_path / "journal", sync=False)
-    file.write(99, {})
-    file.close()
+    with_records(tmp_path, Entry(99, {}))
     with pytest.raises(StorageError, match="newer Sharpwave"):
         open_at(tmp_path)
+
+
+def with_records(path: Path, *entries: Entry) -> None:
+    journal = Journal(path / "journal", "sequences")
+    journal.append(entries)
+    journal.close()
+
+
+def body(*names: str) -> list[Any]:
+    return pack_samples([sample(name) for name in names])
+
+
+PUT_HEAD = {"serials": [0], "births": None, "versions": [None]}
+CRAFTED = {
+    "no JSON": [Entry(PUT, b"\xff\xfe")],
+    "a list": [Entry(PUT, [1])],
+    "deep JSON": [Entry(PUT, b"[" * 100_000)],
+    "no serials": [Entry(PUT, {"births": None, "versions": []})],
+    "serials that are text": [Entry(PUT, {**PUT_HEAD, "serials": ["0"]}, body("a"))],
+    "serials beyond 64 bits": [Entry(PUT, {**PUT_HEAD, "serials": [2**64]}, body("a"))],
+    "negative serials": [Entry(PUT, {**PUT_HEAD, "serials": [-1]}, body("a"))],
+    "serials that are true": [Entry(PUT, {**PUT_HEAD, "serials": [True]}, body("a"))],
+    "no sample": [Entry(PUT, PUT_HEAD)],
+    "two samples": [Entry(PUT, PUT_HEAD, body("a", "b"))],
+    "a sample twice": [Entry(PUT, PUT_HEAD, body("a"))] * 2,
+    "births that are no numbers": [Entry(PUT, {**PUT_HEAD, "births": [None]}, body("a"))],
+    "too few versions": [Entry(PUT, {**PUT_HEAD, "versions": []}, body("a"))],
+    "versions that are no numbers": [Entry(PUT, {**PUT_HEAD, "versions": [0.5]}, body("a"))],
+    "a body of three bytes": [Entry(PUT, PUT_HEAD, [b"abc"])],
+    "a body that claims more": [Entry(PUT, PUT_HEAD, [b"\xff" * 8])],
+    "a body that is no sample": [Entry(PUT, PUT_HEAD, [(8).to_bytes(8, "little"), b"\xff" * 8])],
+    "an amend of another id": [Entry(PUT, PUT_HEAD, body("a")), Entry(AMEND, {"serials": [0]}, body("b"))],
+    "an amend of no serials": [Entry(AMEND, {})],
+    "an ack of nobody": [Entry(ACK, {"serials": []})],
+    "an ack of a number": [Entry(ACK, {"serials": [], "consumer": 3})],
+    "an ack of a list": [Entry(ACK, {"serials": [], "consumer": ["train"]})],
+    "an evict of an object": [Entry(EVICT, {"serials": {"0": 1}})],
+    "a version that is text": [Entry(VERSION, {"version": "1"})],
+    "a version below 0": [Entry(VERSION, {"version": -1})],
+    "a mark without a name": [Entry(MARK, {})],
+    "a mend of nothing": [Entry(MEND, {})],
+    "a mend of text": [Entry(MEND, {"redo": {"inf": "all"}, "gone": [], "next": 1})],
+    "a base of nothing": [Entry(BASE, {})],
+    "a base of other things": [Entry(BASE, {"used": [1], "trained": 0, "version": 0, "next": 0})],
+    "a base of wrong numbers": [Entry(BASE, {"used": [], "trained": 0, "version": 0, "next": None})],
+    "one key in two dtypes": [
+        Entry(PUT, PUT_HEAD, body("a")),
+        Entry(PUT, {**PUT_HEAD, "serials": [1]}, pack_samples([Sample(["b"], {"a": [1]}, {"a": np.ones(1)})])),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_whole_records_that_make_no_sense_are_storage_errors(tmp_path: Path, name: str) -> None:
+    with_records(tmp_path, *CRAFTED[name])
+    with pytest.raises(StorageError, match=r"journal.*(record at byte [0-9]+|does not fit this buffer)"):
+        open_at(tmp_path)
+    open_at_again = Journal(tmp_path / "journal", "sequences")  # and the refused one was let go
+    open_at_again.close()
 
 
 def test_another_dataflow_is_refused(tmp_path: Path) -> None:

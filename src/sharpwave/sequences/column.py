@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, NamedTuple
 
@@ -9,7 +10,17 @@ import numpy as np
 
 from ..errors import SchemaError
 
-__all__ = ["Column", "concatenate", "dtype_from_name", "dtype_name", "equal", "is_tensor", "read_lens"]
+__all__ = [
+    "Column",
+    "concatenate",
+    "dtype_from_name",
+    "dtype_name",
+    "equal",
+    "fits_exactly",
+    "is_tensor",
+    "read_lens",
+    "read_list",
+]
 
 
 class Column(NamedTuple):
@@ -30,6 +41,16 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def read_list(where: str, what: str, value: Any) -> list[Any]:
+    """A list of anything; text is none."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return list(value)
+    except TypeError:
+        raise SchemaError(f"{where}: {what}: expected a list, got {value!r:.100}") from None
+
+
 def read_lens(where: str, key: str, value: Any, count: int) -> list[list[int]]:
     """Lengths over data, then over sequences; one whole number a datum means one sequence each."""
     if not isinstance(value, (list, tuple)) or len(value) != count:
@@ -45,6 +66,45 @@ def read_lens(where: str, key: str, value: Any, count: int) -> list[list[int]]:
                 raise SchemaError(f"{where}: seqlens[{key!r}][{at}]: expected whole numbers, 0 or more, got {length!r}")
         lens.append([int(length) for length in row])
     return lens
+
+
+def fits_exactly(dtype: Any, value: Any) -> bool:
+    """Whether one number is the same in that dtype: no fraction cut off, no finite value become infinite."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if is_tensor(value) and value.ndim == 0:
+        value = value.item()
+    if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+        return False
+    least, most, kind = _bounds(dtype)
+    if kind == "b":
+        return bool(value == 0 or value == 1)
+    if kind == "c":
+        return True
+    if kind in "iu":
+        return math.isfinite(value) and int(value) == value and least <= value <= most
+    return not math.isfinite(value) or bool(least <= value <= most)
+
+
+def _bounds(dtype: Any) -> tuple[Any, Any, str]:
+    """The smallest and largest finite value, and NumPy's letter of the kind; "O" and nothing fits what is no number."""
+    if isinstance(dtype, np.dtype):
+        if dtype.kind in "iu":
+            whole = np.iinfo(dtype)
+            return int(whole.min), int(whole.max), dtype.kind
+        if dtype.kind == "f":
+            real = np.finfo(dtype)
+            return float(real.min), float(real.max), "f"
+        return (0, -1, "f") if dtype.kind not in "bc" else (0, 1, dtype.kind)
+    import torch
+
+    if dtype == torch.bool:
+        return 0, 1, "b"
+    if dtype.is_complex:
+        return 0, 1, "c"
+    if dtype.is_floating_point:
+        return torch.finfo(dtype).min, torch.finfo(dtype).max, "f"
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max, "i"
 
 
 def concatenate(parts: list[Any]) -> Any:
@@ -80,11 +140,11 @@ def dtype_name(dtype: Any) -> str | None:
     return None if dtype is None else str(dtype)
 
 
-def dtype_from_name(where: str, name: str | None) -> Any:
+def dtype_from_name(where: str, name: Any) -> Any:
     if name is None:
         return None
     try:
-        if name.startswith("torch."):
+        if isinstance(name, str) and name.startswith("torch."):
             import torch
 
             found = getattr(torch, name.removeprefix("torch."))
@@ -95,5 +155,5 @@ def dtype_from_name(where: str, name: str | None) -> Any:
         if found.hasobject:
             raise TypeError
         return found
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, ValueError, SyntaxError):
         raise SchemaError(f"{where}: dtype: expected the name of a NumPy or torch dtype, got {name!r}") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..checks import number, whole
 from ..errors import SchemaError
+from .column import read_list
 
 __all__ = ["Consumer", "Dataflow"]
 
@@ -60,10 +61,10 @@ class Consumer:
         for what, keys in (("inputs", inputs), ("outputs", outputs)):
             if isinstance(keys, str):
                 raise SchemaError(f"{where}: {what}: expected a set of keys, got the text {keys!r}; write {{{keys!r}}}")
-            keys = frozenset(keys)
-            if not all(isinstance(key, str) for key in keys):
-                raise SchemaError(f"{where}: {what}: expected a set of keys, got {set(keys)!r}")
-            object.__setattr__(self, what, keys)
+            listed = read_list(where, what, keys)
+            if not all(isinstance(key, str) for key in listed):
+                raise SchemaError(f"{where}: {what}: expected a set of keys, got {listed!r:.100}")
+            object.__setattr__(self, what, frozenset(listed))
         batch_size = whole(where, "batch_size", batch_size)
         if window is not None:
             window = whole(where, "window", window, batch_size)
@@ -112,7 +113,7 @@ class Dataflow:
     """
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
-        self.consumers: tuple[Consumer, ...] = tuple(consumers)
+        self.consumers: tuple[Consumer, ...] = tuple(read_list("Dataflow()", "consumers", consumers))
         if not self.consumers:
             raise SchemaError("Dataflow(): expected at least one consumer")
         self._by_name: dict[str, Consumer] = {}
@@ -134,7 +135,7 @@ class Dataflow:
         self._order = self._sort()
 
     def __getitem__(self, name: str) -> Consumer:
-        consumer = self._by_name.get(name)
+        consumer = self._by_name.get(name) if isinstance(name, str) else None
         if consumer is None:
             raise SchemaError(f"expected one of the consumers {', '.join(self._by_name)}, got {name!r}")
         return consumer

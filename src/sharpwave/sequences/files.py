@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import SchemaError, StorageError
+from ..files import replace_file
 from .column import Column, dtype_from_name, dtype_name, is_tensor
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
 _LONGEST_HEADER = 100_000_000  # what the format's own reader accepts
 
 
@@ -74,7 +75,10 @@ def decode(raw: Any) -> SequenceSample:
     Raises:
         StorageError: Damaged, cut short, or somebody else's.
     """
-    view = memoryview(raw).cast("B")
+    try:
+        view = memoryview(raw).cast("B")
+    except TypeError:
+        raise SchemaError(f"from_bytes(): expected bytes, got {type(raw).__name__}") from None
     if len(view) < 8:
         raise StorageError(f"from_bytes(): expected a safetensors header, got {len(view)} bytes")
     (length,) = struct.unpack_from("<Q", view)
@@ -97,22 +101,24 @@ def decode(raw: Any) -> SequenceSample:
             dtypes={key: dtype_from_name("from_bytes()", entry[2]) for key, entry in keys.items()},
             metadata=metadata,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+        RuntimeError,
+    ) as error:
         raise StorageError(f"from_bytes(): not a sample, or damaged: {error}") from None
 
 
 def save(sample: SequenceSample, path: Path) -> None:
-    pieces = encode(sample)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise StorageError(f"save(): {path}: {error.strerror}") from None
+        replace_file(path, encode(sample))
+    except StorageError as error:
+        raise StorageError(f"save(): {error}") from None
 
 
 def load(path: Path) -> SequenceSample:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..checks import whole
 from ..errors import SchemaError
@@ -14,9 +16,13 @@ from .journal import pack_samples
 from .sample import SequenceSample
 from .staleness import first_version
 
-__all__ = ["Incoming", "Intake"]
+__all__ = ["Incoming", "Intake", "OtherId"]
 
 _Form = tuple[Any, Any, bool]
+
+
+class OtherId(SchemaError):
+    """An amend names a handle whose sample has another id."""
 
 
 class Incoming:
@@ -34,7 +40,7 @@ class Intake:
 
     def __init__(self, flow: Dataflow, index: Index, duplicates: bool, needs_version: bool) -> None:
         self._index = index
-        self._duplicates = duplicates
+        self.duplicates = duplicates
         self._needs_version = needs_version
         self._groups = any(consumer.group_size for consumer in flow)
         self._forms: dict[
@@ -60,6 +66,8 @@ class Intake:
         if isinstance(samples, SequenceSample):
             return samples.unpack()
         parts: list[SequenceSample] = []
+        if not isinstance(samples, Iterable):
+            raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(samples).__name__}")
         for sample in samples:
             if not isinstance(sample, SequenceSample):
                 raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(sample).__name__}")
@@ -95,13 +103,15 @@ class Intake:
                     "version=, or the key 'versions' with one a token"
                 )
             return found
-        if isinstance(version, Sequence):
+        if isinstance(version, (Sequence, np.ndarray)) and not isinstance(version, str):
             if len(version) != len(parts):
                 raise SchemaError(f"put(): version: expected one or {len(parts)}, got {len(version)}")
             return [whole("put()", "version", one, 0) for one in version]
         return [whole("put()", "version", version, 0)] * len(parts)
 
     def _read_births(self, births: Sequence[int], count: int) -> list[int]:
+        if not isinstance(births, (Sequence, np.ndarray)) or isinstance(births, str):
+            raise SchemaError(f"put(): births: expected a list of {count}, one a datum, got {births!r}")
         if len(births) != count:
             raise SchemaError(f"put(): births: expected {count}, one a datum, got {len(births)}")
         return [whole("put()", "births", birth) for birth in births]
@@ -113,7 +123,7 @@ class Intake:
                 "put(): births: given in some puts and left out in others; the order of puts and a clock of yours do "
                 "not compare"
             )
-        if not self._duplicates:
+        if not self.duplicates:
             held = self._index.by_id
             seen = set()
             for entry in incoming.entries:
@@ -130,19 +140,24 @@ class Intake:
         self._births = incoming.births is not None
         self._forms.update(incoming.forms)
 
+    def keep_forms(self, forms: dict[str, _Form]) -> None:
+        self._forms.update(forms)
+
     def learn(self, entries: list[Entry], has_births: bool) -> None:
         """From a journal."""
         self._forms.update(self._new_forms("journal", [entry.sample for entry in entries]))
         if entries:
             self._births = has_births
 
-    def merge(self, entries: list[Entry], parts: list[SequenceSample]) -> list[tuple[SequenceSample, int, int]]:
-        """Each entry's sample with its new keys, its tokens and bytes."""
+    def merge(
+        self, entries: list[Entry], parts: list[SequenceSample]
+    ) -> tuple[list[tuple[SequenceSample, int, int]], dict[str, _Form]]:
+        """Each entry's sample with its new keys, its tokens and bytes; and the forms of keys that are new."""
         forms = self._new_forms("amend()", parts)
         merged = []
         for entry, part in zip(entries, parts, strict=True):
             if entry.sample._ids != part._ids:
-                raise SchemaError(
+                raise OtherId(
                     f"amend(): handle {entry.serial}: expected the id {entry.sample._ids[0]!r}, got {part._ids[0]!r}; "
                     "handles and samples come in the same order"
                 )
@@ -150,8 +165,7 @@ class Intake:
             merged.append((sample, *_weigh(sample)))
         if len({entry.serial for entry in entries}) != len(entries):
             raise SchemaError("amend(): handles: expected each once")
-        self._forms.update(forms)
-        return merged
+        return merged, forms
 
     def gather(self, samples: list[SequenceSample], keys: list[str]) -> SequenceSample:
         """What ``SequenceSample.gather`` gives, less the checks that every sample has passed on its way in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any
@@ -52,6 +52,12 @@ class Book:
         """Takes a lease off the book; None where it is no longer on it."""
         return self.out.pop(number, None)
 
+    def put_back(self, claim: Claim) -> None:
+        """On the book again, as before ``end``."""
+        self.out[claim.number] = claim
+        if claim.deadline is not None:
+            heappush(self._expiries, (claim.deadline, claim.number))
+
     def next_expiry(self) -> float | None:
         while self._expiries:
             deadline, number = self._expiries[0]
@@ -74,7 +80,7 @@ class Lease:
 
     ``ack()`` when the work is done: only then does the sample count as used, and leave when everybody is done with it.
     ``release()`` gives the samples back, as does the lease's expiry. As a context manager it acknowledges, or gives
-    back if the block raises.
+    back if the block raises; ``async with`` does so without disk work on the event loop.
 
     Attributes:
         batch: The samples, with the consumer's input keys.
@@ -91,9 +97,10 @@ class Lease:
         versions: list[int | None],
         end: Callable[[bool], None],
         renew: Callable[[], None],
+        ack_async: Callable[[], Awaitable[None]],
     ) -> None:
         self.batch, self.handles, self.consumer, self.versions = batch, handles, consumer, versions
-        self._end, self._renew = end, renew
+        self._end, self._renew, self._ack_async = end, renew, ack_async
         self._is_over = False
 
     def ack(self) -> None:
@@ -103,6 +110,11 @@ class Lease:
             StaleHandle: The lease has expired or was given back; the samples are somebody else's now.
         """
         self._end(True)
+        self._is_over = True
+
+    async def ack_async(self) -> None:
+        """``ack`` that lets the event loop go on while the journal is written."""
+        await self._ack_async()
         self._is_over = True
 
     def release(self) -> None:
@@ -130,3 +142,16 @@ class Lease:
             self.ack()
         else:
             self.release()
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_over:
+            return
+        if kind is None:
+            await self.ack_async()
+        else:
+            self.release()  # changes memory only

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import SchemaError
-from .column import Column, is_tensor
+from .column import Column, fits_exactly, is_tensor, read_list
 
 if TYPE_CHECKING:
     from .sample import SequenceSample
@@ -23,7 +23,8 @@ def split(sample: SequenceSample, sizes: int | Sequence[int]) -> list[SequenceSa
     if isinstance(sizes, (int, np.integer)):
         parts = whole("split()", "sizes", sizes, 1, count)
         sizes = [count // parts + (at < count % parts) for at in range(parts)]
-    if any(size < 1 for size in sizes) or sum(sizes) != count:
+    sizes = [whole("split()", "sizes", size) for size in read_list("split()", "sizes", sizes)]
+    if sum(sizes) != count:
         raise SchemaError(f"split(): sizes: expected parts of at least 1 datum, {count} in all, got {list(sizes)!r}")
     ends = list(accumulate(sizes))
     starts = [0, *ends[:-1]]
@@ -81,6 +82,8 @@ def ffd_allocate(lens: Sequence[int], capacity: int | None, min_groups: int = 1)
     """
     where = "ffd_allocate()"
     min_groups = whole(where, "min_groups", min_groups)
+    capacity = None if capacity is None else whole(where, "capacity", capacity, 0)
+    lens = [whole(where, "lens", one, 0) for one in read_list(where, "lens", lens)]
     if len(lens) < min_groups:
         raise SchemaError(f"{where}: expected at least {min_groups} items, one a group, got {len(lens)}")
     if capacity is not None and lens and max(lens) > capacity:
@@ -106,6 +109,8 @@ def pad(column: Column, key: str, value: Any, length: int | None) -> tuple[Any, 
     lens = np.array([n for row in column.lens for n in row], np.int64)
     longest = int(lens.max(initial=0))
     width = longest if length is None else whole("pad()", "length", length, longest)
+    if not fits_exactly(column.dtype, value):
+        raise SchemaError(f"pad(): value: expected a number that {column.dtype} of key {key!r} holds, got {value!r}")
     mask = np.arange(width) < lens[:, None]
     if is_tensor(column.data):
         import torch
@@ -120,6 +125,13 @@ def pad(column: Column, key: str, value: Any, length: int | None) -> tuple[Any, 
 
 
 def pack(kind: type[SequenceSample], ids: Iterable[Any], padded: Mapping[str, Any], mask: Any) -> SequenceSample:
+    if not isinstance(padded, Mapping):
+        raise SchemaError(f"pack(): padded: expected arrays by key, got {type(padded).__name__}")
+    for key, values in [("mask", mask), *padded.items()]:
+        if not isinstance(values, np.ndarray) and not is_tensor(values):
+            raise SchemaError(f"pack(): {key}: expected a NumPy array or a torch tensor, got {type(values).__name__}")
+    if str(mask.dtype).removeprefix("torch.") != "bool" or len(mask.shape) != 2:
+        raise SchemaError(f"pack(): mask: expected truth values (data, longest), got {mask.dtype} {tuple(mask.shape)}")
     lens = [int(n) for n in mask.sum(-1)]
     for row, n in enumerate(lens):
         if not bool(mask[row, :n].all()):
@@ -127,5 +139,16 @@ def pack(kind: type[SequenceSample], ids: Iterable[Any], padded: Mapping[str, An
     for key, values in padded.items():
         if tuple(values.shape[:2]) != tuple(mask.shape):
             raise SchemaError(f"pack(): key {key!r}: expected shape {tuple(mask.shape)} first, got {values.shape}")
-    data = {key: values[mask] for key, values in padded.items()}
+    data = {key: values[_as_mask(mask, values)] for key, values in padded.items()}
     return kind(ids, dict.fromkeys(data, lens), data)
+
+
+def _as_mask(mask: Any, values: Any) -> Any:
+    """The mask as an array where the values are one, and a tensor where they are."""
+    if is_tensor(mask) == is_tensor(values):
+        return mask
+    if is_tensor(mask):
+        return mask.cpu().numpy()
+    import torch
+
+    return torch.from_numpy(mask).to(values.device)

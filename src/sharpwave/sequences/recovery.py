@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StorageError
+from ..files import Entry as JournalEntry
+from ..files import Journal
 from .dataflow import Dataflow
-from .journal import ACK, AMEND, BASE, EVICT, MARK, PUT, VERSION, Journal
+from .journal import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, read_head, read_samples
 from .sample import SequenceSample
 
 __all__ = ["Ledger", "Restored", "replay"]
+
+_LOST_SERIALS = 1 << 32  # more than a lost record can have given: no handle is given twice
 
 
 @dataclass
@@ -79,62 +83,115 @@ class Restored:
 
 
 def replay(
-    journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None
+    journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None, duplicates: bool
 ) -> tuple[dict[int, Restored], int, int]:
     """What the journal says: samples by serial, the version, the next serial. Fills the ledger.
 
+    Where records were lost, what follows from that is written behind them: the next restart finds the same.
+
+    Args:
+        duplicates: Whether an id may be held more than once.
+
     Raises:
-        StorageError: No mark of the name to resume from, or a consumer that this dataflow lacks.
+        StorageError: Damage, no mark of the name to resume from, or a consumer that this dataflow lacks.
     """
-    if resume is not None and not any(r.kind == MARK and r.head["name"] == resume for r in journal.records()):
-        names = [r.head["name"] for r in journal.records() if r.kind == MARK]
-        raise StorageError(f"journal: {journal.path}: resume: expected one of the marks {names}, got {resume!r}")
-    strangers = {r.head["consumer"] for r in journal.records() if r.kind == ACK} - {one.name for one in flow}
-    if strangers:
-        raise StorageError(f"journal: {journal.path}: acknowledged by {sorted(strangers)}, consumers that are not here")
-    held: dict[int, Restored] = {}
-    version, next_serial, undone = 0, 0, False
+    said = _Said(flow, ledger, resume)
     for record in journal.records():
-        kind, head = record.kind, record.head
+        with journal.reading(record):
+            said.apply(record.kind, read_head(record), record.body)
+    if resume is not None and not said.undone:
+        raise StorageError(
+            f"{journal.where}: {journal.path}: resume: expected one of the marks {said.marks}, got {resume!r}"
+        )
+    if said.strangers:
+        names = sorted(said.strangers)
+        raise StorageError(f"{journal.where}: {journal.path}: acknowledged by {names}, consumers that are not here")
+    if journal.lost_records or journal.lost_bytes:
+        mend = said.mend(duplicates)
+        journal.append([JournalEntry(MEND, mend)])
+        said.apply(MEND, mend, bytearray())
+    held = said.held
+    ledger.take_up(ledger.used)
+    ledger.skips.update(entry.sample._ids[0] for entry in held.values())  # a loader that starts over comes by them too
+    return held, said.version, said.next_serial
+
+
+class _Said:
+    """What the records so far have led to."""
+
+    def __init__(self, flow: Dataflow, ledger: Ledger, resume: str | None) -> None:
+        self._flow, self._ledger, self._resume = flow, ledger, resume
+        self._names = {consumer.name for consumer in flow}
+        self.held: dict[int, Restored] = {}
+        self.version = self.next_serial = 0
+        self.undone = False  # behind the mark to resume from
+        self.marks: list[str] = []
+        self.strangers: set[str] = set()
+
+    def apply(self, kind: int, head: dict[str, Any], body: bytearray) -> None:
+        held = self.held
         if kind == BASE:
-            ledger.used, ledger.trained = list(head["used"]), head["trained"]
-            version, next_serial = head["version"], head["next"]
+            self._ledger.used, self._ledger.trained = list(head["used"]), head["trained"]
+            self.version, self.next_serial = head["version"], head["next"]
         elif kind == PUT:
-            births = head["births"] or [serial + 1 for serial in head["serials"]]
-            rows = zip(head["serials"], record.samples(), births, head["versions"], strict=True)
-            for serial, sample, birth, made in rows:
-                held[serial] = Restored(sample, birth, head["births"] is not None, made)
-            next_serial = max(next_serial, *(serial + 1 for serial in head["serials"]))
+            self._put(head, read_samples(body))
         elif kind == AMEND:
-            for serial, part in zip(head["serials"], record.samples(), strict=True):
+            for serial, part in zip(head["serials"], read_samples(body), strict=True):
                 if serial in held:
                     held[serial].sample = held[serial].sample.update(part)
         elif kind == EVICT:
             for serial in head["serials"]:
                 held.pop(serial, None)
         elif kind == ACK:
+            if head["consumer"] not in self._names:
+                self.strangers.add(head["consumer"])
             # What a producer acknowledged is in the sample; what a trainer acknowledged is in the model that was lost.
-            if not undone or flow[head["consumer"]].outputs:
-                _ack(held, flow, ledger, head)
+            elif not self.undone or self._flow[head["consumer"]].outputs:
+                self._ack(head)
         elif kind == VERSION:
-            version = version if undone else head["version"]
+            self.version = self.version if self.undone else head["version"]
         elif kind == MARK:
-            if not undone:
-                ledger.mark(head["name"], version)
-                undone = head["name"] == resume
-        else:
-            raise StorageError(f"journal: {journal.path}: a record of kind {kind}: written by a newer Sharpwave")
-    ledger.take_up(ledger.used)
-    ledger.skips.update(entry.sample._ids[0] for entry in held.values())  # a loader that starts over comes by them too
-    return held, version, next_serial
+            self.marks.append(head["name"])
+            if not self.undone:
+                self._ledger.mark(head["name"], self.version)
+                self.undone = head["name"] == self._resume
+        elif kind == MEND:
+            for name, serials in head["redo"].items():
+                for serial in serials:
+                    if serial in held:
+                        held[serial].uses.pop(name, None)
+            for serial in head["gone"]:
+                held.pop(serial, None)
+            self.next_serial = max(self.next_serial, head["next"])
 
+    def _put(self, head: dict[str, Any], samples: list[SequenceSample]) -> None:
+        serials = head["serials"]
+        births = head["births"] or [serial + 1 for serial in serials]
+        for serial, sample, birth, made in zip(serials, samples, births, head["versions"], strict=True):
+            if serial in self.held:
+                raise ValueError(f"serial {serial} is put a second time")
+            self.held[serial] = Restored(sample, birth, head["births"] is not None, made)
+        self.next_serial = max(self.next_serial, *(serial + 1 for serial in serials))
 
-def _ack(held: dict[int, Restored], flow: Dataflow, ledger: Ledger, head: dict[str, Any]) -> None:
-    for serial in head["serials"]:
-        entry = held.get(serial)
-        if entry is None:
-            continue  # its put was left out when the file was rewritten
-        entry.uses[head["consumer"]] = entry.uses.get(head["consumer"], 0) + 1
-        if all(entry.uses.get(one.name, 0) >= one.reuse for one in flow):
-            ledger.train(entry.sample._ids[0], serial)
-            del held[serial]
+    def _ack(self, head: dict[str, Any]) -> None:
+        for serial in head["serials"]:
+            entry = self.held.get(serial)
+            if entry is None:
+                continue  # its put was left out when the file was rewritten
+            entry.uses[head["consumer"]] = entry.uses.get(head["consumer"], 0) + 1
+            if all(entry.uses.get(one.name, 0) >= one.reuse for one in self._flow):
+                self._ledger.train(entry.sample._ids[0], serial)
+                del self.held[serial]
+
+    def mend(self, duplicates: bool) -> dict[str, Any]:
+        """What a loss of records changes besides: what is left has to be able to go on."""
+        redo = {}
+        for consumer in self._flow:  # what it made is lost: it has to make it again
+            entries = self.held.items()
+            lacking = [serial for serial, one in entries if not consumer.outputs <= one.sample.keys]
+            redo[consumer.name] = [serial for serial in lacking if consumer.name in self.held[serial].uses]
+        gone = []
+        if not duplicates:  # an id is put again only when its sample has left: the record of that is among the lost
+            newest = {one.sample._ids[0]: serial for serial, one in self.held.items()}
+            gone = [serial for serial, one in self.held.items() if newest[one.sample._ids[0]] != serial]
+        return {"redo": redo, "gone": gone, "next": self.next_serial + _LOST_SERIALS}

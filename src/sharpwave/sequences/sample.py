@@ -9,13 +9,26 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import whole
 from ..errors import SchemaError
 from . import files, packing
-from .column import Column, concatenate, dtype_from_name, dtype_name, equal, is_tensor, read_lens
+from .column import (
+    Column,
+    concatenate,
+    dtype_from_name,
+    dtype_name,
+    equal,
+    fits_exactly,
+    is_tensor,
+    read_lens,
+    read_list,
+)
+from .frozen import FrozenDict, FrozenList
 
 __all__ = ["SequenceSample"]
 
 _WHERE = "SequenceSample()"
+_FROM = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # by the kind of a dtype, the kinds of JSON numbers that it takes
 
 
 class SequenceSample:
@@ -57,13 +70,24 @@ class SequenceSample:
         metadata: Mapping[str, Any] | None = None,
         keys: Iterable[str] | None = None,
     ) -> None:
-        listed = [str(one) for one in ids]
+        listed = [str(one) for one in (ids if isinstance(ids, str) else read_list(_WHERE, "ids", ids))]
+        for what, given in (
+            ("seqlens", seqlens),
+            ("data", data),
+            ("trailing_shapes", trailing_shapes),
+            ("dtypes", dtypes),
+            ("metadata", metadata),
+        ):
+            if not isinstance(given, Mapping) and (given is not None or what == "seqlens"):
+                raise SchemaError(f"{_WHERE}: {what}: expected a dict by key, got {given!r:.100}")
+            if given is not None and not all(isinstance(key, str) for key in given):
+                raise SchemaError(f"{_WHERE}: {what}: expected text as keys, got {list(given)!r:.100}")
         if not listed:
             raise SchemaError(f"{_WHERE}: ids: expected at least one")
         _unique("ids", listed)
         names = list(seqlens)
         if keys is not None:
-            expected = list(keys)
+            expected = _names(_WHERE, keys)
             _unique("keys", expected)
             _same_keys("seqlens", expected, names)
         for what, given in (("data", data), ("trailing_shapes", trailing_shapes), ("dtypes", dtypes)):
@@ -75,13 +99,7 @@ class SequenceSample:
             shape = None if trailing_shapes is None else trailing_shapes[key]
             dtype = None if dtypes is None else dtypes[key]
             columns[key] = _column(key, lens, None if data is None else data[key], shape, dtype)
-        kept = {}
-        for name, values in (metadata or {}).items():
-            if not isinstance(values, (list, tuple)) or len(values) != len(listed):
-                raise SchemaError(
-                    f"{_WHERE}: metadata[{name!r}]: expected a list of {len(listed)}, one an id, got {values!r}"
-                )
-            kept[name] = list(values)
+        kept = {name: _entries(name, values, len(listed)) for name, values in (metadata or {}).items()}
         self._set(listed, columns, kept)
 
     @classmethod
@@ -99,7 +117,7 @@ class SequenceSample:
 
     @property
     def ids(self) -> list[str]:
-        return list(self._ids)
+        return FrozenList(self._ids)
 
     @property
     def keys(self) -> frozenset[str]:
@@ -109,26 +127,27 @@ class SequenceSample:
 
     @property
     def seqlens(self) -> dict[str, list[list[int]]]:
-        return {key: column.lens for key, column in self._columns.items()}
+        lens = {key: FrozenList(FrozenList(row) for row in column.lens) for key, column in self._columns.items()}
+        return FrozenDict(lens, "seqlens")
 
     @property
     def data(self) -> dict[str, Any] | None:
         """None where no key has values."""
         if all(column.data is None for column in self._columns.values()) and self._columns:
             return None
-        return {key: column.data for key, column in self._columns.items()}
+        return FrozenDict({key: column.data for key, column in self._columns.items()}, "data")
 
     @property
     def trailing_shapes(self) -> dict[str, tuple[int, ...] | None]:
-        return {key: column.shape for key, column in self._columns.items()}
+        return FrozenDict({key: column.shape for key, column in self._columns.items()}, "trailing_shapes")
 
     @property
     def dtypes(self) -> dict[str, Any]:
-        return {key: column.dtype for key, column in self._columns.items()}
+        return FrozenDict({key: column.dtype for key, column in self._columns.items()}, "dtypes")
 
     @property
     def metadata(self) -> dict[str, list[Any]]:
-        return {name: list(values) for name, values in self._metadata.items()}
+        return FrozenDict({name: FrozenList(values) for name, values in self._metadata.items()}, "metadata")
 
     @property
     def tokens(self) -> int:
@@ -176,13 +195,15 @@ class SequenceSample:
         Raises:
             SchemaError: A key is missing in one of them, or its dtype or shape differs, or ids repeat.
         """
+        if not isinstance(samples, Sequence) or not all(isinstance(sample, SequenceSample) for sample in samples):
+            raise SchemaError(f"gather(): samples: expected a list of SequenceSamples, got {samples!r:.100}")
         if not samples:
             raise SchemaError("gather(): expected at least one sample")
         first = samples[0]
         ids = [one for sample in samples for one in sample._ids]
         _unique("ids", ids, "gather()")
         columns = {}
-        for key in first._columns if keys is None else keys:
+        for key in first._columns if keys is None else _names("gather()", keys):
             parts = [sample._column(key, "gather()") for sample in samples]
             head = parts[0]
             for part, sample in zip(parts, samples, strict=True):
@@ -233,14 +254,16 @@ class SequenceSample:
 
     def reorder(self, order: Sequence[int]) -> SequenceSample:
         """The data in another order: datum ``order[i]`` comes i-th."""
+        order = [whole("reorder()", "order", at, 0) for at in read_list("reorder()", "order", order)]
         if sorted(order) != list(range(len(self))):
-            raise SchemaError(f"reorder(): expected each of 0 to {len(self) - 1} once, got {list(order)!r}")
+            raise SchemaError(f"reorder(): expected each of 0 to {len(self) - 1} once, got {order!r}")
         parts = self.unpack()
         return self.gather([parts[at] for at in order], keys=self._columns)
 
     def select(self, keys: Iterable[str]) -> SequenceSample:
         """Only these keys."""
-        return self._make(self._ids, {key: self._column(key, "select()") for key in keys}, self._metadata)
+        names = _names("select()", keys)
+        return self._make(self._ids, {key: self._column(key, "select()") for key in names}, self._metadata)
 
     def update(self, other: SequenceSample) -> SequenceSample:
         """This sample with the keys and metadata of another one of the same ids; where both have a key, the other's.
@@ -248,6 +271,8 @@ class SequenceSample:
         Raises:
             SchemaError: The ids differ.
         """
+        if not isinstance(other, SequenceSample):
+            raise SchemaError(f"update(): expected a SequenceSample, got {type(other).__name__}")
         if self._ids != other._ids:
             raise SchemaError(f"update(): expected the ids {_some(self._ids)}, got {_some(other._ids)}")
         metadata = {**self._metadata, **other._metadata} if other._metadata else self._metadata
@@ -260,6 +285,8 @@ class SequenceSample:
 
     def remap(self, names: Mapping[str, str]) -> SequenceSample:
         """The same with other names for some keys: ``{"old": "new"}``."""
+        if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names.values()):
+            raise SchemaError(f"remap(): names: expected new names by old ones, got {names!r:.100}")
         for key in names:
             self._column(key, "remap()")
         renamed = [names.get(key, key) for key in self._columns]
@@ -304,12 +331,16 @@ class SequenceSample:
     def from_json(cls, document: Mapping[str, Any]) -> SequenceSample:
         """What ``to_json`` gave."""
         where = "from_json()"
+        if not isinstance(document, Mapping):
+            raise SchemaError(f"{where}: expected what to_json() gives, got {type(document).__name__}")
         try:
             dtypes = {key: dtype_from_name(where, name) for key, name in document["dtypes"].items()}
             shapes = {key: None if s is None else tuple(s) for key, s in document["trailing_shapes"].items()}
-            data = {key: _listed(values, dtypes[key], shapes[key]) for key, values in document["data"].items()}
+            data = {key: _listed(where, values, dtypes[key], shapes[key]) for key, values in document["data"].items()}
             ids, seqlens, metadata = document["ids"], document["seqlens"], document["metadata"]
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, SchemaError):
+                raise
             raise SchemaError(f"{where}: expected what to_json() gives, got {type(error).__name__}: {error}") from None
         return cls(ids, seqlens, data, trailing_shapes=shapes, dtypes=dtypes, metadata=metadata)
 
@@ -328,15 +359,15 @@ class SequenceSample:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a safetensors file; a file that was there is replaced whole, or stays."""
-        files.save(self, Path(path))
+        files.save(self, _path("save()", path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SequenceSample:
         """What ``save`` wrote."""
-        return files.load(Path(path))
+        return files.load(_path("load()", path))
 
     def _column(self, key: str, where: str) -> Column:
-        column = self._columns.get(key)
+        column = self._columns.get(key) if isinstance(key, str) else None
         if column is None:
             has = ", ".join(sorted(self._columns)) or "none"
             raise SchemaError(f"{where}: key {key!r} is not in {_some(self._ids)}; it has the keys {has}")
@@ -346,13 +377,19 @@ class SequenceSample:
 def _column(key: str, lens: list[list[int]], data: Any, shape: Any, dtype: Any) -> Column:
     """The column of these values, or why they do not fit."""
     where = f"{_WHERE}: data[{key!r}]"
-    want = None if shape is None else tuple(shape)
+    want = None
+    if shape is not None:
+        want = tuple(whole(where, "trailing_shapes", one, 0) for one in read_list(where, "trailing_shapes", shape))
     if isinstance(dtype, (str, type)):
-        dtype = dtype_from_name(where, dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        dtype = dtype_from_name(where, dtype)
+    elif dtype is not None and not isinstance(dtype, np.dtype) and not str(dtype).startswith("torch."):
+        raise SchemaError(f"{where}: dtypes: expected a NumPy or torch dtype, got {dtype!r}")
     if data is None:
         return Column(lens, None, want, dtype)
     if not isinstance(data, np.ndarray) and not is_tensor(data):
         raise SchemaError(f"{where}: expected a NumPy array or a torch tensor, got {type(data).__name__}")
+    if isinstance(data, np.ma.MaskedArray):
+        raise SchemaError(f"{where}: expected values without a mask, which would be lost; take filled() of it")
     if isinstance(data, np.ndarray) and data.dtype.hasobject:
         raise SchemaError(f"{where}: expected numbers, got Python objects")
     total = sum(map(sum, lens))
@@ -365,14 +402,67 @@ def _column(key: str, lens: list[list[int]], data: Any, shape: Any, dtype: Any) 
     return Column(lens, data, trailing, data.dtype)
 
 
-def _listed(values: Any, dtype: Any, shape: tuple[int, ...] | None) -> Any:
+def _listed(where: str, values: Any, dtype: Any, shape: tuple[int, ...] | None) -> Any:
+    """The array of a JSON list: every number as it stands there, or an error."""
     if values is None:
         return None
-    if isinstance(dtype, np.dtype):
-        return np.array(values, dtype).reshape(-1, *(shape or ())) if values else np.zeros((0, *(shape or ())), dtype)
-    import torch
+    try:
+        if not isinstance(values, list):
+            raise TypeError(f"got {type(values).__name__}")
+        plain = np.array(values)
+        if plain.dtype.kind == "f" and _kind(dtype) == "u":
+            whole_numbers = np.array(values, object)  # beyond 2**63 NumPy reads whole numbers as fractions
+            if {type(one) for one in whole_numbers.reshape(-1)} == {int}:
+                plain = whole_numbers.astype(np.uint64)
+        if not plain.size:
+            plain = np.zeros((0, *(shape or ())), bool)
+        elif plain.dtype.kind not in _FROM[_kind(dtype)]:
+            raise ValueError(f"got {plain.dtype}")
+        plain = plain.reshape(-1, *(shape or ()))
+        finite = plain[np.isfinite(plain)]
+        for number in (finite.min(), finite.max()) if finite.size else ():
+            if not fits_exactly(dtype, number):
+                raise ValueError(f"got {number!r}")
+        if isinstance(dtype, np.dtype):
+            made: Any = plain.astype(dtype)
+            back = made
+        else:
+            import torch
 
-    return torch.tensor(values, dtype=dtype).reshape(len(values), *(shape or ()))
+            made = torch.from_numpy(plain).to(dtype)
+            back = made.double().numpy() if made.is_floating_point() else plain
+        if plain.dtype.kind in "iu" and not np.array_equal(back.astype(plain.dtype), plain):
+            raise ValueError("got whole numbers that it does not hold exactly")
+        return made
+    except (ValueError, TypeError, OverflowError, KeyError) as error:
+        raise SchemaError(f"{where}: data: expected a list of {dtype} of trailing shape {shape}: {error}") from None
+
+
+def _kind(dtype: Any) -> str:
+    """NumPy's letter."""
+    if isinstance(dtype, np.dtype):
+        return dtype.kind
+    return "b" if str(dtype) == "torch.bool" else "f" if dtype.is_floating_point else "i"
+
+
+def _entries(name: str, values: Any, count: int) -> list[Any]:
+    """The metadata of a name."""
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        raise SchemaError(f"{_WHERE}: metadata[{name!r}]: expected a list of {count}, one an id, got {values!r:.100}")
+    return list(values)
+
+
+def _names(where: str, keys: Any) -> list[str]:
+    names = read_list(where, "keys", keys)
+    if not all(isinstance(name, str) for name in names):
+        raise SchemaError(f"{where}: keys: expected text, got {names!r:.100}")
+    return names
+
+
+def _path(where: str, path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise SchemaError(f"{where}: path: expected a path, got {path!r}")
+    return Path(path)
 
 
 def _unique(what: str, names: list[str], where: str = _WHERE) -> None:

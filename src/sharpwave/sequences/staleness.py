@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..checks import whole
-from ..errors import SchemaError
+from ..errors import ClosedError, SchemaError
+from ..process import fork_count
 from .column import Column, is_tensor
 from .sample import SequenceSample
 
@@ -39,15 +40,17 @@ class Admission:
         self._progress = progress  # version and accepted, of one instant
         self._lock = threading.Lock()
         self._running = 0
+        self._forks = fork_count()
 
     def capacity(self) -> int:
         """How many may start; negative when the bound was lowered by a recovery or a smaller batch."""
-        with self._lock:
+        with self._locked("capacity()"):
             return self._capacity()
 
     def start(self, count: int = 1) -> bool:
         """Whether ``count`` rollouts may start; if so, they count as running."""
-        with self._lock:
+        count = whole("start()", "count", count)
+        with self._locked("start()"):
             if self._capacity() < count:
                 return False
             self._running += count
@@ -55,7 +58,8 @@ class Admission:
 
     def finish(self, count: int = 1) -> None:
         """So many are no longer running: put into the buffer (which counts them from now on) or thrown away."""
-        with self._lock:
+        count = whole("finish()", "count", count)
+        with self._locked("finish()"):
             if count > self._running:
                 raise SchemaError(f"finish(): expected at most {self._running}, those that run, got {count}")
             self._running -= count
@@ -63,6 +67,11 @@ class Admission:
     @property
     def running(self) -> int:
         return self._running
+
+    def _locked(self, where: str) -> threading.Lock:
+        if fork_count() != self._forks:  # its lock may be held by a thread that is not in this process
+            raise ClosedError(f"{where}: the gate belongs to the parent of this process; ask it there")
+        return self._lock
 
     def _capacity(self) -> int:
         version, accepted = self._progress()

@@ -1,30 +1,53 @@
 """What a SequenceBuffer keeps, and every change of it in memory and journal. The buffer's lock is around each call.
 
-Checked first, then written to the journal, then changed: a call that fails has changed nothing.
+A change is checked first, then written to the journal, then made: a call that fails has changed nothing. Writing takes
+time, so the lock is not held meanwhile. A verb here returns a ``Change``; the buffer writes its records and calls
+``make``, or ``undo`` if the write failed. Between the two no other Change is made; only what needs no record may
+happen: leases taken, given back and expired, and samples that leave with their last lease.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..errors import BufferFull, SchemaError, StaleHandle
+from ..errors import BufferFull, SchemaError, StaleHandle, StorageError
+from ..files import Entry as JournalEntry
+from ..files import Journal
 from .dataflow import Dataflow
 from .incoming import Incoming, Intake
 from .index import Entry, Index, Line
-from .journal import ACK, AMEND, EVICT, MARK, PUT, VERSION, Journal
+from .journal import ACK, AMEND, EVICT, KIND, MARK, PUT, VERSION, needed
 from .leases import Book, Claim
 from .recovery import Ledger, replay
 from .sample import SequenceSample
 
-__all__ = ["Store"]
+__all__ = ["Change", "Store"]
+
+_SLACK = 16 << 20  # bytes of waste that are not worth a rewrite
+_Result = TypeVar("_Result")
+_Handles = np.ndarray[Any, np.dtype[np.int64]]
 
 _COUNTED = (
     "puts", "amends", "acks", "trained", "evicted", "given_back", "expired", "stale_tokens", "stale_samples",
 )  # fmt: skip
+
+
+class Change(Generic[_Result]):
+    """What a call is about to do: its records, and how to make it or to go back."""
+
+    __slots__ = ("make", "records", "undo")
+
+    def __init__(
+        self,
+        records: list[JournalEntry],
+        make: Callable[[float], _Result],
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.records, self.make, self.undo = records, make, undo
 
 
 class Store:
@@ -54,7 +77,9 @@ class Store:
         self.counters = dict.fromkeys(_COUNTED, 0)
         self.version = self.first_version = version
         self.accepted = 0  # put, and not evicted since
+        self.waste_bytes = 0  # of records that no restart needs, about
         self._next_serial = 0
+        self._unsaid: list[int] = []  # serials that left, and whose record is not written yet
 
     # ---- put and amend -----------------------------------------------------------------------------------------------
 
@@ -88,7 +113,7 @@ class Store:
             f"{', '.join(said)} are held{others}; wait with timeout=, or acknowledge leases"
         )
 
-    def admit(self, incoming: Incoming, now: float) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def admit(self, incoming: Incoming) -> Change[_Handles]:
         """Takes samples that fit; their handles."""
         self.intake.check(incoming)
         first = self._next_serial
@@ -96,29 +121,32 @@ class Store:
         for at, entry in enumerate(incoming.entries):
             entry.serial = first + at
             entry.birth = first + at + 1 if incoming.births is None else incoming.births[at]
-        if self.journal is not None:
-            head = {
-                "serials": serials,
-                "births": incoming.births,
-                "versions": [entry.version for entry in incoming.entries],
-            }
-            self.journal.write(PUT, head, incoming.body)
-        self._next_serial += len(serials)
-        self.intake.keep(incoming)
-        self.index.add(incoming.entries, now)
-        self.accepted += len(serials)
-        self.counters["puts"] += len(serials)
-        self._evict_old(incoming.entries)
-        return np.array(serials, np.int64)
 
-    def amend(self, serials: list[int], parts: list[SequenceSample], body: list[Any] | None, now: float) -> None:
+        def make(now: float) -> _Handles:
+            self._next_serial += len(serials)
+            self.intake.keep(incoming)
+            self.index.add(incoming.entries, now)
+            self.accepted += len(serials)
+            self.counters["puts"] += len(serials)
+            self._evict_old(incoming.entries)
+            return np.array(serials, np.int64)
+
+        versions = [entry.version for entry in incoming.entries]
+        head = {"serials": serials, "births": incoming.births, "versions": versions}
+        return Change([JournalEntry(PUT, head, incoming.body or ())], make)
+
+    def amend(self, serials: list[int], parts: list[SequenceSample], body: list[Any] | None) -> Change[None]:
         entries = [self._entry(serial) for serial in serials]
-        merged = self.intake.merge(entries, parts)
-        if self.journal is not None and serials:
-            self.journal.write(AMEND, {"serials": serials}, body)
-        for entry, (sample, tokens, nbytes) in zip(entries, merged, strict=True):
-            self.index.amend(entry, sample, tokens, nbytes, now)
-        self.counters["amends"] += len(serials)
+        merged, forms = self.intake.merge(entries, parts)
+
+        def make(now: float) -> None:
+            self.intake.keep_forms(forms)
+            for entry, (sample, tokens, nbytes) in zip(entries, merged, strict=True):
+                if entry.serial in self.index.entries:  # else it was too old, and its last lease ended meanwhile
+                    self.index.amend(entry, sample, tokens, nbytes, now)
+            self.counters["amends"] += len(serials)
+
+        return Change([JournalEntry(AMEND, {"serials": serials}, body or ())] if serials else [], make)
 
     def _entry(self, serial: int) -> Entry:
         entry = self.index.entries.get(serial)
@@ -139,24 +167,26 @@ class Store:
             raise StaleHandle("renew(): the lease is over: it expired, was acknowledged or given back")
         self.book.renew(claim, now, self._lease_s)
 
-    def finish(self, claim: Claim, now: float) -> None:
+    def finish(self, claim: Claim) -> Change[None]:
         """The work on these samples is done."""
         name = claim.line.consumer.name
-        if claim.number not in self.book.out:
+        if self.book.end(claim.number) is None:  # off the book: it cannot expire while its record is written
             raise StaleHandle(
                 f"ack(): the lease of {len(claim.entries)} samples for {name!r} is over: it expired or was given back, "
                 "and others may have them; raise lease_timeout or renew() in between"
             )
-        if self.journal is not None:
-            self.journal.write(ACK, {"serials": [entry.serial for entry in claim.entries], "consumer": name})
-        self.book.end(claim.number)
-        freed, left = self.index.finish(claim.line, claim.entries, now)
-        for entry in freed:
-            self.ledger.train(entry.sample._ids[0], entry.serial)
-        self.counters["acks"] += len(claim.entries)
-        self.counters["trained"] += len(freed)
-        self._note_waste(freed)
-        self._count_evicted(left)
+
+        def make(now: float) -> None:
+            freed, left = self.index.finish(claim.line, claim.entries, now)
+            for entry in freed:
+                self.ledger.train(entry.sample._ids[0], entry.serial)
+            self.counters["acks"] += len(claim.entries)
+            self.counters["trained"] += len(freed)
+            self.waste_bytes += sum(entry.bytes for entry in freed)
+            self._count_evicted(left)
+
+        head = {"serials": [entry.serial for entry in claim.entries], "consumer": name}
+        return Change([JournalEntry(ACK, head)], make, lambda: self.book.put_back(claim))
 
     def give_back(self, claim: Claim, now: float) -> None:
         """The work was not done. Nothing happens to a lease that is over."""
@@ -190,14 +220,16 @@ class Store:
 
     # ---- versions ----------------------------------------------------------------------------------------------------
 
-    def set_version(self, version: int) -> None:
+    def set_version(self, version: int) -> Change[None]:
         if version < self.version:
             raise SchemaError(f"set_version(): expected {self.version} or more, got {version}")
-        if self.journal is not None and version > self.version:
-            self.journal.write(VERSION, {"version": version})
-        self.version = version
-        if self._oldest is not None:
-            self._evict_old(self.index.older_than(version - self._oldest))
+
+        def make(_: float) -> None:
+            self.version = version
+            if self._oldest is not None:
+                self._evict_old(self.index.older_than(version - self._oldest))
+
+        return Change([JournalEntry(VERSION, {"version": version})] if version > self.version else [], make)
 
     def _evict_old(self, entries: Iterable[Entry]) -> None:
         if self._oldest is None:
@@ -212,14 +244,29 @@ class Store:
         self.accepted -= len(entries)  # they will not be trained on: others may start in their place
         self.counters["evicted"] += len(entries)
         if self.journal is not None:
-            self.journal.write(EVICT, {"serials": [entry.serial for entry in entries]})
-            self._note_waste(entries)
+            self._unsaid += [entry.serial for entry in entries]
+            self.waste_bytes += sum(entry.bytes for entry in entries)
 
     # ---- the journal -------------------------------------------------------------------------------------------------
 
-    def open_journal(self, path: str | os.PathLike[str], sync: bool, resume: str | None, now: float) -> None:
+    def unsaid(self) -> list[JournalEntry]:
+        """The record of samples that left since the last one: it goes in front of any later record.
+
+        They leave with a lease or a version, on whatever thread, where no time is for a disk. A restart that does not
+        find the record finds them too old again.
+        """
+        return [JournalEntry(EVICT, {"serials": list(self._unsaid)})] if self._unsaid else []
+
+    def say(self, records: list[JournalEntry]) -> None:
+        """What ``unsaid`` gave has been written."""
+        for record in records:
+            del self._unsaid[: len(record.head["serials"])]
+
+    def open_journal(
+        self, path: str | os.PathLike[str], sync: bool, resume: str | None, recover: bool, now: float
+    ) -> None:
         """Becomes what the journal says; from now on everything is written there."""
-        self.journal = Journal(path, sync)
+        self.journal = Journal(path, KIND, where="SequenceBuffer(): journal", sync=sync, recover=recover)
         try:
             self._recover(self.journal, resume, now)
         except BaseException:
@@ -227,39 +274,47 @@ class Store:
             raise
 
     def _recover(self, journal: Journal, resume: str | None, now: float) -> None:
-        held, self.version, self._next_serial = replay(journal, self.flow, self.ledger, resume)
+        held, self.version, self._next_serial = replay(journal, self.flow, self.ledger, resume, self.intake.duplicates)
         self.first_version = self.version
         entries = []
-        for serial, restored in held.items():
-            entry = self.intake.entry(restored.sample, restored.version)
-            entry.serial, entry.birth = serial, restored.birth
-            for line in self.index.lines.values():
-                uses = restored.uses.get(line.consumer.name, 0)
-                if uses >= line.consumer.reuse:
-                    entry.done |= line.bit
-                elif uses:
-                    entry.uses = {**(entry.uses or {}), line.number: uses}
-            entries.append(entry)
-        self.intake.learn(entries, any(restored.has_birth for restored in held.values()))
+        try:
+            for serial, restored in held.items():
+                entry = self.intake.entry(restored.sample, restored.version)
+                entry.serial, entry.birth = serial, restored.birth
+                for line in self.index.lines.values():
+                    uses = restored.uses.get(line.consumer.name, 0)
+                    if uses >= line.consumer.reuse:
+                        entry.done |= line.bit
+                    elif uses:
+                        entry.uses = {**(entry.uses or {}), line.number: uses}
+                entries.append(entry)
+            self.intake.learn(entries, any(restored.has_birth for restored in held.values()))
+        except SchemaError as error:
+            raise StorageError(f"{journal.where}: {journal.path}: does not fit this buffer: {error}") from None
         self.index.add(entries, now)
         self.accepted = len(entries)
         self._evict_old(entries)
         if resume is not None:
             trainers = frozenset(consumer.name for consumer in self.flow if not consumer.outputs)
-            self._rewrite(journal, resume, trainers)
+            base, serials, first = self.needed()
+            journal.replace(needed(journal, base, serials, first, resume, trainers))
 
-    def checkpoint(self, name: str) -> None:
-        if self.journal is None:
+    def checkpoint(self, name: str) -> Change[bool]:
+        """Whether half of the journal is waste now."""
+        journal = self.journal
+        if journal is None:
             raise SchemaError("checkpoint(): needs SequenceBuffer(journal=)")
-        self.journal.write(MARK, {"name": name})
-        self.ledger.mark(name, self.version)
-        if self.journal.is_wasteful():
-            self._rewrite(self.journal, None, frozenset())
 
-    def _rewrite(self, journal: Journal, until: str | None, undone: frozenset[str]) -> None:
+        def make(_: float) -> bool:
+            self.ledger.mark(name, self.version)
+            return self.is_wasteful(journal)
+
+        return Change([JournalEntry(MARK, {"name": name})], make)
+
+    def is_wasteful(self, journal: Journal) -> bool:
+        return self.waste_bytes > _SLACK and self.waste_bytes > journal.size // 2
+
+    def needed(self) -> tuple[dict[str, Any], set[int], str | None]:
+        """What a rewritten journal begins with, the samples whose records it keeps, and its first mark."""
         base, freed, first = self.ledger.base(self.version, self._next_serial)
-        journal.rewrite(base, freed | set(self.index.entries), first, until, undone)
-
-    def _note_waste(self, entries: list[Entry]) -> None:
-        if self.journal is not None:
-            self.journal.waste_bytes += sum(entry.bytes for entry in entries)
+        return base, freed | set(self.index.entries), first

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import select
 import threading
 from typing import Any
 
@@ -22,21 +25,50 @@ class Waiter:
         """False where nobody is left to be woken."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """It waits no more, and is in no list."""
+
 
 class ThreadWaiter(Waiter):
+    """A thread. Its time runs by the steady clock on every Python: before 3.11 the timed waits of ``threading`` run by
+    the wall clock, and one that is set back would prolong them. A signal's handler runs at once."""
+
     def __init__(self, need: int) -> None:
         self.need = need
         self._event = threading.Event()
+        self._pipe: tuple[int, int] | None = None  # made by the first timed wait: most calls never wait
 
     def arm(self) -> None:
         self._event.clear()
 
     def wake(self) -> bool:
-        self._event.set()
+        if not self._event.is_set():
+            self._event.set()
+            if self._pipe is not None:
+                os.write(self._pipe[1], b"\0")
         return True
 
     def wait(self, seconds: float | None) -> None:
-        self._event.wait(seconds)
+        if seconds is None:
+            self._event.wait()
+            return
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[0], False)
+            os.set_blocking(self._pipe[1], False)
+        if self._event.is_set():  # woken before there was a pipe
+            return
+        waiting = select.poll()
+        waiting.register(self._pipe[0], select.POLLIN)
+        # Rounded up: a wait of less than a millisecond must not become a loop without waiting.
+        if waiting.poll(min(math.ceil(seconds * 1e3), 2**31 - 1)):
+            os.read(self._pipe[0], 4096)
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = None
 
 
 class CoroutineWaiter(Waiter):

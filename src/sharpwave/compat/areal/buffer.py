@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import sharpwave as sw
 from sharpwave.errors import BufferFull, SchemaError, StaleHandle
+from sharpwave.sequences.incoming import OtherId
+from sharpwave.sequences.leases import Lease
 
 from .data import SequenceSample
 from .graph import MFCDef, build_graph
 
 __all__ = ["AsyncIOSequenceBuffer", "BufferFull"]
 
+_Result = TypeVar("_Result")
 _Indices = np.ndarray[Any, np.dtype[np.int64]]
 STATES = ("_is_being_put", "_is_being_amended", "_is_being_read", "_is_idle", "_is_empty")
 
@@ -36,6 +40,7 @@ class AsyncIOSequenceBuffer:
     def __init__(self, rpcs: Sequence[MFCDef], max_size: int, **options: Any) -> None:
         self.rpcs = list(rpcs)
         self.inner = sw.SequenceBuffer(build_graph(self.rpcs), max_size, **{"duplicate_ids": True, **options})
+        self._writer = None if options.get("journal") is None else ThreadPoolExecutor(1, "sharpwave-areal")
         self._lock = asyncio.Lock()
         self._slots = threading.Lock()  # around what follows
         self._free: list[int] = []  # a heap of slots that were used before; those from _unused on never were
@@ -67,7 +72,7 @@ class AsyncIOSequenceBuffer:
             BufferFull: Not all fit. Nothing was changed.
         """
         async with self._lock:
-            return self._put(samples, birth_times)
+            return await self._off_loop(self._put, samples, birth_times)
 
     def put_batch_synced(self, samples: Sequence[SequenceSample]) -> _Indices:
         """``put_batch`` for callers outside of an event loop; waiting getters are woken all the same."""
@@ -94,15 +99,18 @@ class AsyncIOSequenceBuffer:
             StaleHandle: A slot is empty, or has another sample now.
         """
         async with self._lock:
-            listed = list(samples)
-            with self._slots:
-                handles = [self._handle.get(int(slot), -1) for slot in np.asarray(indices).reshape(-1)]
-            try:
-                self.inner.amend(handles, listed)
-            except SchemaError as error:
-                if "expected the id" not in str(error):
-                    raise
-                raise _OtherTenant(f"amend_batch(): {error}") from None
+            await self._off_loop(self._amend, indices, samples)
+
+    def _amend(self, indices: Any, samples: Sequence[SequenceSample]) -> None:
+        slots = np.asarray(indices).reshape(-1)
+        if slots.size and slots.dtype.kind not in "iu":
+            raise SchemaError(f"amend_batch(): indices: expected whole numbers of put_batch(), got {indices!r:.100}")
+        with self._slots:
+            handles = [self._handle.get(int(slot), -1) for slot in slots]
+        try:
+            self.inner.amend(handles, list(samples))
+        except OtherId as error:
+            raise _OtherTenant(f"amend_batch(): {error}") from None
 
     async def get_batch_for_rpc(self, rpc: MFCDef) -> tuple[_Indices, SequenceSample]:
         """The ``n_seqs`` oldest samples that are complete for the call; waits until there are so many.
@@ -111,14 +119,34 @@ class AsyncIOSequenceBuffer:
             ValueError: No call of that name.
         """
         lease = await self.inner.get_async(rpc.name, batch_size=rpc.n_seqs)
+        try:
+            slots = await self._off_loop(self._finish, lease)
+        except BaseException:
+            lease.release()  # nothing where it was acknowledged
+            raise
+        batch = lease.batch
+        return slots, SequenceSample._make(batch._ids, batch._columns, batch._metadata)  # type: ignore[return-value]
+
+    def _finish(self, lease: Lease) -> _Indices:
         with self._slots:
             slots = np.array([self._slot[int(handle)] for handle in lease.handles], np.int64)
             lease.ack()
             for handle in lease.handles.tolist():
                 if handle not in self.inner:
                     self._free_slot(handle)
-        batch = lease.batch
-        return slots, SequenceSample._make(batch._ids, batch._columns, batch._metadata)  # type: ignore[return-value]
+            return slots
+
+    async def _off_loop(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """On a thread of its own where there is a journal: disk work never runs on an event loop."""
+        if self._writer is None:
+            return work(*arguments)
+        return await asyncio.wrap_future(self._writer.submit(work, *arguments))
+
+    def close(self) -> None:
+        """Upstream has no such thing; a journal wants it."""
+        if self._writer is not None:
+            self._writer.shutdown()
+        self.inner.close()
 
     def _take_slot(self, handle: int) -> int:
         if self._free:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,53 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int) -> list[
         raise _Unplaceable(str(error)) from None
 
 
+class _Stored(dict[str, Any]):
+    """What ``data`` and ``metadata`` give: a write goes into the sample, or is refused; as upstream's plain dicts."""
+
+    def __init__(self, values: dict[str, Any], store: Callable[[str, Any], None], drop: Callable[[str], None]) -> None:
+        super().__init__(values)
+        self._store, self._drop = store, drop
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        self._store(name, values)
+        super().__setitem__(name, values)
+
+    def __delitem__(self, name: str) -> None:
+        self._drop(name)
+        super().__delitem__(name)
+
+    def update(self, *others: Any, **values: Any) -> None:
+        for name, value in dict(*others, **values).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name not in self and default:
+            return default[0]
+        value = self[name]
+        del self[name]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        name = next(reversed(self))
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        for name in list(self):
+            del self[name]
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 class SequenceSample(sw.SequenceSample):
     """``sharpwave.SequenceSample`` with upstream's names. ``data`` may be NumPy arrays or tensors."""
 
@@ -91,6 +138,41 @@ class SequenceSample(sw.SequenceSample):
     @property
     def bs(self) -> int:
         return len(self)
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """Values by key. ``x.data[key] = values`` stores: other values of the same lengths, or None."""
+        held = super().data
+        return None if held is None else _Stored(held, self._set_data, self._del_key)
+
+    @property
+    def metadata(self) -> dict[str, list[Any]]:
+        """Lists by name. ``x.metadata[name] = values`` stores: a list with one entry a datum."""
+        return _Stored(super().metadata, self._set_metadata, self._del_metadata)
+
+    def _set_data(self, key: str, values: Any) -> None:
+        if key not in self._columns:
+            raise SchemaError(
+                f"data[{key!r}]: a new key needs its seqlens; update_() with SequenceSample(ids, {{{key!r}: seqlens}}, "
+                f"{{{key!r}: values}})"
+            )
+        made = SequenceSample(self._ids, {key: self._columns[key].lens}, {key: values})
+        self._set(self._ids, {**self._columns, **made._columns}, self._metadata)
+
+    def _del_key(self, key: str) -> None:
+        self._column(key, "data")
+        columns = {name: column for name, column in self._columns.items() if name != key}
+        self._set(self._ids, columns, self._metadata)
+
+    def _set_metadata(self, name: str, values: Any) -> None:
+        made = SequenceSample(self._ids, {}, metadata={name: values})
+        self._set(self._ids, self._columns, {**self._metadata, **made._metadata})
+
+    def _del_metadata(self, name: str) -> None:
+        if name not in self._metadata:
+            raise KeyError(name)
+        kept = {held: values for held, values in self._metadata.items() if held != name}
+        self._set(self._ids, self._columns, kept)
 
     @classmethod
     def from_default(
@@ -137,7 +219,17 @@ class SequenceSample(sw.SequenceSample):
         Args:
             expected_seqlens: Of the data, in their own order.
         """
-        lens = [sum(expected_seqlens[at]) for at in forward]
+        count = len(expected_seqlens)
+        for what, order in (("forward", forward), ("backward", backward)):
+            if sorted(int(at) for at in order) != list(range(count)):
+                raise SchemaError(f"reorder_output(): {what}: expected each of 0 to {count - 1} once, got {order!r}")
+        if any(int(forward[int(place)]) != at for at, place in enumerate(backward)):
+            raise SchemaError("reorder_output(): backward: expected the inverse of forward")
+        lens = [sum(expected_seqlens[int(at)]) for at in forward]
+        if len(output) != sum(lens):
+            raise SchemaError(
+                f"reorder_output(): output: expected {sum(lens)} values, the sum of expected_seqlens, got {len(output)}"
+            )
         ends = np.cumsum(lens).tolist()
         starts = [0, *ends[:-1]]
         pieces = [output[starts[at] : ends[at]] for at in backward]

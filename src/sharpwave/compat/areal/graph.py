@@ -42,6 +42,15 @@ class MFCDef:
 
     def __post_init__(self) -> None:
         self.input_keys, self.output_keys = tuple(self.input_keys), tuple(self.output_keys)
+        if self._interface() not in {kind.value for kind in ModelInterfaceType}:
+            kinds = ", ".join(kind.name for kind in ModelInterfaceType)
+            raise sw.errors.SchemaError(
+                f"MFCDef({self.name!r}): interface_type: expected one of {kinds}, got {self.interface_type!r}"
+            )
+
+    def _interface(self) -> Any:
+        """By value: upstream's enum is another class with the same values."""
+        return getattr(self.interface_type, "value", self.interface_type)
 
     def to_consumer(self) -> sw.Consumer:
         return sw.Consumer(self.name, self.input_keys, self.output_keys, self.n_seqs)
@@ -52,13 +61,13 @@ class MFCDef:
         return getattr(self.model_name, "role", self.model_name)
 
     def is_generate(self) -> bool:
-        return self.interface_type is ModelInterfaceType.GENERATE
+        return bool(self._interface() == ModelInterfaceType.GENERATE.value)
 
     def is_train(self) -> bool:
-        return self.interface_type is ModelInterfaceType.TRAIN_STEP
+        return bool(self._interface() == ModelInterfaceType.TRAIN_STEP.value)
 
     def is_inference(self) -> bool:
-        return self.interface_type is ModelInterfaceType.INFERENCE
+        return bool(self._interface() == ModelInterfaceType.INFERENCE.value)
 
     @property
     def is_src(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady, SchemaError
+from sharpwave.files import replace_file
 from sharpwave.sequences.stream import Puller, Pusher, grouping
 
 __all__ = [
@@ -103,9 +104,7 @@ class NameResolvingZmqPuller(ZMQJsonPuller):
         super().__init__(host, 0, **options)
         self._place = _place(experiment_name, trial_name, puller_index, root)
         self._place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = self._place.with_suffix(f".{os.getpid()}")
-        beside.write_text(f"{host}:{self.port}")
-        beside.replace(self._place)
+        replace_file(self._place, [f"{host}:{self.port}".encode()], sync=False)
 
     def close(self) -> None:
         self._place.unlink(missing_ok=True)

@@ -1,0 +1,250 @@
+"""The bytes of a journal: a header, then numbered records, each with a checksum over its header and one over the rest.
+
+What a reader can tell apart:
+
+- The header's checksum holds: then the length is the one that was written, and the next record's place is known.
+- The number is not the expected one: records were removed, or a range stands twice.
+- The tag is the file's own: bytes of another journal inside a body, or in a block that the disk gave back after a power
+  cut, are never taken for a record of this one.
+
+A bad record is a torn tail only where no record header of this file stands behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from .. import _core
+from ..errors import StorageError
+
+__all__ = ["HEADER_BYTES", "Entry", "Header", "Loss", "Record", "encode", "find_tag", "walk"]
+
+MAGIC = b"sharpwave jrnl\r\n"
+VERSION = 1
+HEADER_BYTES = 128
+# Magic, version, reserved, kind, identity, reserved, checksum of these. Written once.
+_HEADER = struct.Struct("<16sII16s16sI")
+# Bytes and records that were on the disk when this was written, checksum of both.
+_SYNCED = struct.Struct("<QQ")
+_SYNCED_AT = 64
+_PID_AT = 88  # of the present or last owner, for messages; no checksum: it changes whenever a file is opened
+_CRC = struct.Struct("<I")
+
+_RECORD_MAGIC = b"\x9dSWJ"
+# Magic, tag, kind, reserved, bytes of the head, number, bytes of the body, checksum of head and body; then the checksum
+# of these.
+_RECORD = struct.Struct("<4s4sHHIQQI")
+RECORD_BYTES = _RECORD.size + _CRC.size
+_CHUNK = 1 << 20
+
+
+class Entry(NamedTuple):
+    """A record to be written: a kind (0 to 65535), a head (JSON, or its bytes), and a body in pieces."""
+
+    kind: int
+    head: Any
+    body: Iterable[Any] = ()
+
+
+class Record(NamedTuple):
+    """A record that was read and whose checksums hold."""
+
+    kind: int
+    head: bytes
+    body: bytearray
+    at: int  # byte of the file
+    end: int
+
+
+class Header(NamedTuple):
+    """The first bytes of a journal."""
+
+    kind: str
+    identity: bytes
+    synced_end: int
+    synced_records: int
+    is_whole: bool = True  # False: damaged, and made up from the first record
+
+    @property
+    def tag(self) -> bytes:
+        return self.identity[:4]
+
+    def to_bytes(self, pid: int) -> bytes:
+        first = _HEADER.pack(MAGIC, VERSION, 0, self.kind.encode(), self.identity, 0)
+        first += _CRC.pack(_core.crc32c(first))
+        return (first + self.synced_bytes() + _CRC.pack(0) + _CRC.pack(pid)).ljust(HEADER_BYTES, b"\0")
+
+    def synced_bytes(self) -> bytes:
+        """Of ``_SYNCED_AT``. The tag goes into the checksum: the bytes of another file's header do not hold."""
+        numbers = _SYNCED.pack(self.synced_end, self.synced_records)
+        return numbers + _CRC.pack(_core.crc32c(numbers + self.identity))
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Header:
+        """Raises:
+        ValueError: It is none; the message says why.
+        """
+        if not raw.startswith(MAGIC):
+            raise ValueError("it is not a journal of this Sharpwave")
+        if len(raw) < HEADER_BYTES:
+            raise ValueError(f"expected a header of {HEADER_BYTES} bytes, got {len(raw)}")
+        _, version, _, kind, identity, _ = _HEADER.unpack_from(raw)
+        (crc,) = _CRC.unpack_from(raw, _HEADER.size)
+        if crc != _core.crc32c(raw[: _HEADER.size]):
+            raise ValueError("its header is damaged")
+        if version != VERSION:
+            raise ValueError(f"expected version {VERSION} of the journal format, got {version}")
+        end, records = _SYNCED.unpack_from(raw, _SYNCED_AT)
+        made = cls(kind.rstrip(b"\0").decode(), identity, end, records)
+        (crc,) = _CRC.unpack_from(raw, _SYNCED_AT + _SYNCED.size)
+        if crc != _CRC.unpack(made.synced_bytes()[_SYNCED.size :])[0]:
+            made = made._replace(synced_end=HEADER_BYTES, synced_records=0)  # a promise less, no data less
+        return made
+
+
+def pid_of(raw: bytes) -> int | None:
+    """The process that wrote itself into a header."""
+    if not raw.startswith(MAGIC) or len(raw) < HEADER_BYTES:
+        return None
+    (pid,) = _CRC.unpack_from(raw, _PID_AT)
+    return int(pid) or None
+
+
+def write_pid(file: int, pid: int) -> None:
+    os.pwrite(file, _CRC.pack(pid), _PID_AT)
+
+
+def write_synced(file: int, header: Header) -> None:
+    os.pwrite(file, header.synced_bytes(), _SYNCED_AT)
+
+
+def encode(entry: Entry, number: int, tag: bytes) -> tuple[list[Any], int]:
+    """The pieces of a record, and how many bytes they are."""
+    head = entry.head if isinstance(entry.head, bytes) else json.dumps(entry.head, separators=(",", ":")).encode()
+    crc = _core.crc32c(head)
+    if len(head) >> 32:
+        raise StorageError(f"journal: a record's head of {len(head)} bytes is over 4 GiB; write fewer entries at once")
+    body = [piece for piece in entry.body if memoryview(piece).nbytes]
+    size = 0
+    for piece in body:
+        size += memoryview(piece).nbytes
+        crc = _core.crc32c(piece, crc)
+    first = _RECORD.pack(_RECORD_MAGIC, tag, entry.kind, 0, len(head), number, size, crc)
+    first += _CRC.pack(_core.crc32c(first))
+    return [first + head, *body], RECORD_BYTES + len(head) + size
+
+
+class Loss:
+    """What a walk could not read, by range of bytes.
+
+    The last range, where it reaches the end of the file, may be a torn tail. ``records`` counts the numbers that are
+    missing between records whose headers hold.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.records = 0
+        self.expected = 0  # the number of the next record
+        self.found = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges) or self.records > 0
+
+
+class _Bytes:
+    """A file's bytes by place, a chunk at a time: small records cost no system call each."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.file, self.size = file, size
+        self._chunk, self._at = b"", 0
+
+    def small(self, at: int, length: int) -> tuple[bytes, int]:
+        """A chunk that has these bytes, and their place in it; fewer where the file ends or the length is large."""
+        if at < self._at or at + length > self._at + len(self._chunk):
+            self._chunk, self._at = os.pread(self.file, min(_CHUNK, self.size - at), at), at
+        return self._chunk, at - self._at
+
+    def large(self, at: int, length: int) -> bytearray:
+        made = bytearray(length)  # the caller compared the length with the file's size
+        view = memoryview(made)
+        done = 0
+        while done < length:
+            got = os.preadv(self.file, [view[done:]], at + done)
+            if not got:
+                break  # cut short while it was read: the checksum will not hold
+            done += got
+        return made
+
+    def find(self, what: bytes, at: int) -> int:
+        """The place of ``what`` at or behind ``at``; the file's size where it is nowhere."""
+        while at + len(what) <= self.size:
+            chunk = os.pread(self.file, min(_CHUNK, self.size - at), at)
+            found = chunk.find(what)
+            if found >= 0:
+                return at + found
+            if len(chunk) < len(what):
+                break
+            at += len(chunk) - len(what) + 1
+        return self.size
+
+
+def walk(file: int, about: Header, size: int, loss: Loss) -> Iterator[Record]:
+    """The whole records of a file up to ``size``, in order; ``loss`` is complete when the iterator ends."""
+    raw = _Bytes(file, size)
+    unpack, crc32c, mark = _RECORD.unpack_from, _core.crc32c, _RECORD_MAGIC + about.tag
+    at = HEADER_BYTES if about.is_whole else 0
+    while at < size:
+        chunk, off = raw.small(at, RECORD_BYTES)
+        header = chunk[off : off + _RECORD.size]
+        number = -1
+        if len(chunk) - off >= RECORD_BYTES and header[:8] == mark:
+            _, _, kind, _, head_bytes, number, body_bytes, crc = unpack(header)
+            if _CRC.unpack_from(chunk, off + _RECORD.size)[0] != crc32c(header):
+                number = -1
+        if number >= loss.expected:
+            loss.records += number - loss.expected
+            loss.expected = number
+            end = at + RECORD_BYTES + head_bytes + body_bytes
+            if end <= size:
+                if end - at <= _CHUNK:
+                    chunk, off = raw.small(at, end - at)
+                    middle = off + RECORD_BYTES + head_bytes
+                    head, body = chunk[off + RECORD_BYTES : middle], bytearray(chunk[middle : middle + body_bytes])
+                else:
+                    head = bytes(raw.large(at + RECORD_BYTES, head_bytes))
+                    body = raw.large(at + RECORD_BYTES + head_bytes, body_bytes)
+                if (crc32c(body, crc32c(head)) if body_bytes else crc32c(head)) == crc:
+                    loss.expected, loss.found = number + 1, loss.found + 1
+                    yield Record(kind, head, body, at, end)
+                    at = end
+                    continue
+        # A record that stands here a second time (its number is behind the expected one) is passed over like damage.
+        further = _find_record(raw, at + 1, mark)
+        loss.ranges.append((at, further))
+        at = further
+
+
+def _find_record(raw: _Bytes, at: int, mark: bytes) -> int:
+    """The next place with the header of a record."""
+    while (at := raw.find(mark, at)) < raw.size:
+        chunk, off = raw.small(at, RECORD_BYTES)
+        header = chunk[off : off + _RECORD.size]
+        if len(chunk) - off >= RECORD_BYTES and _CRC.unpack_from(chunk, off + _RECORD.size)[0] == _core.crc32c(header):
+            return at
+        at += 1
+    return raw.size
+
+
+def find_tag(file: int, size: int) -> bytes | None:
+    """The tag of the first record that a file has, for a file whose header is gone."""
+    raw = _Bytes(file, size)
+    at = _find_record(raw, 0, _RECORD_MAGIC)
+    return None if at >= size else os.pread(file, 4, at + 4)

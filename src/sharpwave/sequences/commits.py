@@ -1,0 +1,152 @@
+"""The way of a change: checked, written to the journal, made; all of it or nothing.
+
+Two locks. ``_writing`` is around each change that has a record, from its check to its making, disk work included; it is
+taken first, and never on an event loop. The gate's lock is around memory alone: a get, and every coroutine, needs only
+that one, so neither waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ..errors import NotReady, StorageError
+from ..files import Journal
+from .gate import Gate, wait_s
+from .journal import needed
+from .store import Change, Store
+from .turns import Turns
+
+__all__ = ["Commits"]
+
+_Result = TypeVar("_Result")
+_Plan = Callable[[], Change[_Result] | None]
+
+
+class Commits:
+    """Makes the changes of one buffer, for threads and coroutines, and wakes those who wait for them."""
+
+    def __init__(self, gate: Gate, store: Store, turns: Turns) -> None:
+        self._gate, self._store, self._turns = gate, store, turns
+        self._writing = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None  # writes for coroutines
+
+    def commit(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
+        """Makes the change that ``plan``, called with the lock held, gives; None where it gives none.
+
+        Not on an event loop where there is a journal.
+        """
+        gate, store = self._gate, self._store
+        gate.check_process(where)
+        if store.journal is None:
+            with gate.lock:
+                gate.check_open(where)
+                change = plan()
+                return None if change is None else self._make(change)
+        with self._journal(where, deadline) as journal:
+            before, change = journal.size, None
+            try:
+                with gate.lock:
+                    gate.check_open(where)
+                    change = plan()
+                    if change is None:
+                        return None
+                    unsaid = store.unsaid()
+                if change.records:
+                    journal.append([*unsaid, *change.records])
+            except BaseException:
+                # Whether it was written says the file, not the exception: an interrupt may come behind the write.
+                with gate.lock:
+                    if change is not None and journal.size > before:
+                        store.say(unsaid)
+                        self._make(change)
+                    elif change is not None:
+                        change.undo()
+                raise
+            with gate.lock:
+                if change.records:
+                    store.say(unsaid)
+                result = self._make(change)
+                late = store.unsaid()
+            if late:
+                try:
+                    journal.append(late)
+                except StorageError:
+                    return result  # the call itself is done; the next one writes this first, or fails
+                with gate.lock:
+                    store.say(late)
+            return result
+
+    async def commit_async(self, where: str, plan: _Plan[_Result]) -> _Result | None:
+        """``commit`` without disk work on the event loop."""
+        if self._store.journal is None:
+            return self.commit(where, plan)
+        return await self.off_loop(where, lambda: self.commit(where, plan))
+
+    async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
+        # A thread of its own: the event loop's may all be busy with calls that wait for this one.
+        with self._gate.locked(where):
+            self._gate.check_open(where)
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "sharpwave-journal")
+            future = self._thread.submit(work)
+        return await asyncio.wrap_future(future)
+
+    def _make(self, change: Change[_Result]) -> _Result:
+        now = time.monotonic()
+        result = change.make(now)
+        self._turns.moved(now)
+        return result
+
+    @contextmanager
+    def _journal(self, where: str, deadline: float | None) -> Iterator[Journal]:
+        """The journal, for one thread at a time."""
+        wait = wait_s(deadline)
+        if not self._writing.acquire(timeout=wait):
+            raise NotReady(f"{where}: another call has written the journal for {wait:.1f} s; give a larger timeout")
+        try:
+            assert self._store.journal is not None
+            yield self._store.journal
+        finally:
+            self._writing.release()
+
+    def rewrite(self, where: str) -> None:
+        """Leaves out of the journal what no restart needs. Gets go on meanwhile, what is to be written waits."""
+        with self._journal(where, None) as journal:
+            with self._gate.lock:
+                self._gate.check_open(where)
+                base, serials, first = self._store.needed()
+                waste, self._store.waste_bytes = self._store.waste_bytes, 0
+            try:
+                journal.replace(needed(journal, base, serials, first))
+            except StorageError as error:
+                with self._gate.lock:
+                    self._store.waste_bytes += waste
+                warnings.warn(
+                    f"{where}: the name is written, but the journal could not be made smaller: {error}", stacklevel=3
+                )
+
+    def close(self) -> None:
+        """Everybody who waits is woken, and finds the buffer closed; the journal has everything, on the disk."""
+        with self._writing:
+            with self._gate.lock:
+                if self._gate.is_closed:
+                    return
+                self._gate.is_closed = True
+                self._turns.wake_all()
+                unsaid = self._store.unsaid()
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+            journal = self._store.journal
+            if journal is not None:
+                try:
+                    if unsaid:
+                        journal.append(unsaid)
+                finally:
+                    journal.close()

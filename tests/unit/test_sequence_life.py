@@ -1,0 +1,399 @@
+"""Forked children, event loops, deadlines and interrupts: a SequenceBuffer never blocks or lies because of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.sequences import store as store_module
+
+FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 1), sw.Consumer("train", {"a", "b"}, batch_size=1)])
+
+
+def sample(name: str, key: str = "a", length: int = 3) -> sw.SequenceSample:
+    return sw.SequenceSample([name], {key: [length]}, {key: np.arange(length)})
+
+
+def in_child(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+# ---- forks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) -> None:
+    options: dict[str, Any] = {"journal": tmp_path / "journal"} if journal else {}
+    seq = sw.SequenceBuffer(FLOW, 10, max_staleness=1, **options)
+    handles = seq.put(sample("a"), version=0)
+    lease = seq.get("inf", timeout=0)
+    gate = seq.admission(4)
+    verbs: list[Callable[[], Any]] = [
+        lambda: seq.put(sample("child", length=5000), version=0),
+        lambda: asyncio.run(seq.put_async(sample("child"), version=0)),
+        lambda: seq.amend(handles, sample("a", "b")),
+        lambda: asyncio.run(seq.amend_async(handles, sample("a", "b"))),
+        lambda: seq.get("inf", timeout=0),
+        lambda: asyncio.run(seq.get_async("inf", timeout=0)),
+        lease.ack,
+        lambda: asyncio.run(lease.ack_async()),
+        lease.release,
+        lease.renew,
+        lambda: seq.release("x"),
+        lambda: seq.set_version(3),
+        lambda: seq.checkpoint("x"),
+        lambda: asyncio.run(seq.checkpoint_async("x")),
+        lambda: seq.used_ids,
+        lambda: seq.take_up(["a"]),
+        lambda: seq.wanted(["a"]),
+        lambda: seq.explain("inf"),
+        seq.stats,
+        lambda: len(seq),
+        lambda: 0 in seq,
+        seq.ids,
+        gate.capacity,
+        gate.start,
+    ]
+
+    def work() -> None:
+        for verb in verbs:
+            with pytest.raises(ClosedError, match="parent of this process"):
+                verb()
+        seq.close()
+
+    seq._gate.lock.acquire()  # a fork while another thread is inside: the child must not wait for it
+    seq._commits._writing.acquire()
+    try:
+        assert in_child(work) == 0
+    finally:
+        seq._gate.lock.release()
+        seq._commits._writing.release()
+    seq.put(sample("b"), version=0)
+    seq.put(sample("c"), version=0)
+    seq.close()
+    if journal:
+        again = sw.SequenceBuffer(FLOW, 10, max_staleness=1, **options)
+        assert again.ids() == ["a", "b", "c"]
+        assert again.stats()["cut_bytes"] == 0
+
+
+def test_a_forked_child_may_have_a_journal_of_its_own(tmp_path: Path) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "parent")
+    seq.put(sample("a"))
+
+    def work() -> None:
+        mine = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "child")
+        mine.put(sample("b"))
+        mine.close()
+        with pytest.raises(StorageError, match="has it open"):
+            sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "parent")
+
+    assert in_child(work) == 0
+    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "child").ids() == ["b"]
+
+
+def test_a_killed_trainer_with_a_living_worker_starts_again(tmp_path: Path) -> None:
+    code = f"""
+import os, time, numpy as np, sharpwave as sw
+flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=1)])
+seq = sw.SequenceBuffer(flow, 10, journal={str(tmp_path / "journal")!r})
+seq.put(sw.SequenceSample(["a"], {{"a": [3]}}, {{"a": np.arange(3)}}))
+worker = os.fork()
+if worker == 0:
+    time.sleep(60)
+print(worker, flush=True)
+time.sleep(60)
+"""
+    flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=1)])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        worker = int(trainer.stdout.readline())
+        try:
+            trainer.kill()
+            trainer.wait()
+            assert sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal").ids() == ["a"]
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+# ---- event loops -----------------------------------------------------------------------------------------------------
+
+
+class SlowDisk:
+    """The real disk calls, slower, and the threads that made them."""
+
+    def __init__(self, monkeypatch: Any, seconds: float) -> None:
+        self.threads: set[int] = set()
+        for name in ("pwritev", "fdatasync", "ftruncate"):
+            monkeypatch.setattr(os, name, self._slow(getattr(os, name), seconds))
+
+    def _slow(self, call: Any, seconds: float) -> Any:
+        def slow(*arguments: Any) -> Any:
+            self.threads.add(threading.get_ident())
+            time.sleep(seconds)
+            return call(*arguments)
+
+        return slow
+
+
+async def longest_pause(work: Any) -> float:
+    """Of the event loop, while the work is done."""
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - start)
+
+    beating = asyncio.create_task(beat())
+    await asyncio.sleep(0.03)
+    await work
+    beating.cancel()
+    return longest
+
+
+def test_no_disk_work_runs_on_an_event_loop(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(store_module.Store, "is_wasteful", lambda self, journal: True)  # every checkpoint rewrites
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", sync=True, lease_timeout=100, max_staleness=0)
+    disk = SlowDisk(monkeypatch, 0.1)
+
+    async def work() -> None:
+        await seq.put_async([sample("a"), sample("b")], version=0)
+        lease = await seq.get_async("inf")
+        await seq.amend_async(lease.handles, sample("a", "b"))
+        await lease.ack_async()
+        async with await seq.get_async("train") as lease:
+            assert lease.batch.ids == ["a"]
+        try:
+            async with await seq.get_async("inf") as lease:
+                await seq.set_version_async(1)  # 'b' is too old now, and leaves with its lease
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert seq.ids() == []
+        await seq.checkpoint_async("x")
+
+    async def run() -> float:
+        return await longest_pause(work())
+
+    assert asyncio.run(run()) < 0.09
+    assert disk.threads
+    assert threading.get_ident() not in disk.threads
+    seq.close()
+    again = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", max_staleness=0)
+    assert (again.ids(), again.used_ids, again.version) == ([], ["a"], 1)
+
+
+def test_an_event_loop_goes_on_while_a_thread_writes(tmp_path: Path, monkeypatch: Any) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", sync=True)
+    seq.put(sample("a"))
+    SlowDisk(monkeypatch, 0.3)
+    writer = threading.Thread(target=lambda: seq.put(sample("b")))
+
+    async def work() -> None:
+        await asyncio.sleep(0.1)  # the thread is in its write
+        assert (await seq.get_async("inf", timeout=0)).batch.ids == ["a"]
+        with pytest.raises(NotReady):
+            await seq.get_async("inf", timeout=0)
+        assert seq.stats()["size"] == 1
+
+    async def run() -> float:
+        writer.start()
+        return await longest_pause(work())
+
+    assert asyncio.run(run()) < 0.2
+    writer.join()
+    assert seq.ids() == ["a", "b"]
+
+
+def test_coroutines_put_while_the_loops_own_threads_all_wait(tmp_path: Path) -> None:
+    seq = sw.SequenceBuffer(FLOW, 100, journal=tmp_path / "journal")
+
+    async def run() -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        getter = asyncio.create_task(asyncio.to_thread(seq.get, "inf", timeout=20))
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(seq.put_async(sample("a")), 10)
+        assert (await getter).batch.ids == ["a"]
+
+    asyncio.run(run())
+    seq.close()
+
+
+def test_a_write_that_fails_leaves_lease_keys_and_handles_as_they_were(tmp_path: Path, monkeypatch: Any) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", lease_timeout=100)
+    (handle,) = seq.put(sample("a"))
+    lease = seq.get("inf", timeout=0)
+    real = os.pwritev
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    for verb in (
+        lambda: seq.put(sample("b")),
+        lambda: seq.amend([handle], sw.SequenceSample(["a"], {"b": [1]}, {"b": np.ones(1)})),
+        lease.ack,
+        lambda: seq.set_version(4),
+        lambda: seq.checkpoint("x"),
+    ):
+        with pytest.raises(StorageError, match="No space left on device; nothing was changed"):
+            verb()
+    monkeypatch.setattr(os, "pwritev", real)
+    assert (seq.ids(), seq.version, seq.stats()["leases"]) == (["a"], 0, 1)
+    seq.amend([handle], sample("a", "b"))  # whole numbers: the refused amend's float was not remembered
+    lease.ack()
+    assert seq.put(sample("b")).tolist() == [1]
+    seq.close()
+    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal").ids() == ["a", "b"]
+
+
+def test_a_rewrite_that_fails_is_told_and_the_checkpoint_holds(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(store_module.Store, "is_wasteful", lambda self, journal: True)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    seq = sw.SequenceBuffer(FLOW, 10, journal=folder / "journal")
+    seq.put(sample("a"))
+    os.rename(folder / "journal", tmp_path / "moved")
+    with pytest.warns(UserWarning, match="the name is written, but the journal could not be made smaller"):
+        seq.checkpoint("x")
+    seq.close()
+    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "moved", resume="x").ids() == ["a"]
+
+
+# ---- deadlines and interrupts ----------------------------------------------------------------------------------------
+
+
+def test_a_timeout_holds_while_another_thread_has_the_lock(tmp_path: Path) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    for lock in (seq._gate.lock, seq._commits._writing):
+        with lock:
+            start = time.monotonic()
+            with pytest.raises(NotReady):
+                seq.put(sample("a"), timeout=0.3)
+            assert 0.25 < time.monotonic() - start < 2
+    with seq._gate.lock:
+        start = time.monotonic()
+        with pytest.raises(NotReady, match="lock"):
+            seq.get("inf", timeout=0.3)
+        assert 0.25 < time.monotonic() - start < 2
+    assert seq.put(sample("a"), timeout=0.3).tolist() == [0]
+
+
+def test_waiting_takes_no_processor_time() -> None:
+    seq = sw.SequenceBuffer(FLOW, 1, lease_timeout=1000, watchdog_timeout=1000)
+    seq.put(sample("a"))
+    seq.get("inf", timeout=0)
+    start = time.process_time()
+    with pytest.raises(NotReady):
+        seq.get("train", timeout=0.5)
+    with pytest.raises(sw.errors.BufferFull):
+        seq.put(sample("b"), timeout=0.5)
+    assert time.process_time() - start < 0.2
+
+
+def test_waiting_in_threads_leaves_no_descriptor_behind() -> None:
+    seq = sw.SequenceBuffer(FLOW, 10)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with pytest.raises(NotReady):
+            seq.get("inf", timeout=0.001)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("timeout", ["None", "60"])
+@pytest.mark.parametrize("verb", ["get", "put"])
+def test_an_interrupt_ends_a_wait_at_once(verb: str, timeout: str) -> None:
+    code = f"""
+import numpy as np, sharpwave as sw
+flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=2)])
+seq = sw.SequenceBuffer(flow, 1)
+one = lambda name: sw.SequenceSample([name], {{"a": [3]}}, {{"a": np.arange(3)}})
+seq.put(one("a"))
+print("waits", flush=True)
+try:
+    seq.get("train", timeout={timeout}) if {verb == "get"} else seq.put(one("b"), timeout={timeout})
+except KeyboardInterrupt:
+    print("interrupted", seq.stats()["waiting_puts"], seq.stats()["consumers"]["train"]["waiting"])
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as waiter:
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == "waits\n"
+        time.sleep(0.3)
+        start = time.monotonic()
+        waiter.send_signal(signal.SIGINT)
+        assert waiter.stdout.readline() == "interrupted 0 0\n"
+        assert time.monotonic() - start < 2
+
+
+def test_arguments_of_the_wrong_kind_are_schema_errors(tmp_path: Path) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    seq.put(sample("a"))
+    wrong: list[Callable[[], Any]] = [
+        lambda: seq.amend([0.9], sample("a", "b")),
+        lambda: seq.amend(["0"], sample("a", "b")),
+        lambda: seq.amend([True], sample("a", "b")),
+        lambda: seq.amend([[0], [1, 2]], sample("a", "b")),
+        lambda: seq.amend(None, sample("a", "b")),
+        lambda: seq.amend([0], None),  # type: ignore[arg-type]
+        lambda: seq.amend([0], [3]),  # type: ignore[list-item]
+        lambda: seq.put(None),  # type: ignore[arg-type]
+        lambda: seq.put(sample("b"), births=3),  # type: ignore[arg-type]
+        lambda: seq.put(sample("b"), births=[1.5]),  # type: ignore[list-item]
+        lambda: seq.put(sample("b"), version=0.5),  # type: ignore[arg-type]
+        lambda: seq.put(sample("b"), version="12"),  # type: ignore[arg-type]
+        lambda: seq.put(sample("b"), timeout="1"),  # type: ignore[arg-type]
+        lambda: seq.put(sample("b"), timeout=float("nan")),
+        lambda: seq.get(["inf"]),  # type: ignore[arg-type]
+        lambda: seq.get("inf", batch_size=1.5),  # type: ignore[arg-type]
+        lambda: seq.get("inf", partial="False"),  # type: ignore[arg-type]
+        lambda: seq.get("inf", owner=3),  # type: ignore[arg-type]
+        lambda: seq.release(None),  # type: ignore[arg-type]
+        lambda: seq.explain(None),  # type: ignore[arg-type]
+        lambda: seq.checkpoint(3),  # type: ignore[arg-type]
+        lambda: seq.take_up(3),  # type: ignore[arg-type]
+        lambda: seq.wanted(3),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(FLOW, 10, journal=3),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "j", sync="False"),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "j", resume=3),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(FLOW, 10, journal="a\0b"),
+    ]
+    for verb in wrong:
+        with pytest.raises(SchemaError):
+            verb()
+    assert seq.ids() == ["a"]
+    assert 0 in seq
+    assert [] not in seq  # type: ignore[operator]
+
+
+def test_a_buffer_that_nobody_holds_lets_its_journal_go(tmp_path: Path) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    seq.put(sample("a"))
+    asyncio.run(seq.put_async(sample("b")))
+    del seq  # no cycle of references: at once, not when the collector runs
+    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal").ids() == ["a", "b"]
