@@ -38,17 +38,17 @@ std::uint64_t pid_namespace() {
     return stat("/proc/self/ns/pid", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
 }
 
-std::uint64_t rough_now_ns() {
+std::uint64_t rough_wall_ns() {
 #if defined(CLOCK_REALTIME_COARSE)
     timespec time{};
     clock_gettime(CLOCK_REALTIME_COARSE, &time);
     return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec);
 #else
-    return now_ns();
+    return wall_ns();
 #endif
 }
 
-std::uint64_t now_ns() {
+std::uint64_t wall_ns() {
     using namespace std::chrono;
     return static_cast<std::uint64_t>(duration_cast<nanoseconds>(system_clock::now().time_since_epoch()).count());
 }
