@@ -5,6 +5,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/wait.h"
+#include "interpreter.h"
 #include "numpy_api.h"
 #include "results.h"
 #include "sampling/pace.h"
@@ -20,36 +22,22 @@ void bind_trajectories(nb::module_& m);
 void bind_launch(nb::module_& m);
 void bind_files(nb::module_& m);
 
-// Leaves the interpreter to other threads during a wait. A thread that wakes while the interpreter is being taken down
-// sleeps for ever: taking the lock then would end the thread in the middle of our frames, and with it the process.
-class PatientRelease {
-public:
-    PatientRelease() : state_(PyEval_SaveThread()) {}
-    ~PatientRelease();
-    PatientRelease(const PatientRelease&) = delete;
-    PatientRelease& operator=(const PatientRelease&) = delete;
+// The deadline that a `timeout=` stands for: None (or null) is never, else seconds from now.
+sharpwave::Deadline read_deadline(PyObject* timeout);
 
-private:
-    PyThreadState* state_;
-};
-
-// Runs the handlers of signals that came during a wait; throws ErrorKind::interrupted where one of them raised. Called
-// without the interpreter's lock.
-void check_signals();
-
-// Waits until there is a file of that name; whether there is one.
-bool wait_for_file(const std::string& path, double seconds);
-
-// Waits for the turn of so many rows and reserves them. `timeout` is None or seconds; when it is over, or when nobody
-// could ever end the wait, ErrorKind::not_ready tells why. Nothing to do without a pace.
-void take_turn(sharpwave::Pace* pace, sharpwave::Pace::Side side, std::uint64_t rows, PyObject* timeout);
+// Waits for the turn of so many rows and reserves them. When the deadline is over, or when no other thread or process
+// could end the wait, ErrorKind::not_ready tells why. `timeout` is what the deadline was read from, for the message.
+// Nothing to do without a pace.
+void take_turn(sharpwave::Pace* pace, sharpwave::Pace::Side side, std::uint64_t rows, PyObject* timeout,
+               sharpwave::Deadline deadline);
 
 // A turn that was taken and must end, whatever happens in between.
 class Turn {
 public:
-    Turn(std::shared_ptr<sharpwave::Pace> pace, sharpwave::Pace::Side side, std::uint64_t rows, PyObject* timeout)
+    Turn(std::shared_ptr<sharpwave::Pace> pace, sharpwave::Pace::Side side, std::uint64_t rows, PyObject* timeout,
+         sharpwave::Deadline deadline)
         : pace_(std::move(pace)), side_(side), rows_(rows) {
-        take_turn(pace_.get(), side, rows, timeout);
+        take_turn(pace_.get(), side, rows, timeout, deadline);
     }
     ~Turn() {
         if (pace_) pace_->settle(side_, rows_, done);
@@ -67,6 +55,21 @@ private:
 
 // A table together with the shape that its rows have in Python.
 struct BoundTable {
+    explicit BoundTable(std::shared_ptr<sharpwave::Table> opened) : table(std::move(opened)) {}
+    BoundTable(BoundTable&&) = default;
+    ~BoundTable() { let_go(); }
+
+    // The last user of a file may have to wait for processes that are opening it: without the interpreter's lock.
+    void let_go() {
+        auto gone_table = std::move(table);
+        auto gone_sampler = std::move(sampler);
+        auto gone_pace = std::move(pace);
+        const PatientRelease release(gone_table != nullptr);
+        gone_pace.reset();
+        gone_sampler.reset();
+        gone_table.reset();
+    }
+
     std::shared_ptr<sharpwave::Table> table;  // null after close()
     std::shared_ptr<Tree> tree;
     std::shared_ptr<LastArrays> last;

@@ -60,12 +60,13 @@ Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list
     drawn.probabilities = memory<double>(extras[2], count);
     drawn.masks = {memory<std::uint8_t>(extras[3], rows), memory<std::uint8_t>(extras[4], rows),
                    memory<std::uint8_t>(extras[5], rows)};
-    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr());
+    const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
+    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
     const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
     if (!sampler) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
     {
-        const nb::gil_scoped_release release;
-        sampler->sample(count, out, drawn);
+        const PatientRelease release;
+        sampler->sample(count, out, drawn, deadline);
     }
     turn.done = true;
     if (!deliver) turn.keep();
@@ -121,14 +122,15 @@ void take_counters(BoundTable& self, const nb::dict& given) {
 
 void priorities_of(BoundTable& self, nb::handle serials, nb::handle priorities) {
     const std::shared_ptr<Table> table = self.open();
-    if (!self.sampler->index() || !PyArray_Check(serials.ptr()))
+    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;  // a wait lets other threads in, close() too
+    if (!sampler->index() || !PyArray_Check(serials.ptr()))
         throw nb::value_error("priorities_of(): rows have none, or the serials are no array");
     auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
     if (PyArray_TYPE(names) != NPY_INT64 || !PyArray_ISCARRAY_RO(names))
         throw nb::value_error("priorities_of(): expected int64 serials");
     const auto count = static_cast<std::size_t>(PyArray_SIZE(names));
-    self.sampler->index()->priorities(static_cast<const std::uint64_t*>(PyArray_DATA(names)),
-                                      memory<float>(priorities, count), count);
+    sampler->index()->priorities(static_cast<const std::uint64_t*>(PyArray_DATA(names)),
+                                 memory<float>(priorities, count), count);
 }
 
 }  // namespace

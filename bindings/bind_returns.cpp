@@ -78,7 +78,7 @@ void bind_returns(nb::module_& m) {
                 const auto count = static_cast<npy_intp>(rollout.steps * rollout.envs);
                 auto* to = numbers<Real>(advantages, count, kType<Real>);
                 auto* also = numbers<Real>(returns, count, kType<Real>);
-                nb::gil_scoped_release release;
+                const PatientRelease release;
                 gae(rollout, to, also);
             });
         },
@@ -94,7 +94,7 @@ void bind_returns(nb::module_& m) {
                 const auto rollout = rollout_of<Real, Flag>(arrays);
                 const auto count = static_cast<npy_intp>(rollout.steps * rollout.envs);
                 auto* to = numbers<Real>(returns, count, kType<Real>);
-                nb::gil_scoped_release release;
+                const PatientRelease release;
                 discounted(rollout, to);
             });
         },
@@ -112,7 +112,7 @@ void bind_returns(nb::module_& m) {
                 input.rhos = numbers<Real>(rhos, count, kType<Real>);
                 auto* to = numbers<Real>(targets, count, kType<Real>);
                 auto* also = numbers<Real>(advantages, count, kType<Real>);
-                nb::gil_scoped_release release;
+                const PatientRelease release;
                 vtrace(input, to, also);
             });
         },

@@ -24,18 +24,6 @@ namespace {
 // Below this the copy takes less time than letting other threads in.
 constexpr std::uint64_t kReleaseBytes = 256 << 10;
 
-// Holds the interpreter's lock for small work, lets it go for large.
-class MaybeRelease {
-public:
-    explicit MaybeRelease(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
-    ~MaybeRelease() {
-        if (state_) PyEval_RestoreThread(state_);
-    }
-
-private:
-    PyThreadState* state_;
-};
-
 // A batch size: a whole number, not a truth value, that positions of 32 bits can count.
 npy_intp read_batch_size(nb::handle value) {
     constexpr long long kMost = 0xffffffff;
@@ -60,16 +48,16 @@ npy_intp read_batch_size(nb::handle value) {
     return static_cast<npy_intp>(size);
 }
 
-void draw(BoundTable& self, std::size_t count, Batch& batch, const sharpwave::GoalOutputs& goals) {
+void draw(BoundTable& self, std::size_t count, Batch& batch, const sharpwave::GoalOutputs& goals,
+          sharpwave::Deadline deadline) {
     const sharpwave::Drawings drawn{batch.indices, batch.weights, batch.probabilities, batch.masks, goals};
-    if (count * self.sampler->example_bytes() < kReleaseBytes) {
-        self.sampler->sample(count, batch.outputs(), drawn);
-    } else {
-        const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
-        const Held held(batch.arrays.data(), batch.array_count);
-        const nb::gil_scoped_release release;
-        sampler->sample(count, batch.outputs(), drawn);
-    }
+    const bool is_large = count * self.sampler->example_bytes() >= kReleaseBytes;
+    if (!is_large && !self.sampler->index()) return self.sampler->sample(count, batch.outputs(), drawn);  // never waits
+    // While we work or wait without the interpreter's lock, another thread may close the table or empty `out`.
+    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+    const Held held(batch.arrays.data(), batch.array_count);
+    const PatientRelease release(is_large);
+    sampler->sample(count, batch.outputs(), drawn, deadline);
 }
 
 [[noreturn]] void refuse_small(npy_intp rows, npy_intp newest) {
@@ -83,7 +71,7 @@ nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) 
     if (rows < self.newest) refuse_small(rows, self.newest);
     if (table->size() == 0) sharpwave::refuse_empty();
     Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
-    draw(self, static_cast<std::size_t>(rows), batch, {});
+    draw(self, static_cast<std::size_t>(rows), batch, {}, sharpwave::Deadline::never());
     return std::move(batch.dict);
 }
 
@@ -109,9 +97,10 @@ nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle ou
         places.relabelled = batch.relabelled;
     }
     const Held held(batch.arrays.data(), batch.array_count);  // a wait lets other threads in
-    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr());
+    const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
+    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
     if (!self.sampler) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
-    draw(self, count, batch, places);
+    draw(self, count, batch, places, deadline);
     turn.done = true;
     if (!deliver) turn.keep();
     return std::move(batch.dict);
@@ -124,7 +113,8 @@ std::shared_ptr<sharpwave::Sampler> sampler_of(BoundTable& self) {
 }
 
 // Serials and priorities are contiguous arrays of int64 and float32 of one length, checked by the caller.
-std::pair<std::uint64_t, std::uint64_t> update_priorities(BoundTable& self, nb::handle serials, nb::handle priorities) {
+std::pair<std::uint64_t, std::uint64_t> update_priorities(BoundTable& self, nb::handle serials, nb::handle priorities,
+                                                          nb::handle timeout) {
     const std::shared_ptr<Table> table = self.open();
     auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
     auto* values = reinterpret_cast<PyArrayObject*>(priorities.ptr());
@@ -139,13 +129,14 @@ std::pair<std::uint64_t, std::uint64_t> update_priorities(BoundTable& self, nb::
     const auto* from = static_cast<const std::uint64_t*>(PyArray_DATA(names));
     const auto* with = static_cast<const float*>(PyArray_DATA(values));
     const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
-    const MaybeRelease release(count > 8192);
-    const auto updated = sampler->index()->update(from, with, count);
+    const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
+    const PatientRelease release(count > 8192);
+    const auto updated = sampler->index()->update(from, with, count, deadline);
     return {updated.applied, updated.stale};
 }
 
 // The common case without a step in Python: arrays as sample() and NumPy give them. None: the careful way must look.
-nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle priorities) {
+nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle priorities, nb::handle timeout) {
     if (!PyArray_Check(serials.ptr()) || !PyArray_Check(priorities.ptr())) return nb::none();
     auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
     auto* values = reinterpret_cast<PyArrayObject*>(priorities.ptr());
@@ -174,9 +165,9 @@ nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle prior
         return nb::none();
     }
     if (!finite) return nb::none();
-    self.open();
-    const auto updated =
-        self.sampler->index()->update(static_cast<const std::uint64_t*>(PyArray_DATA(names)), magnitudes, count);
+    const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);  // a wait lets other threads in, close() too
+    const auto updated = sampler->index()->update(static_cast<const std::uint64_t*>(PyArray_DATA(names)), magnitudes,
+                                                  count, read_deadline(timeout.ptr()));
     nb::dict result;
     result["applied"] = updated.applied;
     result["stale"] = updated.stale;
@@ -200,7 +191,7 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     Batch batch = new_batch(*self.tree, count, nullptr, true);
     std::size_t skipped = 0;
     {
-        const MaybeRelease release(wanted.size() * sampler->view().example_bytes() >= kReleaseBytes);
+        const PatientRelease release(wanted.size() * sampler->view().example_bytes() >= kReleaseBytes);
         sampler->read(wanted.data(), wanted.size(), batch.outputs(), words.data(), skip_gone ? &skipped : nullptr);
     }
     if (skipped) {
@@ -221,7 +212,12 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
 }
 
 nb::object live_serials(BoundTable& self) {
-    const std::vector<std::uint64_t> serials = self.open()->live_serials();
+    const std::shared_ptr<Table> table = self.open();
+    std::vector<std::uint64_t> serials;
+    {
+        const PatientRelease release;
+        serials = table->live_serials();
+    }
     npy_intp count = static_cast<npy_intp>(serials.size());
     nb::object array = nb::steal(PyArray_SimpleNew(1, &count, NPY_INT64));
     if (!array.is_valid()) throw nb::python_error();
@@ -232,7 +228,14 @@ nb::object live_serials(BoundTable& self) {
 
 nb::dict stats(BoundTable& self) {
     const std::shared_ptr<Table> table = self.open();
-    const sharpwave::TableStats s = table->stats();
+    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+    const std::shared_ptr<sharpwave::Pace> pace = self.pace;
+    sharpwave::TableStats s;
+    {
+        // The records of dead writers are given back, which may wait for another process that does it already.
+        const PatientRelease release;
+        s = table->stats();
+    }
     nb::dict result;
     const auto put = [&](const char* name, std::uint64_t value) { result[name] = value; };
     put("size", s.size);
@@ -261,8 +264,8 @@ nb::dict stats(BoundTable& self) {
     put("resets_unflagged", s.resets_unflagged);
     put("rows_retired", s.rows_retired);
     put("heap_bytes", s.heap_bytes);
-    if (self.pace) {
-        const sharpwave::Pace::Counts counts = self.pace->counts();
+    if (pace) {
+        const sharpwave::Pace::Counts counts = pace->counts();
         put("pace_inserts", counts.inserts);
         put("pace_samples", counts.samples);
         put("pace_waiting", counts.waiting);
@@ -274,8 +277,8 @@ nb::dict stats(BoundTable& self) {
     if (table->header().sampler == 1) {
         put("updates_applied", s.updates_applied);
         put("updates_stale", s.updates_stale);
-        result["alpha"] = self.sampler->index()->alpha();
-        result["beta"] = self.sampler->index()->beta();
+        result["alpha"] = sampler->index()->alpha();
+        result["beta"] = sampler->index()->beta();
     }
     result["copy_kernel"] = s.copy_kernel;
     return result;
@@ -327,8 +330,12 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
         config.sampler = {by_priority, alpha, start, end, steps, true, numbers_steps, counts_reads};
     }
     config.description = description;
-    const nb::gil_scoped_release release;
-    return {Table::create(config, path, replace), nullptr, {}, {}, {}};
+    std::shared_ptr<Table> table;
+    {
+        const PatientRelease release;
+        table = Table::create(config, path, replace);
+    }
+    return BoundTable(std::move(table));
 }
 
 template <class Value>
@@ -411,30 +418,48 @@ void bind_table(nb::module_& m) {
             "attach",
             [](const std::string& path, bool recover, bool verify, double timeout) {
                 const Table::Opening opening{recover, verify, sharpwave::Deadline::in(timeout)};
-                return BoundTable{Table::attach(path, opening), nullptr, {}, {}, {}};
+                std::shared_ptr<Table> table;
+                {
+                    const PatientRelease release;
+                    table = Table::attach(path, opening);
+                }
+                return BoundTable(std::move(table));
             },
-            nb::arg("path"), nb::arg("recover") = false, nb::arg("verify") = true, nb::arg("timeout") = 1e18,
-            nb::call_guard<nb::gil_scoped_release>())
-        .def_static("holders", &Table::holders, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(),
-                    "Process ids of those who have a live file open.")
+            nb::arg("path"), nb::arg("recover") = false, nb::arg("verify") = true, nb::arg("timeout") = 1e18)
+        .def_static(
+            "holders",
+            [](const std::string& path) {
+                const PatientRelease release;
+                return Table::holders(path);
+            },
+            nb::arg("path"), "Process ids of those who have a live file open.")
         .def_static(
             "load",
             [](const std::string& path, bool recover) {
-                return BoundTable{Table::load(path, recover), nullptr, {}, {}, {}};
+                std::shared_ptr<Table> table;
+                {
+                    const PatientRelease release;
+                    table = Table::load(path, recover);
+                }
+                return BoundTable(std::move(table));
             },
-            nb::arg("path"), nb::arg("recover") = false, nb::call_guard<nb::gil_scoped_release>())
+            nb::arg("path"), nb::arg("recover") = false)
         .def("bind", &bind_tree_to, nb::arg("tree"), nb::arg("settings"),
              nb::sig("def bind(self, tree: Tree, settings: dict[str, typing.Any]) -> None"),
              "Gives the table the shape that its rows have in Python, its view and its sampler.")
         .def("update_priorities", &update_priorities, nb::arg("serials"), nb::arg("priorities"),
-             nb::sig("def update_priorities(self, serials: object, priorities: object) -> tuple[int, int]"))
+             nb::arg("timeout").none() = nb::none(),
+             nb::sig("def update_priorities(self, serials: object, priorities: object, timeout: float | None = None) "
+                     "-> tuple[int, int]"))
         .def("update_at_once", &update_at_once, nb::arg("serials").none(), nb::arg("priorities").none(),
-             nb::sig("def update_at_once(self, serials: object, priorities: object) -> dict[str, int] | None"))
+             nb::arg("timeout").none() = nb::none(),
+             nb::sig("def update_at_once(self, serials: object, priorities: object, timeout: float | None = None) "
+                     "-> dict[str, int] | None"))
         .def(
             "set_alpha",
             [](BoundTable& self, double alpha) {
                 const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
-                const nb::gil_scoped_release release;
+                const PatientRelease release;
                 sampler->index()->set_alpha(alpha);
             },
             nb::arg("alpha"))
@@ -442,7 +467,7 @@ void bind_table(nb::module_& m) {
             "set_beta",
             [](BoundTable& self, double start, double end, double steps) {
                 const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
-                const nb::gil_scoped_release release;
+                const PatientRelease release;
                 sampler->index()->set_beta(start, end, steps);
             },
             nb::arg("start"), nb::arg("end"), nb::arg("steps"))
@@ -468,11 +493,13 @@ void bind_table(nb::module_& m) {
                 if (!PyArray_Check(serials.ptr()) || PyArray_TYPE(array) != NPY_INT64 || !PyArray_ISCARRAY_RO(array))
                     throw nb::value_error("settle() takes the serials of a batch");
                 const auto count = static_cast<std::size_t>(PyArray_SIZE(array));
-                sharpwave::Index* index = self.sampler->index();
-                if (!delivered && index) {
-                    index->give_back(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count);
+                // A wait lets other threads in, close() too.
+                const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+                const std::shared_ptr<sharpwave::Pace> pace = self.pace;
+                if (!delivered && sampler->index()) {
+                    sampler->index()->give_back(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count);
                 }
-                if (self.pace) self.pace->settle(sharpwave::Pace::Side::sample, count, delivered);
+                if (pace) pace->settle(sharpwave::Pace::Side::sample, count, delivered);
             },
             nb::arg("serials"), nb::arg("delivered"),
             nb::sig("def settle(self, serials: object, delivered: bool) -> None"),
@@ -482,7 +509,7 @@ void bind_table(nb::module_& m) {
             "pace_wait",
             [](BoundTable& self, std::uint32_t mark, double seconds) {
                 const std::shared_ptr<sharpwave::Pace> pace = self.pace;
-                if (!pace) return mark;
+                if (!pace) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
                 const PatientRelease release;
                 pace->wait(mark, seconds);
                 return pace->mark();
@@ -502,23 +529,21 @@ void bind_table(nb::module_& m) {
             "save",
             [](BoundTable& self, const std::string& path, bool incremental) {
                 const std::shared_ptr<Table> table = self.open();
-                const nb::gil_scoped_release release;
+                const PatientRelease release;
                 table->save(path, incremental);
             },
             nb::arg("path"), nb::arg("incremental") = false)
         .def("flush",
              [](BoundTable& self) {
                  const std::shared_ptr<Table> table = self.open();
-                 const nb::gil_scoped_release release;
+                 const PatientRelease release;
                  table->flush();
              })
         .def("close",
              [](BoundTable& self) {
                  if (self.table) self.table->close();
                  if (self.pace) self.pace->ring();
-                 self.sampler.reset();
-                 self.pace.reset();
-                 self.table.reset();
+                 self.let_go();
              })
         .def_prop_ro("closed", [](BoundTable& self) { return !self.table; })
         .def_prop_ro("capacity", [](BoundTable& self) { return self.open()->capacity(); })
@@ -535,6 +560,12 @@ void bind_table(nb::module_& m) {
             nb::sig("def field_names(self) -> list[str]"))
         .def_prop_ro("description", [](BoundTable& self) { return self.open()->description(); });
     m.def("plan_blocks", &plan_blocks, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"));
-    m.def("wait_for_file", &wait_for_file, nb::arg("path"), nb::arg("seconds"));
+    m.def(
+        "wait_for_file",
+        [](const std::string& path, double seconds) {
+            const PatientRelease release;
+            return sharpwave::wait_for_file(path, sharpwave::Deadline::in(seconds));
+        },
+        nb::arg("path"), nb::arg("seconds"));
     m.attr("shared_memory_folder") = sharpwave::shared_memory_folder();
 }

@@ -168,7 +168,7 @@ struct Draw {
         if (bytes < kAlone) {
             gather_rows(rows.data(), rows.size(), to.data(), to.size());
         } else {
-            nb::gil_scoped_release release;
+            const PatientRelease release;
             gather_rows(rows.data(), rows.size(), to.data(), to.size());
         }
         return arrays;
@@ -416,7 +416,7 @@ void bind_trajectories(nb::module_& m) {
             for (const RowKind& kind : kinds.leaves) bytes.push_back(kind.row_bytes);
             const auto work = [&] { make_records(place, steps, to.place.leaves, target, bytes.data(), bytes.size()); };
             if (steps * place.envs * place.record_bytes < kAlone) return work();
-            nb::gil_scoped_release release;
+            const PatientRelease release;
             work();
         },
         nb::arg("slab"), nb::arg("layout"), nb::arg("steps"), nb::arg("records"), nb::arg("record_layout"),
@@ -444,7 +444,7 @@ void bind_trajectories(nb::module_& m) {
                 for (const Part& part : parts) std::memcpy(to + part.offset, part.from, part.bytes);
             };
             if (size < kAlone) return work();
-            nb::gil_scoped_release release;
+            const PatientRelease release;
             work();
         },
         nb::arg("slab"), nb::arg("offsets"), nb::arg("arrays"));

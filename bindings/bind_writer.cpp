@@ -24,7 +24,7 @@ constexpr std::uint64_t kReleaseBytes = 256 << 10;
 struct BoundWriter {
     BoundWriter(const BoundTable& bound, nb::object prepare_function, bool takes_steps_axis, bool takes_one_row)
         : tree(bound.tree),
-          writer(bound.open()->writer()),
+          writer(new_writer(bound)),
           pace(bound.pace),
           prepare(std::move(prepare_function)),
           takes_steps(takes_steps_axis),
@@ -32,6 +32,21 @@ struct BoundWriter {
         const std::vector<Node>& top = tree->top();
         while (counted < top.size() && top[counted].leaf != tree->rows_from()) ++counted;
     }
+    ~BoundWriter() {
+        const PatientRelease release(writer != nullptr);  // its table may be the last one: see BoundTable
+        writer.reset();
+        pace.reset();
+    }
+    BoundWriter(const BoundWriter&) = delete;
+    BoundWriter& operator=(const BoundWriter&) = delete;
+
+    // Giving back what dead writers held may wait for a process that is at it.
+    static std::shared_ptr<sharpwave::Writer> new_writer(const BoundTable& bound) {
+        const std::shared_ptr<sharpwave::Table> table = bound.open();
+        const PatientRelease release;
+        return table->writer();
+    }
+
     std::shared_ptr<Tree> tree;
     std::shared_ptr<sharpwave::Writer> writer;  // null after close()
     std::shared_ptr<sharpwave::Pace> pace;      // null: an add never waits
@@ -364,14 +379,14 @@ bool flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, 
     return leaf.frame_bytes == 4 ? each(std::uint32_t{0}) : each(std::uint64_t{0});
 }
 
-void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& batch, PyObject* const* sources = nullptr,
-            std::size_t source_count = 0) {
+void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& batch, sharpwave::Deadline deadline,
+            PyObject* const* sources = nullptr, std::size_t source_count = 0) {
     const bool is_small = batch.rows * writer->table().layout().payload_bytes() < kReleaseBytes;
     if (is_small && writer->try_append(batch)) return;
     const std::shared_ptr<sharpwave::Writer> own = writer;  // close() in another thread must not take it away
     const Held held(sources, source_count);
-    const nb::gil_scoped_release release;
-    own->append(batch);
+    const PatientRelease release;
+    own->append(batch, deadline);
 }
 
 // The same when it is its turn.
@@ -382,8 +397,9 @@ void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout,
     std::uint64_t rows = batch.rows;
     for (std::size_t i = 0; batch.flags && i < batch.rows; ++i) rows -= (batch.flags[i] & sharpwave::kRowVoid) != 0;
     const Held held(sources, source_count);  // a wait lets other threads in
-    Turn turn(self.pace, sharpwave::Pace::Side::add, rows, timeout);
-    append(writer, batch, sources, source_count);
+    const sharpwave::Deadline deadline = read_deadline(timeout);
+    Turn turn(self.pace, sharpwave::Pace::Side::add, rows, timeout, deadline);
+    append(writer, batch, deadline, sources, source_count);
     turn.done = true;
 }
 
@@ -437,7 +453,7 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     if (self.pace || incoming.timeout) [[unlikely]] {
         append_in_turn(self, batch, incoming.timeout, incoming.sources, tree.leaves().size());
     } else {
-        append(self.writer, batch, incoming.sources, tree.leaves().size());
+        append(self.writer, batch, sharpwave::Deadline::never(), incoming.sources, tree.leaves().size());
     }
     return true;
 }
@@ -459,7 +475,7 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
             throw nb::python_error();
         }
     }
-    const nb::tuple ready = nb::cast<nb::tuple>(self.prepare(tuple, named));
+    const nb::tuple ready = outlast([&] { return nb::cast<nb::tuple>(self.prepare(tuple, named)); });
     const nb::list arrays = nb::cast<nb::list>(ready[0]);
     const auto rows = nb::cast<std::size_t>(ready[1]);
     const nb::object flags = ready[2], priorities = ready[3];
@@ -537,7 +553,14 @@ void bind_writer(nb::module_& m) {
         .def(nb::init<const BoundTable&, nb::object, bool, bool>(), nb::arg("table"), nb::arg("prepare"),
              nb::arg("takes_steps"), nb::arg("one_row"))
         .def("close", [](BoundWriter& self) {
-            if (self.writer) self.writer->close();
+            std::shared_ptr<sharpwave::Writer> writer = self.writer;
+            if (!writer) return;
+            {
+                const PatientRelease release;  // another thread may be in the middle of an add
+                writer->close();
+            }
             self.writer.reset();
+            const PatientRelease release;  // its table may be the last one: see BoundTable
+            writer.reset();
         });
 }

@@ -1,5 +1,4 @@
 #define SHARPWAVE_IMPORTS_NUMPY
-#include "base/wait.h"
 #include "bind.h"
 #include "errors.h"
 #include "numpy_api.h"
@@ -31,6 +30,10 @@ NB_MODULE(_core, m) {
             set_python_error(error);
         }
     });
+    // At exit, threads that sleep for ever (see interpreter.h) and reference cycles keep objects alive. The process
+    // gives their memory back and users can mend nothing, so nothing is printed; tests turn the warnings on.
+    nb::set_leak_warnings(false);
+    m.def("set_leak_warnings", [](bool on) { nb::set_leak_warnings(on); }, nb::arg("on"));
     bind_tree(m);
     bind_table(m);
     bind_writer(m);
@@ -38,5 +41,5 @@ NB_MODULE(_core, m) {
     bind_trajectories(m);
     bind_launch(m);
     bind_files(m);
-    sharpwave::set_interrupt_check(&check_signals);
+    set_up_waits();
 }

@@ -32,17 +32,17 @@ std::string boot_id() {
     return id;  // empty where the system has none: then every unclean open verifies checksums
 }
 
-std::uint64_t rough_now_ns() {
+std::uint64_t rough_wall_ns() {
 #if defined(CLOCK_REALTIME_COARSE)
     timespec time{};
     clock_gettime(CLOCK_REALTIME_COARSE, &time);
     return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec);
 #else
-    return now_ns();
+    return wall_ns();
 #endif
 }
 
-std::uint64_t now_ns() {
+std::uint64_t wall_ns() {
     using namespace std::chrono;
     return static_cast<std::uint64_t>(duration_cast<nanoseconds>(system_clock::now().time_since_epoch()).count());
 }

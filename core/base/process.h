@@ -16,7 +16,9 @@ std::uint64_t process_id() noexcept;
 // Identifies the running kernel. Unequal to the one in a file's header: the machine went down since.
 std::string boot_id();
 
-std::uint64_t now_ns();
-std::uint64_t rough_now_ns();  // right to some milliseconds, and cheaper
+// Time of the wall clock, for what people read: creation dates, "last insert 3 s ago". It jumps when somebody sets it,
+// so no wait goes by it: see base/wait.h.
+std::uint64_t wall_ns();
+std::uint64_t rough_wall_ns();  // right to some milliseconds, and cheaper
 
 }  // namespace sharpwave

@@ -2,8 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace sharpwave {
+
+// Nanoseconds of the steady clock. On Linux all processes of one boot see the same, which makes it fit for shared
+// memory that does not outlive the boot. (Processes in different time namespaces do not.)
+std::uint64_t steady_ns();
 
 // A point of the steady clock: setting the wall clock moves no deadline.
 class Deadline {
@@ -24,6 +29,8 @@ public:
         const double left = std::chrono::duration<double>(at_ - Clock::now()).count();
         return left > 0 ? left : 0;
     }
+    // This one, or `seconds` from now where that is later.
+    Deadline at_least(double seconds) const { return left_s() >= seconds ? *this : in(seconds); }
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -38,6 +45,27 @@ inline constexpr double kWaitSlice = 0.1;
 // wait, for example after Ctrl-C.
 void set_interrupt_check(void (*check)());
 void check_interrupt();
+
+// While it lives, after begin(), other threads of the language above may run: an interpreter has one lock for all its
+// threads, which a thread that waits inside the engine must not keep. begin() does nothing where no functions are set
+// and where the caller has let go of that lock already.
+class Yield {
+public:
+    Yield() = default;
+    ~Yield() {
+        if (state_) end();
+    }
+    Yield(const Yield&) = delete;
+    Yield& operator=(const Yield&) = delete;
+    void begin();
+
+private:
+    void end();
+    void* state_ = nullptr;
+};
+
+// `begin` returns null where there is nothing to let go of; what it returns otherwise is given to `end`.
+void set_yield(void* (*begin)(), void (*end)(void*));
 
 // For things whose change no event announces, such as a file lock: sleeps from 50 us, growing to 5 ms, between looks.
 class Pauses {

@@ -1,11 +1,14 @@
 #include "base/workers.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,7 +29,12 @@ void pause() {
 class Workers {
 public:
     explicit Workers(unsigned helpers) : generation_(process_generation()) {
-        for (unsigned i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+        // Where the system has no thread left, callers go on with fewer helpers, or alone.
+        threads_.reserve(helpers);
+        try {
+            for (unsigned i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+        } catch (const std::system_error&) {
+        }
     }
 
     std::uint64_t generation() const { return generation_; }
@@ -112,15 +120,19 @@ private:
     std::vector<std::thread> threads_;
 };
 
+// Held across a fork, so that a child never finds it locked by a thread that it has not.
+std::mutex making;
+[[maybe_unused]] const int registered =
+    pthread_atfork([] { making.lock(); }, [] { making.unlock(); }, [] { making.unlock(); });
+
 }  // namespace
 
 void in_parallel(std::size_t count, const std::function<void(std::size_t, std::size_t)>& part) {
     // Never destroyed: joining threads while the process exits is how programs hang at their end.
-    static std::mutex mutex;
     static Workers* workers = nullptr;
     Workers* mine;
     {
-        std::lock_guard<std::mutex> guard(mutex);
+        std::lock_guard<std::mutex> guard(making);
         if (!workers || workers->generation() != process_generation()) {
             const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
             workers = new Workers(std::min(cores, 4u) - 1);

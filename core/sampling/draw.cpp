@@ -64,17 +64,17 @@ double mass_before(const Tree& tree, std::uint64_t leaf) {
 
 }  // namespace
 
-Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count)
+Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count, Deadline deadline)
     : index_(index),
+      deadline_(deadline),
       newest_(std::min<std::size_t>(count, index.config_.newest)),
       batch_(count - newest_),
       stream_(0, 0) {
-    const Table::IndexLock lock(index.table_);
+    const Table::IndexLock lock(index.table_, deadline);
     index.table_.check_open();
     index.catch_up();
     const Order order = index.config_.order;
-    const bool repeats = order == Order::weighted || order == Order::recent;
-    if (index.head_->rows < (repeats ? 1 : count)) index.refuse(count);
+    if (index.head_->rows < index.rows_needed(count)) index.refuse(count);
     beta_ = index.beta();
     const std::uint64_t call = index.table_.counters().call_number.value.fetch_add(1, std::memory_order_relaxed);
     stream_ = Substream(index.table_.seed(), call);
@@ -170,7 +170,7 @@ void Index::Draw::draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_
 }
 
 void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t attempt) {
-    const Table::IndexLock lock(index_.table_);
+    const Table::IndexLock lock(index_.table_, deadline_);
     index_.catch_up();
     // A row that can no longer be drawn, though nothing was written over it, leaves now.
     const std::uint64_t missed = drawn.slots[position];

@@ -89,6 +89,10 @@ std::uint64_t Index::rows_locked() {
     return head_->rows;
 }
 
+std::uint64_t Index::rows_known() const {
+    return std::atomic_ref<std::uint64_t>(head_->rows).load(std::memory_order_relaxed);
+}
+
 double Index::recomputed_total() {
     const Table::IndexLock lock(table_);
     long double total = 0;
@@ -545,8 +549,9 @@ void Index::rank() {
 
 // ---- updating -------------------------------------------------------------------------------------------------------
 
-Index::Updated Index::update(const std::uint64_t* serials, const float* priorities, std::size_t count) {
-    const Table::IndexLock lock(table_);
+Index::Updated Index::update(const std::uint64_t* serials, const float* priorities, std::size_t count,
+                             Deadline deadline) {
+    const Table::IndexLock lock(table_, deadline);
     table_.check_open();
     catch_up();
     Counters& counters = table_.counters();

@@ -68,8 +68,8 @@ public:
     class Draw {
     public:
         // Draws `count` positions and takes a call number. Fewer rows than the order needs are ErrorKind::not_ready
-        // and take none.
-        Draw(Index& index, const Drawn& drawn, std::size_t count);
+        // and take none. The index lock is waited for until the deadline, here and in again().
+        Draw(Index& index, const Drawn& drawn, std::size_t count, Deadline deadline = Deadline::never());
 
         // The same position once more, inside the call's own random numbers: the row drawn was gone. attempt >= 1.
         void again(const Drawn& drawn, std::size_t position, std::uint64_t attempt);
@@ -89,6 +89,7 @@ public:
         std::uint64_t uniform_slot(std::size_t position, std::uint64_t attempt) const;
 
         Index& index_;
+        Deadline deadline_;
         std::size_t newest_, batch_;  // positions of the newest rows, and those drawn after them
         Substream stream_;
         double beta_ = 0;
@@ -102,7 +103,8 @@ public:
     };
 
     // Gives rows new priorities: magnitudes, last write wins. The caller has refused NaN and infinities.
-    Updated update(const std::uint64_t* serials, const float* priorities, std::size_t count);
+    Updated update(const std::uint64_t* serials, const float* priorities, std::size_t count,
+                   Deadline deadline = Deadline::never());
 
     // Rows that were drawn and reached nobody: as if they had not been.
     void give_back(const std::uint64_t* serials, std::size_t count);
@@ -123,8 +125,16 @@ public:
     std::uint64_t rows();  // that may be drawn, after catching up
     const Starts& starts() const { return starts_; }
 
-    // For who holds the table's lock already: brings the index up to date.
+    // For a caller that holds the table's lock already: brings the index up to date.
     std::uint64_t rows_locked();
+
+    // Rows that may be drawn, as of the last call that brought the index up to date. Needs no lock.
+    std::uint64_t rows_known() const;
+
+    // How many rows a draw of `count` needs at least: see Order.
+    std::uint64_t rows_needed(std::uint64_t count) const {
+        return config_.order == Order::weighted || config_.order == Order::recent ? 1 : count;
+    }
 
     // The sum of the leaves taken anew, for tests of the tree.
     double recomputed_total();

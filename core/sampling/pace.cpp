@@ -95,10 +95,18 @@ void Pace::forget_the_dead() const {
     }
 }
 
-bool Pace::try_reserve(Side side, std::uint64_t rows) {
+// Whether a draw of so many would find them. The caller holds the index lock.
+bool Pace::has_examples(std::uint64_t rows) const {
+    Index* index = sampler_->index();
+    if (!index || index->config().starts.is_any()) return true;
+    const std::uint64_t needed = index->rows_needed(rows);
+    return needed > table_->capacity() || index->rows_locked() >= needed;  // more than ever can be: the draw says so
+}
+
+bool Pace::try_reserve(Side side, std::uint64_t rows, Deadline deadline) {
     const auto n = static_cast<double>(rows);
     const double room = config_.max_diff - config_.min_diff;
-    const Table::IndexLock lock(*table_);
+    const Table::IndexLock lock(*table_, deadline);
     notice_clear();
     for (const bool again : {false, true}) {
         // Rows on their way in count for adding only, batches on their way out for sampling only: nobody acts on what
@@ -108,7 +116,7 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
         if (side == Side::add) {
             const double inserts = now.inserts + now.adding + n;
             may = inserts * config_.ratio - now.samples <= config_.max_diff ||
-                  size() + now.adding + n <= config_.min_size;
+                  size() + now.adding + n <= config_.min_size || !has_examples(1);
             if (!may && n * config_.ratio > room) {
                 throw Error(ErrorKind::schema,
                             "add(): got " + grouped(n) + " rows; the pace lets at most " +
@@ -123,6 +131,7 @@ bool Pace::try_reserve(Side side, std::uint64_t rows) {
                                                    grouped(std::floor(room)) +
                                                    " rows through at once (max_diff - min_diff); ask for fewer");
             }
+            may = may && has_examples(rows);
         }
         if (may) {
             const std::uint32_t number = table_->seat();
@@ -143,7 +152,7 @@ void Pace::settle(Side side, std::uint64_t rows, bool done) {
     Counters& counters = table_->counters();
     if (done) {
         if (side == Side::sample) counters.pace[kSamples].value.fetch_add(rows, std::memory_order_relaxed);
-        counters.pace[side == Side::add ? kLastInsert : kLastSample].value.store(rough_now_ns(),
+        counters.pace[side == Side::add ? kLastInsert : kLastSample].value.store(rough_wall_ns(),
                                                                                  std::memory_order_relaxed);
     }
     table_->runtime().seats[table_->seat()].reserved[static_cast<int>(side)].fetch_sub(rows, std::memory_order_release);
@@ -176,6 +185,10 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
               grouped(now.samples) + " samples > max_diff " + grouped(config_.max_diff);
     } else if (rows_now < config_.min_size) {
         why = "sampling waits: " + grouped(rows_now) + " rows < min_size " + grouped(config_.min_size);
+    } else if (Index* index = sampler_->index();
+               index && now.inserts * config_.ratio - now.samples - n >= config_.min_diff) {
+        why = "sampling waits: " + std::to_string(index->rows_known()) + " of " + grouped(rows_now) +
+              " rows can start an example of the view, " + std::to_string(index->rows_needed(rows)) + " must";
     } else {
         why = "sampling waits: " + grouped(now.inserts) + " inserts x " + ratio + " - " + grouped(now.samples) +
               " samples - " + grouped(n) + " < min_diff " + grouped(config_.min_diff);
@@ -191,7 +204,7 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
             std::snprintf(text, sizeof text, ", last %s: none yet", what);
             return std::string(text);
         }
-        const double ago = (static_cast<double>(now_ns()) - static_cast<double>(when)) * 1e-9;
+        const double ago = (static_cast<double>(wall_ns()) - static_cast<double>(when)) * 1e-9;
         std::snprintf(text, sizeof text, ", last %s %.1f s ago", what, ago > 0 ? ago : 0);
         return std::string(text);
     };

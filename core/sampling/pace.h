@@ -3,6 +3,8 @@
 // With I rows added and S rows delivered since the table was made or cleared, and `size` rows that may be drawn:
 //     sampling n goes when  size >= min_size  and  I * ratio - S - n >= min_diff,
 //     adding n goes when    size + n <= min_size  or  (I + n) * ratio - S <= max_diff.
+// Rows alone may not make an example: windows need their length, hindsight a finished episode. Where the index has none
+// to draw, sampling waits, and adding goes on, for only that can help.
 //
 // A call is tested and its rows are reserved under the index lock; what it did is counted when it is done, so a batch
 // that never reached anybody costs nothing. A reservation stands at its process's seat and ends with the process.
@@ -32,8 +34,9 @@ public:
 
     Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const PaceConfig& config);
 
-    // Reserves n rows if it is their turn. A number of rows that nobody could ever let through is ErrorKind::schema.
-    bool try_reserve(Side side, std::uint64_t rows);
+    // Reserves n rows if it is their turn. A number of rows that no state could let through is ErrorKind::schema. The
+    // index lock is waited for until the deadline.
+    bool try_reserve(Side side, std::uint64_t rows, Deadline deadline = Deadline::never());
 
     // The rows were added or delivered, or were not: the reservation ends, and whoever waits looks again.
     void settle(Side side, std::uint64_t rows, bool done);
@@ -67,6 +70,7 @@ private:
     State state() const;
     double size() const;
     std::uint64_t rows_added() const;
+    bool has_examples(std::uint64_t rows) const;
     void notice_clear() const;
     void forget_the_dead() const;
 

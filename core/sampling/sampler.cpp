@@ -36,7 +36,7 @@ Sampler::Sampler(std::shared_ptr<Table> table, SamplerConfig config)
     if (config.goals) goals_.emplace(*table_, index_->starts(), *config.goals);
 }
 
-void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& drawn) {
+void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& drawn, Deadline deadline) {
     thread_local Scratch scratch;
     table_->check_open();
     if (scratch.slots.size() < count) {
@@ -83,7 +83,7 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
         }
         double* probabilities = drawn.probabilities ? drawn.probabilities : scratch.probabilities.data();
         const Drawn target{slots, scratch.limits.data(), probabilities};
-        Index::Draw draw(*index_, target, count);
+        Index::Draw draw(*index_, target, count, deadline);
         const auto gather_all = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
             std::size_t misses = gather(begin, end, bad);
             if (!goals_) return misses;

@@ -35,8 +35,9 @@ class Sampler {
 public:
     Sampler(std::shared_ptr<Table> table, SamplerConfig config);
 
-    // `count` examples. A table that has none to give is ErrorKind::not_ready.
-    void sample(std::size_t count, const Outputs& out, const Drawings& drawn);
+    // `count` examples. A table that has none to give is ErrorKind::not_ready, and so is an index lock that another
+    // process keeps until the deadline. (Without an index nothing is waited for.)
+    void sample(std::size_t count, const Outputs& out, const Drawings& drawn, Deadline deadline = Deadline::never());
 
     // Single transitions by serial; a row that is gone is ErrorKind::stale_handle, or skipped when `skipped` is given:
     // then the outputs hold count - *skipped rows, in order. `words` tells their flags.

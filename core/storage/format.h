@@ -231,18 +231,27 @@ struct alignas(64) Seat {
 static_assert(sizeof(Seat) == 64);
 inline constexpr std::uint64_t kSeats = 1024;
 
+// A save that holds adds back for a moment.
+struct Hold {
+    std::atomic<std::uint64_t> until;  // steady_ns(); 0: none
+    std::atomic<std::uint64_t> tag;    // whose it is: it ends with that opening
+    std::atomic<std::uint32_t> seat;
+    std::atomic<std::uint32_t> changes;  // waiters sleep on it
+};
+static_assert(sizeof(Hold) == 24);
+
 struct Runtime {
     alignas(64) std::byte index_lock[448];  // a SharedLock
-    std::atomic<std::uint64_t> held_until;  // adds wait until then
-    std::atomic<std::uint64_t> door_pid;    // the process that opens or closes the table now, for people only
-    std::uint64_t reserved[6];
+    Hold hold;
+    std::atomic<std::uint64_t> door_pid;  // the process that opens or closes the table now, for people only
+    std::uint64_t reserved[4];
     std::atomic<std::uint32_t> rings;       // raised when rows were added, delivered or given back; waiters sleep on it
     std::atomic<std::uint32_t> waiting;     // how many sleep
     std::atomic<std::uint32_t> seats_used;  // seats below this may have reservations
     std::byte reserved2[kPageBytes - 524];
     Seat seats[kSeats];
 };
-static_assert(offsetof(Runtime, held_until) == 448 && offsetof(Runtime, rings) == 512 &&
+static_assert(offsetof(Runtime, hold) == 448 && offsetof(Runtime, door_pid) == 472 && offsetof(Runtime, rings) == 512 &&
               offsetof(Runtime, seats) == kPageBytes);
 inline constexpr std::uint64_t kRuntimeBytes = sizeof(Runtime);
 static_assert(kRuntimeBytes == 17 * kPageBytes);

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/wait.h"
 
 namespace sharpwave {
 namespace {
@@ -31,12 +33,27 @@ std::string folder_of(const std::string& path) {
     return folder.empty() ? "." : folder;
 }
 
-int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
+int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes, bool is_interruptible) {
 #if defined(__APPLE__)
-    (void)fd, (void)offset, (void)bytes;
+    (void)fd, (void)offset, (void)bytes, (void)is_interruptible;
     return 0;
 #else
-    return bytes ? posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes)) : 0;
+    // In pieces: a signal ends the call, and shared memory then gives back all that the call had got. A piece that was
+    // interrupted is tried again at half its size, so that something is got between two signals.
+    std::uint64_t piece = std::uint64_t{64} << 20;
+    while (bytes > 0) {
+        const std::uint64_t count = std::min(bytes, piece);
+        const int code = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(count));
+        if (code == EINTR) {
+            piece = std::max<std::uint64_t>(piece / 2, 4096);
+            if (is_interruptible) check_interrupt();
+            continue;
+        }
+        if (code != 0) return code;
+        offset += count;
+        bytes -= count;
+    }
+    return 0;
 #endif
 }
 
@@ -67,11 +84,13 @@ NewFile::~NewFile() {
 }
 
 void NewFile::resize(std::uint64_t bytes, const std::string& what) {
-    if (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) fail(what, errno);
+    while (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) {
+        if (errno != EINTR) fail(what, errno);
+    }
 }
 
 void NewFile::allocate(std::uint64_t bytes, const std::string& what) {
-    if (const int code = allocate_blocks(fd_, 0, bytes)) fail(what, code);
+    if (const int code = allocate_blocks(fd_, 0, bytes, true)) fail(what, code);
 }
 
 void NewFile::reserve(std::uint64_t bytes, const std::string& what) {
@@ -110,7 +129,9 @@ void NewFile::read(std::uint64_t offset, void* data, std::uint64_t bytes) const 
 }
 
 void NewFile::sync() {
-    if (fsync(fd_) != 0) fail("cannot write '" + path_ + "' to the disk", errno);
+    while (fsync(fd_) != 0) {
+        if (errno != EINTR) fail("cannot write '" + path_ + "' to the disk", errno);
+    }
 }
 
 void NewFile::publish(bool replace) {

@@ -36,8 +36,9 @@ private:
 
 [[noreturn]] void refuse_existing(const std::string& path);
 
-// Gives a range of a file its space; an error number, or 0.
-int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes);
+// Gives a range of a file its space; an error number, or 0. Goes on after a signal, unless `is_interruptible` and the
+// signal's handler raised.
+int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes, bool is_interruptible = false);
 
 // The folder that a path is in.
 std::string folder_of(const std::string& path);

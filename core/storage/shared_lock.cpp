@@ -1,7 +1,6 @@
 #include "storage/shared_lock.h"
 
 #include <time.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -10,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/process.h"
+#include "base/wait.h"
 #include "storage/presence.h"
 
 namespace sharpwave {
@@ -28,21 +28,30 @@ bool by_file() {
 #endif
 }
 
-int lock_within(pthread_mutex_t& mutex, double timeout_s) {
+// glibc from 2.30 on waits by the steady clock. Elsewhere there is only the wall clock, which may be set back by an
+// hour in the middle of a wait: there we look again and again instead. (GCC's ThreadSanitizer does not know the call.)
+#if defined(__GLIBC__) && !defined(SHARPWAVE_TSAN)
+#define SHARPWAVE_HAS_CLOCKLOCK __GLIBC_PREREQ(2, 30)
+#else
+#define SHARPWAVE_HAS_CLOCKLOCK 0
+#endif
+
+// ETIMEDOUT: not within so many seconds.
+int lock_within(pthread_mutex_t& mutex, double seconds) {
     int code = pthread_mutex_trylock(&mutex);
     if (code != EBUSY) return code;
-#if defined(__linux__)
+    if (seconds <= 0) return ETIMEDOUT;
+#if SHARPWAVE_HAS_CLOCKLOCK
+    const std::uint64_t until = steady_ns() + static_cast<std::uint64_t>(seconds * 1e9);
     timespec deadline{};
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    const std::uint64_t nanoseconds =
-        static_cast<std::uint64_t>(deadline.tv_nsec) + static_cast<std::uint64_t>(timeout_s * 1e9);
-    deadline.tv_sec += static_cast<time_t>(nanoseconds / 1'000'000'000);
-    deadline.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
-    return pthread_mutex_timedlock(&mutex, &deadline);
+    deadline.tv_sec = static_cast<time_t>(until / 1'000'000'000);
+    deadline.tv_nsec = static_cast<long>(until % 1'000'000'000);
+    return pthread_mutex_clocklock(&mutex, CLOCK_MONOTONIC, &deadline);
 #else
-    const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(timeout_s * 1e9);
-    while ((code = pthread_mutex_trylock(&mutex)) == EBUSY && now_ns() < deadline) usleep(50);
-    return code == EBUSY ? ETIMEDOUT : code;
+    for (Pauses pauses(Deadline::in(seconds)); code == EBUSY; code = pthread_mutex_trylock(&mutex)) {
+        if (!pauses.next()) return ETIMEDOUT;
+    }
+    return code;
 #endif
 }
 
@@ -60,14 +69,14 @@ void SharedLock::initialise() {
     owner_pid.store(0, std::memory_order_relaxed);
 }
 
-bool SharedLock::lock(double timeout_s, const Presence* presence) {
+SharedLock::Taken SharedLock::take(double seconds, const Presence* presence) {
     int code = 0;
     bool abandoned = false;
     if (presence && by_file()) {
-        code = presence->take(Presence::Turn::index, timeout_s) ? 0 : ETIMEDOUT;
+        code = presence->take(Presence::Turn::index, seconds) ? 0 : ETIMEDOUT;
         abandoned = code == 0 && owner_pid.load(std::memory_order_relaxed) != 0;
     } else {
-        code = lock_within(mutex, timeout_s);
+        code = lock_within(mutex, seconds);
     }
 #if defined(__linux__)
     if (code == EOWNERDEAD) {
@@ -76,13 +85,10 @@ bool SharedLock::lock(double timeout_s, const Presence* presence) {
         code = 0;
     }
 #endif
-    if (code == ETIMEDOUT) {
-        throw Error(ErrorKind::not_ready, "the buffer's index is held by process " + std::to_string(owner_pid.load()) +
-                                              ", which does not go on; is it stopped?");
-    }
+    if (code == ETIMEDOUT) return Taken::no;
     if (code != 0) throw Error(ErrorKind::storage, std::string("cannot lock the index: ") + std::strerror(code));
     owner_pid.store(process_id(), std::memory_order_relaxed);
-    return abandoned;
+    return abandoned ? Taken::after_death : Taken::yes;
 }
 
 void SharedLock::unlock(const Presence* presence) {

@@ -21,9 +21,10 @@ struct SharedLock {
 
     void initialise();
 
-    // Returns true when the last owner died inside. Waits at most `timeout_s` seconds, then throws
-    // ErrorKind::not_ready naming the owner. `presence` is null for memory of one process.
-    bool lock(double timeout_s, const Presence* presence);
+    enum class Taken { no, yes, after_death };  // the last: its owner died inside
+
+    // Waits at most `seconds`, by the steady clock; 0 does not wait. `presence` is null for memory of one process.
+    Taken take(double seconds, const Presence* presence);
     void unlock(const Presence* presence);
 };
 

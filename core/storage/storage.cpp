@@ -18,10 +18,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <utility>
 
 #include "base/error.h"
-#include "base/process.h"
 #include "storage/format.h"
 #include "storage/new_file.h"
 
@@ -106,8 +106,7 @@ std::string shared_memory_folder() {
 #endif
 }
 
-bool wait_for_file(const std::string& path, double seconds) {
-    const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(std::max(seconds, 0.0) * 1e9);
+bool wait_for_file(const std::string& path, Deadline deadline) {
     const auto is_there = [&] { return access(path.c_str(), F_OK) == 0; };
 #if defined(__linux__)
     // Watched before it is looked for: nothing is missed in between.
@@ -119,15 +118,15 @@ bool wait_for_file(const std::string& path, double seconds) {
 #endif
     for (;;) {
         if (is_there()) return true;
-        const std::uint64_t now = now_ns();
-        if (now >= deadline) return false;
-        const auto left_ms = static_cast<int>(std::min<std::uint64_t>((deadline - now) / 1'000'000 + 1, 1000));
+        if (deadline.is_over()) return false;
+        const double slice = std::min(deadline.left_s(), watches ? kWaitSlice : 5e-3);
         pollfd wanted{watch, POLLIN, 0};
-        if (poll(&wanted, watches ? 1 : 0, watches ? left_ms : std::min(left_ms, 5)) > 0) {
+        if (poll(&wanted, watches ? 1 : 0, static_cast<int>(slice * 1000) + 1) > 0) {
             char events[4096];
             while (read(watch, events, sizeof events) > 0) {
             }
         }
+        check_interrupt();
     }
 }
 
@@ -156,7 +155,15 @@ struct Storage::Sparse {
     std::atomic<bool>* known;  // fresh zeroed pages cost nothing until they are touched
 };
 
-Storage::Storage() = default;
+// The last answer, and when to ask again.
+struct Storage::HugePages {
+    std::mutex mutex;
+    std::uint64_t bytes = 0;
+    Deadline next = Deadline::in(0);
+    double wait_s = 1;
+};
+
+Storage::Storage() : huge_pages_(std::make_unique<HugePages>()) {}
 
 Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint64_t sparse_from) {
     Storage storage;
@@ -262,7 +269,7 @@ bool Storage::is_hole(std::uint64_t offset, std::uint64_t bytes) const {
 const std::string& Storage::name_now() const { return unpublished_ ? unpublished_->name_now() : path_; }
 int Storage::fd() const { return sparse_->fd; }
 
-Storage::Storage(Storage&& other) noexcept { *this = std::move(other); }
+Storage::Storage(Storage&& other) noexcept { *this = std::move(other); }  // what is left of `other` is never used
 
 Storage& Storage::operator=(Storage&& other) noexcept {
     if (this == &other) return *this;
@@ -273,6 +280,7 @@ Storage& Storage::operator=(Storage&& other) noexcept {
     in_memory_ = other.in_memory_;
     unpublished_ = std::move(other.unpublished_);
     sparse_ = std::move(other.sparse_);
+    huge_pages_ = std::move(other.huge_pages_);
     return *this;
 }
 
@@ -301,8 +309,8 @@ void Storage::advise_huge_pages(std::uint64_t offset, std::uint64_t bytes) {
     // Shared memory gets huge pages only by collapsing, where the system's setting says never. 64 MB a call, up to
     // half a second in all: a fragmented machine must not make creation hang.
     if (!is_file() || path_.rfind(shared_memory_folder(), 0) != 0) return;
-    const std::uint64_t deadline = now_ns() + 500'000'000;
-    for (std::uint64_t at = begin; at < end && now_ns() < deadline; at += 32 * kHugePageBytes) {
+    const Deadline deadline = Deadline::in(0.5);
+    for (std::uint64_t at = begin; at < end && !deadline.is_over(); at += 32 * kHugePageBytes) {
         const std::uint64_t piece = std::min<std::uint64_t>(32 * kHugePageBytes, end - at);
         if (madvise(data_ + at, piece, MADV_COLLAPSE) != 0) break;
     }
@@ -313,7 +321,18 @@ void Storage::advise_huge_pages(std::uint64_t offset, std::uint64_t bytes) {
 }
 
 std::uint64_t Storage::huge_page_bytes() const {
-    if (bytes_ < kHugePageBytes) return 0;  // and milliseconds saved: the kernel counts every page of the process
+    constexpr double kLongestWait = 60;
+    if (bytes_ < kHugePageBytes) return 0;
+    std::lock_guard<std::mutex> guard(huge_pages_->mutex);
+    if (huge_pages_->next.is_over()) {
+        huge_pages_->bytes = count_huge_pages();
+        huge_pages_->next = Deadline::in(huge_pages_->wait_s);
+        huge_pages_->wait_s = std::min(2 * huge_pages_->wait_s, kLongestWait);
+    }
+    return huge_pages_->bytes;
+}
+
+std::uint64_t Storage::count_huge_pages() const {
     std::ifstream maps("/proc/self/smaps");
     std::string line;
     bool inside = false;

@@ -97,7 +97,7 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     header.row_bytes = layout.stride();
     header.payload_offset = layout.payload_offset();
     header.seed = config.seed;
-    header.created_ns = now_ns();
+    header.created_ns = wall_ns();
     header.word_is_embedded = layout.word_is_embedded();
     header.has_checksums = config.checksums;
     std::random_device device;

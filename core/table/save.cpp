@@ -17,6 +17,7 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 
 #include "base/crc32c.h"
@@ -504,13 +505,18 @@ private:
     // The index as it is under its lock, counters, records, and how far the writers are. Does not catch up: that would
     // alter the run.
     void take_cut() {
-        std::optional<Table::IndexLock> lock;
-        if (header_.sampler) lock.emplace(table_);
-        SHARPWAVE_FAULT(save_index_locked);
-        if (header_.sampler) save_index();
-        save_records(kCounters);
-        cut_ = cut_of(table_);
-        for (RegionId id : {kWriters, kBlocks}) save_records(id);
+        if (header_.sampler) make_room_for_index();
+        {
+            std::optional<Table::IndexLock> lock;
+            if (header_.sampler) lock.emplace(table_);
+            SHARPWAVE_FAULT(save_index_locked);
+            if (header_.sampler) copy_index();
+            save_records(kCounters);
+            cut_ = cut_of(table_);
+            if (table_.given()) copy_given();
+            for (RegionId id : {kWriters, kBlocks}) save_records(id);
+        }
+        if (header_.sampler) write_index();
     }
 
     void save_records(RegionId id) {
@@ -519,33 +525,62 @@ private:
         copy_records(to.data(), table_.region(id), to.size());
     }
 
-    void save_index() {
-        const std::byte* region = table_.region(kPriorities);
+    // The index as it was under its lock: 8 to 24 bytes a row, by what is counted beside the priorities. Written to the
+    // file after the lock: a disk may take seconds, and no process could sample meanwhile.
+    struct IndexImage {
+        std::vector<std::byte> priorities;
+        std::vector<std::byte> columns[std::size(kIndexColumns)];
+        std::vector<float> given;
+    };
+
+    // Memory for the image, touched before the lock is taken: the kernel's zeroing takes longer than the copy.
+    void make_room_for_index() {
+        index_.priorities.assign(leaves_offset(table_.blocks()) + (slots_ + 15) / 16 * kLeafGroupBytes, std::byte{0});
+        for (std::size_t i = 0; i < std::size(kIndexColumns); ++i) {
+            const Column& column = kIndexColumns[i];
+            if (header_.regions[column.region].bytes) index_.columns[i].assign(slots_ * column.row_bytes, std::byte{0});
+        }
+        if (table_.given()) index_.given.assign(slots_, 0);
+    }
+
+    void copy_index() {
+        std::memcpy(index_.priorities.data(), table_.region(kPriorities), index_.priorities.size());
+        for (std::size_t i = 0; i < std::size(kIndexColumns); ++i) {
+            if (index_.columns[i].empty()) continue;
+            std::memcpy(index_.columns[i].data(), table_.region(kIndexColumns[i].region), index_.columns[i].size());
+        }
+    }
+
+    // Priorities that adds brought. Writers store them without the lock, before they commit the row: after the cut all
+    // rows of the cut have theirs.
+    void copy_given() {
+        for (std::uint64_t slot = 0; slot < slots_; ++slot)
+            index_.given[slot] = std::atomic_ref<float>(table_.given()[slot]).load(std::memory_order_relaxed);
+    }
+
+    void write_index() {
         const std::uint64_t head = leaves_offset(table_.blocks()), at = header_.regions[kPriorities].offset;
-        file_.write(at, region, head);
+        file_.write(at, index_.priorities.data(), head);
         std::vector<std::byte> part;
         for (std::uint64_t slot = 0; slot < slots_;) {
             const std::uint64_t count = std::min<std::uint64_t>(slots_ - slot, 1 << 16);
             part.resize(count * 8);
             for (std::uint64_t i = 0; i < count; ++i) {
-                const std::byte* leaf = region + head + (slot + i) / 16 * kLeafGroupBytes + (slot + i) % 16 * 4;
+                const std::byte* leaf =
+                    index_.priorities.data() + head + (slot + i) / 16 * kLeafGroupBytes + (slot + i) % 16 * 4;
                 std::memcpy(part.data() + i * 8, leaf, 4);
                 std::memcpy(part.data() + i * 8 + 4, leaf + kLeafGroupBytes / 2, 4);
             }
             file_.write(at + head + slot * 8, part.data(), part.size());
             slot += count;
         }
-        for (const Column& column : kIndexColumns) {
-            if (header_.regions[column.region].bytes == 0) continue;
-            file_.write(header_.regions[column.region].offset, table_.region(column.region), slots_ * column.row_bytes);
+        for (std::size_t i = 0; i < std::size(kIndexColumns); ++i) {
+            if (index_.columns[i].empty()) continue;
+            file_.write(header_.regions[kIndexColumns[i].region].offset, index_.columns[i].data(),
+                        index_.columns[i].size());
         }
-        if (!table_.given()) return;
-        std::vector<std::uint32_t> given(slots_);
-        for (std::uint64_t slot = 0; slot < slots_; ++slot) {
-            const float value = std::atomic_ref<float>(table_.given()[slot]).load(std::memory_order_relaxed);
-            std::memcpy(&given[slot], &value, 4);
-        }
-        file_.write(header_.regions[kGiven].offset, given.data(), slots_ * 4);
+        if (table_.given()) file_.write(header_.regions[kGiven].offset, index_.given.data(), slots_ * 4);
+        index_ = {};
     }
 
     // The columns of blocks that stay in the base.
@@ -637,6 +672,7 @@ private:
     Cut cut_;
     const std::vector<Reach>* reach_ = nullptr;  // what the copy that is under way goes by
     Records records_[3];
+    IndexImage index_;
     std::vector<std::byte> heap_;  // what is not written yet
     std::uint64_t heap_begin_ = 0, missed_ = 0;
     Outcome outcome_ = Outcome::done;
@@ -659,21 +695,16 @@ void Table::save(const std::string& path, bool incremental) const {
     for (int attempt = 0; attempt < 4; ++attempt) {
         const std::uint64_t before = visible_slots();
         // The last one but one holds adds back; the last one knows how much comes meanwhile.
-        if (attempt >= 2) hold_adds(kHoldSeconds);
-        Outcome outcome;
-        try {
-            Saver saver(*this, base ? increment_path(path) : path, base, path, slack);
-            if (base && !saver.is_small()) {
-                base.reset();  // so much has changed that a whole one is as good
-                --attempt;
-                continue;
-            }
-            outcome = saver.save(true);
-        } catch (...) {
-            hold_adds(0);
-            throw;
+        std::optional<AddHold> hold;
+        if (attempt >= 2) hold.emplace(*this, kHoldSeconds);
+        Saver saver(*this, base ? increment_path(path) : path, base, path, slack);
+        if (base && !saver.is_small()) {
+            base.reset();  // so much has changed that a whole one is as good
+            --attempt;
+            continue;
         }
-        hold_adds(0);
+        const Outcome outcome = saver.save(true);
+        hold.reset();
         if (outcome == Outcome::done) {
             if (!base) unlink(increment_path(path).c_str());
             return;

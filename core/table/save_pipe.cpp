@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <utility>
 
 namespace sharpwave {
@@ -36,7 +37,11 @@ SavePipe::SavePipe(NewFile& file, const Header& header, const Table& table, bool
       checksums_(file),
       words_(file),
       finals_(file) {
-    if (threaded) thread_ = std::thread([this] { run(); });
+    try {
+        if (threaded) thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error&) {
+        // No thread to be had: this one writes, as it does for small tables.
+    }
 }
 
 SavePipe::~SavePipe() {

@@ -1,7 +1,5 @@
 #include "table/table.h"
 
-#include <time.h>
-
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/fault.h"
+#include "base/futex.h"
 #include "base/process.h"
 #include "storage/new_file.h"
 #include "table/geometry.h"
@@ -181,6 +180,7 @@ Table::~Table() {
     if (!presence_ || is_from_another_process() || !is_settled_) return;
     try {
         // Mostly one flush would do; the first one is outside the door, where nobody waits for the disk.
+        if (!presence_->is_named()) return;  // removed: nobody opens it again
         if (presence_->is_only()) storage_.flush();
         if (!presence_->begin_leave(Deadline::in(kLeavePatience))) return;
         SHARPWAVE_FAULT(leave_at_door);
@@ -201,27 +201,72 @@ void Table::refuse() const {
     throw Error(ErrorKind::closed, "the buffer was opened by the parent process of this one; " + mend);
 }
 
-// The longest honest hold is a rebuild.
-constexpr double kLockTimeout = 20.0;
-
-Table::IndexLock::IndexLock(const Table& table) : table_(table) {
-    if (table.shared_lock().lock(kLockTimeout, table.presence_.get())) {
+Table::IndexLock::IndexLock(const Table& table, Deadline deadline) : table_(table) {
+    SharedLock::Taken taken = table.shared_lock().take(0, table.presence_.get());
+    if (taken == SharedLock::Taken::no) [[unlikely]]
+        taken = wait(deadline);
+    if (taken == SharedLock::Taken::after_death) {
         table.counters_->index_takeovers.value.fetch_add(1, std::memory_order_relaxed);
         table.counters_->index_origin.value.store(kNone, std::memory_order_relaxed);
     }
     SHARPWAVE_FAULT(index_locked);
 }
 
-Table::IndexLock::~IndexLock() { table_.shared_lock().unlock(table_.presence_.get()); }
-
-void Table::hold_adds(double seconds) const {
-    held_until().store(seconds > 0 ? now_ns() + static_cast<std::uint64_t>(seconds * 1e9) : 0,
-                       std::memory_order_release);
+SharedLock::Taken Table::IndexLock::wait(Deadline deadline) {
+    yield_.begin();
+    const Deadline until = deadline.at_least(kLockGrace);
+    SharedLock& lock = table_.shared_lock();
+    for (;;) {
+        const SharedLock::Taken taken = lock.take(std::min(until.left_s(), kWaitSlice), table_.presence_.get());
+        if (taken != SharedLock::Taken::no) return taken;
+        if (until.is_over()) break;
+        check_interrupt();
+    }
+    throw Error(ErrorKind::not_ready, "the buffer's index is held by process " + std::to_string(lock.owner_pid.load()) +
+                                          ", which did not let go of it before the timeout; is that process stopped?");
 }
 
-void Table::wait_while_held() const {
-    const timespec pause{0, 200'000};
-    while (held_until().load(std::memory_order_acquire) > now_ns()) nanosleep(&pause, nullptr);
+Table::IndexLock::~IndexLock() { table_.shared_lock().unlock(table_.presence_.get()); }
+
+Table::AddHold::AddHold(const Table& table, double seconds)
+    : table_(table), until_(steady_ns() + static_cast<std::uint64_t>(seconds * 1e9)) {
+    Hold& hold = table.hold();
+    hold.seat.store(table.seat(), std::memory_order_relaxed);
+    hold.tag.store(table.tag(), std::memory_order_relaxed);
+    hold.until.store(until_, std::memory_order_release);
+}
+
+Table::AddHold::~AddHold() {
+    Hold& hold = table_.hold();
+    // Another saver may have begun a hold since: that one is not ours to end.
+    if (!hold.until.compare_exchange_strong(until_, 0, std::memory_order_acq_rel)) return;
+    hold.changes.fetch_add(1, std::memory_order_release);
+    wake_all(hold.changes);
+}
+
+bool Table::wait_while_held(Deadline deadline, bool is_interruptible) const {
+    constexpr double kLook = 5e-3;  // seconds between looks whether the holder still lives
+    Hold& hold = this->hold();
+    for (double since_check = 0;;) {
+        const std::uint32_t seen = hold.changes.load(std::memory_order_acquire);
+        std::uint64_t until = hold.until.load(std::memory_order_acquire);
+        const std::uint64_t now = steady_ns();
+        if (until == 0) return true;
+        const bool is_over = until <= now || !is_alive(hold.seat.load(std::memory_order_relaxed),
+                                                       hold.tag.load(std::memory_order_relaxed));
+        if (is_over) {
+            hold.until.compare_exchange_strong(until, 0, std::memory_order_acq_rel);
+            continue;
+        }
+        if (deadline.is_over()) return false;
+        const double left = std::min({kLook, static_cast<double>(until - now) * 1e-9, deadline.left_s()});
+        wait_for_change(hold.changes, seen, left);
+        since_check += left;
+        if (is_interruptible && since_check >= kWaitSlice) {
+            since_check = 0;
+            check_interrupt();
+        }
+    }
 }
 
 std::string Table::description() const {

@@ -20,6 +20,7 @@
 
 #include "base/divide.h"
 #include "base/process.h"
+#include "base/wait.h"
 #include "schema/schema.h"
 #include "storage/format.h"
 #include "storage/presence.h"
@@ -198,16 +199,23 @@ public:
                                                        : nullptr;
     }
     // The index lock, while it lives. Where its last owner died inside, the index is marked to be made anew.
+    //
+    // A lock that is free is taken at once. Otherwise the caller yields, until the lock is given back, and waits until
+    // the deadline: ErrorKind::not_ready names the process that holds it. Calls hold it for some microseconds, for 100
+    // ms at 1M rows while the index is made anew: even a deadline that is over waits kLockGrace.
     class IndexLock {
     public:
-        explicit IndexLock(const Table& table);
+        explicit IndexLock(const Table& table, Deadline deadline = Deadline::never());
         ~IndexLock();
         IndexLock(const IndexLock&) = delete;
         IndexLock& operator=(const IndexLock&) = delete;
 
     private:
+        SharedLock::Taken wait(Deadline deadline);
         const Table& table_;
+        Yield yield_;  // ends after the lock: nothing is waited for under it
     };
+    static constexpr double kLockGrace = 0.05;
     std::uint64_t block_of(std::uint64_t slot) const { return by_block_.quotient(slot); }
     std::uint64_t rows_left(std::uint64_t slot) const {  // in its block, with itself
         const std::uint64_t block = block_of(slot);
@@ -222,9 +230,22 @@ public:
         return region(format::kWaiting) + (pair * 2 + half) * header_->waiting_bytes;
     }
 
-    // Writers wait before they claim a block, at most so many seconds from now; 0 lets them go on.
-    void hold_adds(double seconds) const;
-    void wait_while_held() const;
+    // Writers wait before they claim a block, while it lives: at most so many seconds, and not longer than this process
+    // lives.
+    class AddHold {
+    public:
+        AddHold(const Table& table, double seconds);
+        ~AddHold();
+        AddHold(const AddHold&) = delete;
+        AddHold& operator=(const AddHold&) = delete;
+
+    private:
+        const Table& table_;
+        std::uint64_t until_;
+    };
+    bool are_adds_held() const { return hold().until.load(std::memory_order_acquire) != 0; }
+    // False: the deadline is over first. Ended by signals, unless it waits in the middle of an add.
+    bool wait_while_held(Deadline deadline, bool is_interruptible) const;
 
     // Gives the bytes of a file's sparse part their space; lack of it is ErrorKind::storage.
     void ensure(const std::byte* place, std::uint64_t bytes) const {
@@ -274,9 +295,7 @@ private:
     Table(Storage storage, RowLayout layout);
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
-    std::atomic<std::uint64_t>& held_until() const {  // nanoseconds; in the runtime page, behind the lock
-        return runtime().held_until;
-    }
+    format::Hold& hold() const { return runtime().hold; }
     void take_off(std::uint64_t block, format::WriterRecord& by) const;
     SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(runtime().index_lock); }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -93,8 +94,10 @@ void Writer::let_go_of_block() {
     table_->block_record(block_).owner.compare_exchange_strong(mine, 0, std::memory_order_acq_rel);
 }
 
-void Writer::claim_block() {
-    table_->wait_while_held();
+// `waits`: without, a hold that begins in the middle of an add does not stop it. Small adds come with the interpreter's
+// lock, which must not be kept during a wait; they looked before they began.
+void Writer::claim_block(bool waits) {
+    if (waits) table_->wait_while_held(Deadline::never(), false);
     Counters& counters = table_->counters();
     // A block that another writer still fills is passed over: its ticket stays without rows.
     for (std::uint64_t tries = 0; tries < 2 * table_->blocks(); ++tries) {
@@ -180,19 +183,46 @@ void Writer::notice_clear() {
     }
 }
 
-void Writer::append(const RowBatch& batch) {
-    std::lock_guard<std::mutex> guard(mutex_);
-    append_locked(batch);
+std::unique_lock<std::timed_mutex> Writer::lock(Deadline deadline) {
+    std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
+    while (!guard.owns_lock()) {
+        if (guard.try_lock_for(std::chrono::duration<double>(std::min(deadline.left_s(), kWaitSlice)))) break;
+        if (deadline.is_over()) {
+            throw Error(ErrorKind::not_ready,
+                        "add(): another thread adds through the same writer and was not done before the timeout; take "
+                        "one for each thread with buf.writer()");
+        }
+        check_interrupt();
+    }
+    return guard;
+}
+
+// The rows need a block that a saver does not want to be claimed now.
+bool Writer::is_held_back(const RowBatch& batch) const {
+    return batch.rows > length_ - head_ && table_->are_adds_held();
+}
+
+void Writer::append(const RowBatch& batch, Deadline deadline) {
+    for (;;) {
+        {
+            const auto guard = lock(deadline);
+            if (!is_held_back(batch)) return append_locked(batch, true);
+        }
+        if (!table_->wait_while_held(deadline, true)) {
+            throw Error(ErrorKind::not_ready,
+                        "add(): a save() holds adds back and was not done before the timeout; give a longer timeout=");
+        }
+    }
 }
 
 bool Writer::try_append(const RowBatch& batch) {
-    std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
-    if (!guard.owns_lock()) return false;
-    append_locked(batch);
+    std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
+    if (!guard.owns_lock() || is_held_back(batch)) return false;
+    append_locked(batch, false);
     return true;
 }
 
-void Writer::append_locked(const RowBatch& batch) {
+void Writer::append_locked(const RowBatch& batch, bool waits) {
     table_->check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();
@@ -201,7 +231,7 @@ void Writer::append_locked(const RowBatch& batch) {
     if (stacks_) check_stacks(batch);
     std::size_t done = 0;
     try {
-        append_groups(batch, done);
+        append_groups(batch, done, waits);
     } catch (const Error& error) {
         // What earlier groups wrote over is gone: they cannot be taken back, so they are told.
         if (done == 0) throw;
@@ -210,10 +240,10 @@ void Writer::append_locked(const RowBatch& batch) {
     }
 }
 
-void Writer::append_groups(const RowBatch& batch, std::size_t& done) {
+void Writer::append_groups(const RowBatch& batch, std::size_t& done, bool waits) {
     while (done < batch.rows) {
         if (head_ == length_) {
-            claim_block();
+            claim_block(waits);
             notice_clear();
             if (head_ == length_) continue;  // cleared between the two: the block just claimed is history
         }
@@ -277,26 +307,24 @@ void Writer::append_row(const RowBatch& batch) {
 // and whoever settles its affairs goes on from there.
 void Writer::count(std::int64_t gained) {
     BlockRecord& block = table_->block_record(block_);
-    const auto in_order = [] { std::atomic_signal_fence(std::memory_order_seq_cst); };
+    // Every store releases those before it: a process that sees one of them sees the earlier ones. (Plain on x86.)
+    constexpr std::memory_order in_order = std::memory_order_release;
     const std::int64_t gone = is_plain_ ? 0 : record_.gone.load(std::memory_order_relaxed);
     const std::int64_t in_block = static_cast<std::int64_t>(block.live.load(std::memory_order_relaxed)) + gained;
     const std::int64_t in_record = record_.live.load(std::memory_order_relaxed) + gained - gone;
-    record_.settled_block.store(in_block, std::memory_order_relaxed);
-    record_.settled_live.store(in_record, std::memory_order_relaxed);
-    in_order();
-    record_.settling.store(block_ + 1, std::memory_order_relaxed);
-    in_order();
+    record_.settled_block.store(in_block, in_order);
+    record_.settled_live.store(in_record, in_order);
+    record_.settling.store(block_ + 1, in_order);
     if (is_plain_) {
-        block.live.store(static_cast<std::uint64_t>(in_block), std::memory_order_relaxed);
+        block.live.store(static_cast<std::uint64_t>(in_block), in_order);
     } else {
         // Other writers may retire rows of this block.
-        block.live.fetch_add(static_cast<std::uint64_t>(gained), std::memory_order_relaxed);
+        block.live.fetch_add(static_cast<std::uint64_t>(gained), in_order);
     }
     SHARPWAVE_FAULT(row_half_counted);
-    record_.live.store(in_record, std::memory_order_relaxed);
-    if (!is_plain_) record_.gone.store(0, std::memory_order_relaxed);
-    in_order();
-    record_.settling.store(0, std::memory_order_relaxed);
+    record_.live.store(in_record, in_order);
+    if (!is_plain_) record_.gone.store(0, in_order);
+    record_.settling.store(0, in_order);
 }
 
 // Given stacks must be what the table will give back: each goes on from the frames added before it, or is one frame
@@ -735,7 +763,7 @@ void Writer::end_open_episodes() {
 void Writer::close() {
     // A forked child never writes through its parent's writer, and may have got its mutex locked.
     if (table_->is_from_another_process()) return;
-    std::lock_guard<std::mutex> guard(mutex_);
+    const auto guard = lock(Deadline::never());
     if (closed_) return;
     closed_ = true;
     // Whatever happens to the last rows, the place is given back.

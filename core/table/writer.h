@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/wait.h"
 #include "table/copy.h"
 #include "table/heap.h"
 #include "table/table.h"
@@ -39,10 +40,11 @@ public:
     Writer& operator=(const Writer&) = delete;
 
     // Returns when every row is committed. Threads that share a writer take turns. The caller has checked shapes and
-    // that rows is a multiple of the width and at most the capacity.
-    void append(const RowBatch& batch);
+    // that rows is a multiple of the width and at most the capacity. Waits for other threads, and for a saver that
+    // holds adds back, until the deadline: then nothing was written, and ErrorKind::not_ready says what for.
+    void append(const RowBatch& batch, Deadline deadline = Deadline::never());
 
-    // The same, but gives up at once where another thread has its turn; then nothing was written.
+    // The same, but gives up at once where it would have to wait; then nothing was written.
     bool try_append(const RowBatch& batch);
 
     // Ends open episodes as truncated and gives the record back. A second call does nothing.
@@ -51,16 +53,18 @@ public:
     Table& table() const { return *table_; }
 
 private:
-    void append_locked(const RowBatch& batch);
+    void append_locked(const RowBatch& batch, bool waits);
+    bool is_held_back(const RowBatch& batch) const;
+    std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void check_stacks(const RowBatch& batch);
     bool goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count);
     void end_untold(std::uint64_t env);
-    void claim_block();
+    void claim_block(bool waits);
     void notice_clear();
     void take_block(std::uint64_t ticket, std::uint64_t head);
     void let_go_of_block();
     void append_row(const RowBatch& batch);
-    void append_groups(const RowBatch& batch, std::size_t& done);
+    void append_groups(const RowBatch& batch, std::size_t& done, bool waits);
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void count(std::int64_t gained);
     void retire_ahead(std::size_t count);
@@ -80,7 +84,7 @@ private:
     const bool stacks_;    // some field is stacked
     const bool is_plain_;  // rows of fixed fields, nothing derived, nothing stacked
     const bool is_bare_;   // and one env, no priorities, no checksums: a row is its word and its bytes
-    std::mutex mutex_;
+    std::timed_mutex mutex_;
     bool closed_ = false;
 
     std::uint64_t ticket_ = format::kNone;

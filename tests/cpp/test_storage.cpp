@@ -242,23 +242,28 @@ TEST_F(Storages, TellWhoHoldsTheIndexAndIsStopped) {
     const pid_t child = fork();
     if (child == 0) {
         // Not through the table: it is the parent's.
-        lock.lock(1, nullptr);
+        lock.take(1, nullptr);
         raise(SIGSTOP);
         for (;;) pause();
     }
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
     ASSERT_TRUE(WIFSTOPPED(status));
+    EXPECT_EQ(lock.take(0, nullptr), SharedLock::Taken::no);
+    const std::uint64_t began = steady_ns();
     try {
-        lock.lock(0.2, nullptr);
+        const Table::IndexLock held(*table, Deadline::in(0.2));
         ADD_FAILURE() << "took a lock that another process holds";
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::not_ready);
         EXPECT_NE(std::string(error.what()).find("held by process " + std::to_string(child)), std::string::npos)
             << error.what();
     }
+    const double waited = static_cast<double>(steady_ns() - began) * 1e-9;
+    EXPECT_GT(waited, 0.19);
+    EXPECT_LT(waited, 5);
     kill(child, SIGKILL);
     ASSERT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_TRUE(lock.lock(5, nullptr)) << "who takes over is told that the last owner died";
+    EXPECT_EQ(lock.take(5, nullptr), SharedLock::Taken::after_death);
     lock.unlock(nullptr);
 }

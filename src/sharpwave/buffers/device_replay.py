@@ -512,9 +512,12 @@ class DeviceReplayBuffer(ReplayBuffer):
             self._known_out = size, tensors, addresses, draws
         return draws
 
-    def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, Any]:
+    def update_priorities(
+        self, indices: Any, priorities: Any, mask: Any = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
         """As of every ReplayBuffer; the counts are tensors on the device. Numbers on the device are looked at there:
-        one that is not finite makes the whole call do nothing, and the next call raises."""
+        one that is not finite makes the whole call do nothing, and the next call raises. ``timeout`` has no effect: no
+        other process shares the index."""
         where = "update_priorities()"
         self._heed(where)
         if not self._has_index:

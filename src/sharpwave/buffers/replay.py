@@ -313,7 +313,8 @@ class ReplayBuffer:
         Values come in the order ``obs, action, reward, next_obs, done`` followed by further fields, or by name.
         ``terminated=`` is another name of ``done=``; ``truncated=True`` ends an episode without claiming termination.
         ``mask=`` (one truth value a row) leaves out rows where it is False; their step keeps its place.
-        ``timeout=`` is how many seconds to wait where the pace says so: None for ever, 0 not at all.
+        ``timeout=`` is how many seconds to wait where the pace says so, for a ``save`` that holds adds back and for
+        other threads that add through the same buffer: None for ever, 0 not at all.
 
         Raises:
             SchemaError: A value does not fit its field. Nothing was written.
@@ -375,7 +376,8 @@ class ReplayBuffer:
             batch_size: How many.
             out: A batch of the same size to fill instead of new arrays; it is also what is returned.
             device: None gives NumPy arrays; ``"cpu"`` torch tensors over the same memory; another device a copy there.
-            timeout: Seconds to wait where the pace says so; None waits for ever, 0 not at all.
+            timeout: Seconds to wait where the pace says so, and for another process that holds the index; None waits
+                for ever, 0 not at all. (The index is held for microseconds; 0 waits up to 0.05 s for that.)
 
         Returns:
             A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
@@ -383,10 +385,11 @@ class ReplayBuffer:
             with priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight.
 
         Raises:
-            NotReady: There is nothing to draw, or it did not become its turn in time.
+            NotReady: There is nothing to draw, or it did not become its turn in time, or another process kept the
+                index until the timeout; the message names it.
         """
         device = self._device if device is None else device
-        if device is None and self._is_plain:
+        if device is None and timeout is None and self._is_plain:
             return self._table.sample(batch_size, out)
         return self._draw(batch_size, out, device, timeout, True)
 
@@ -449,13 +452,13 @@ class ReplayBuffer:
     ) -> dict[str, Any]:
         """``sample`` for an event loop, which goes on while the pace lets this call wait."""
         if self._pace is None:
-            return self.sample(batch_size, out=out, device=device)
+            return self.sample(batch_size, out=out, device=device, timeout=timeout)
         return await self._bell.in_turn(lambda: self._draw(batch_size, out, device, 0, True), timeout)
 
     async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """``add`` for an event loop, which goes on while the pace lets this call wait."""
         if self._pace is None:
-            return self.add(*args, **kwargs)
+            return self.add(*args, **kwargs) if timeout is None else self.add(*args, timeout=timeout, **kwargs)
         return await self._bell.in_turn(lambda: self.add(*args, timeout=0, **kwargs), timeout)
 
     def batches(
@@ -524,7 +527,9 @@ class ReplayBuffer:
                 holder[last] = {"values": values[mask], "offsets": offsets}
         return batch
 
-    def update_priorities(self, indices: Any, priorities: Any, mask: Any = None) -> dict[str, int]:
+    def update_priorities(
+        self, indices: Any, priorities: Any, mask: Any = None, *, timeout: float | None = None
+    ) -> dict[str, int]:
         """Gives rows new priorities.
 
         Args:
@@ -532,16 +537,18 @@ class ReplayBuffer:
             priorities: One number each; signs do not count, so TD errors may be passed as they are. Where a serial
                 comes twice the last one holds. With ``Windows`` also one a place, shape (windows, places).
             mask: With one a place: which of them were learnt from, ``batch["mask"]``.
+            timeout: Seconds to wait for another process that holds the index; None waits for ever.
 
         Returns:
             ``{"applied": n, "stale": m}``: m rows had left the buffer since and were passed over.
 
         Raises:
             SchemaError: A number is NaN or infinite, or the lengths differ. Nothing was changed.
+            NotReady: Another process kept the index until the timeout; the message names it. Nothing was changed.
         """
         if not isinstance(self._sampler, Prioritized):
             raise SchemaError("update_priorities(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
-        done = None if mask is not None else self._table.update_at_once(indices, priorities)
+        done = None if mask is not None else self._table.update_at_once(indices, priorities, timeout)
         if done is not None:
             return done
         where = "update_priorities()"
@@ -551,7 +558,7 @@ class ReplayBuffer:
             raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
         serials = as_serials(where, indices)
         values = read_priorities(where, "priorities", priorities, (len(serials),))
-        applied, stale = self._table.update_priorities(serials, values)
+        applied, stale = self._table.update_priorities(serials, values, timeout)
         return {"applied": applied, "stale": stale}
 
     def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
@@ -630,7 +637,10 @@ class ReplayBuffer:
         return dict(self._schema.fields)
 
     def stats(self) -> dict[str, Any]:
-        """Counts and sizes, as plain numbers: what a logger wants. ``"feeds"``: how batches reach each GPU."""
+        """Counts and sizes, as plain numbers: what a logger wants. ``"feeds"``: how batches reach each GPU.
+
+        ``"huge_page_bytes"`` may be up to a minute old: the kernel takes milliseconds to count them.
+        """
         stats = {"storage": self._address or "memory", **self._table.stats()}
         feeds = {name: feed.describe() for name, feed in self._feeds.items() if feed is not None}
         return stats | {"feeds": feeds} if feeds else stats

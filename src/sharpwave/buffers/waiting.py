@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -18,7 +19,8 @@ __all__ = ["Bell", "batches"]
 
 _Result = TypeVar("_Result")
 _SLICE = 0.1  # seconds after which a thread looks whether it is still wanted
-_PAUSE = 0.01  # seconds until a draw that did not wait by itself is tried again
+_LOOK = 0.5  # seconds after which a coroutine looks again: nothing rings when a process dies
+_PAUSES = 0.001, 0.05  # seconds between two looks for rows of a buffer without a pace: the first, and the longest
 
 
 class Bell:
@@ -41,8 +43,8 @@ class Bell:
                 try:
                     return attempt()
                 except NotReady:
-                    left = None if deadline is None else deadline - loop.time()
-                    if left is not None and left <= 0:
+                    left = _LOOK if deadline is None else min(_LOOK, deadline - loop.time())
+                    if left <= 0:
                         raise
                 await asyncio.wait({rung}, timeout=left)
             finally:
@@ -64,7 +66,12 @@ class Bell:
                 if not self._listeners or not threading.main_thread().is_alive():
                     self._is_listening = False
                     return
-            now = self._table.pace_wait(mark, _SLICE)
+            try:
+                now = self._table.pace_wait(mark, _SLICE)
+            except ClosedError:  # those that wait will be told so when they look again
+                with self._lock:
+                    self._is_listening = False
+                return
             if now == mark:
                 continue
             mark = now
@@ -103,15 +110,19 @@ def batches(
             if not room.acquire(timeout=_SLICE):
                 continue
             began = time.monotonic()
+            pause, longest = _PAUSES
             while is_wanted():
                 left = _SLICE if timeout is None else min(_SLICE, max(0.0, began + timeout - time.monotonic()))
                 try:
                     batch = draw(left)
                 except NotReady as error:
-                    if timeout is not None and time.monotonic() - began >= timeout:
+                    over = math.inf if timeout is None else began + timeout - time.monotonic()
+                    if over <= 0:
                         return ready.put(error)
-                    # Only a pace lets a draw wait: one from an empty buffer without a pace fails at once.
-                    unwanted.wait(min(_PAUSE, left))
+                    # With a pace the draw has waited. Without one it says at once that there is nothing to draw, and
+                    # nothing rings when rows come.
+                    unwanted.wait(min(pause, over))
+                    pause = min(2 * pause, longest)
                     continue
                 except BaseException as error:
                     return ready.put(error)

@@ -1,0 +1,523 @@
+"""Waits: to the caller's deadline, by a steady clock, without the interpreter's lock, ended by Ctrl-C; and at exit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numbered import make, row, rows
+
+import sharpwave as sw
+from sharpwave.errors import NotReady
+
+SOAK = int(os.environ.get("SHARPWAVE_SOAK", "0"))
+HELD_ROWS = 200_000  # so many priorities at once keep the index lock for some milliseconds
+
+
+def python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.communicate()
+
+
+@contextmanager
+def stopped_in_the_index(address: str) -> Iterator[int]:
+    """A process that was stopped while it held the index lock; its id."""
+    child = python(
+        f"""
+        import sys
+        import numpy as np, sharpwave as sw
+        buffer = sw.open(sys.argv[1])
+        serials, values = np.arange({HELD_ROWS}), np.ones({HELD_ROWS}, np.float32)
+        print("in", flush=True)
+        while True:
+            buffer._table.update_priorities(serials, values)
+        """,
+        address,
+    )
+    probe = sw.open(address)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "in\n"
+    try:
+        for _ in range(200):
+            time.sleep(0.01)
+            os.kill(child.pid, signal.SIGSTOP)
+            try:
+                probe.sample(1, timeout=0)
+            except NotReady:
+                break
+            os.kill(child.pid, signal.SIGCONT)
+        else:
+            pytest.fail("the other process was never stopped inside the lock")
+        yield child.pid
+    finally:
+        end(child)
+        probe.close()
+
+
+def shared(address: str, **options: Any) -> sw.ReplayBuffer:
+    buffer = make(HELD_ROWS, sampler=sw.Prioritized(), storage=address, num_envs=1, **options)
+    buffer.add(**rows(range(1000)))
+    return buffer
+
+
+@contextmanager
+def ticking() -> Iterator[Callable[[], float]]:
+    """Another Python thread; tells for how many seconds it was silent at the longest."""
+    ticks = [time.monotonic()]
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        yield lambda: max(after - before for before, after in itertools.pairwise(ticks))
+    finally:
+        stop.set()
+        thread.join()
+
+
+# ---- the index lock --------------------------------------------------------------------------------------------------
+
+
+def calls(buffer: sw.ReplayBuffer) -> dict[str, Callable[[], Any]]:
+    few, many, out = np.arange(8), np.arange(20_000), buffer.sample(8)
+    known = {
+        "sample": lambda: buffer.sample(8, timeout=0.4),
+        "sample many": lambda: buffer.sample(30_000, timeout=0.4),
+        "sample into out": lambda: buffer.sample(8, out=out, timeout=0.4),
+        "update few": lambda: buffer.update_priorities(few, np.ones(8), timeout=0.4),
+        "update a list": lambda: buffer.update_priorities(few.tolist(), [1.0] * 8, timeout=0.4),
+        "update many": lambda: buffer.update_priorities(many, np.ones(len(many)), timeout=0.4),
+    }
+    if buffer.pace is not None:
+        known["add"] = lambda: buffer.add(**rows([0]), timeout=0.4)
+    return known
+
+
+@pytest.mark.parametrize("pace", [None, sw.Pace.min_size(1)], ids=["no pace", "pace"])
+def test_calls_obey_their_timeout_while_a_stopped_process_holds_the_index(shm_address: str, pace: Any) -> None:
+    buffer = shared(shm_address, pace=pace)
+    known = calls(buffer)
+    before = buffer.stats()["updates_applied"]
+    with stopped_in_the_index(shm_address) as holder:
+        for name, call in known.items():
+            with ticking() as silence:
+                began = time.monotonic()
+                with pytest.raises(NotReady, match=f"held by process {holder}, which did not let go"):
+                    call()
+                took = time.monotonic() - began
+                time.sleep(0.02)
+            assert 0.3 < took < 5, name
+            assert silence() < 0.3, f"{name}: other threads could not run"
+    assert buffer.stats()["updates_applied"] >= before
+    buffer.sample(8, timeout=5)  # its holder is dead: the index is made anew
+    buffer.close(unlink=True)
+
+
+def test_timeout_zero_does_not_wait_for_a_stopped_process(shm_address: str) -> None:
+    buffer = shared(shm_address)
+    with stopped_in_the_index(shm_address):
+        began = time.monotonic()
+        with pytest.raises(NotReady, match="held by process"):
+            buffer.sample(8, timeout=0)
+        assert time.monotonic() - began < 5
+    buffer.close(unlink=True)
+
+
+def test_calls_without_a_timeout_go_on_when_the_holder_dies(shm_address: str) -> None:
+    buffer = shared(shm_address)
+    with stopped_in_the_index(shm_address) as holder:
+        threading.Timer(0.3, os.kill, (holder, signal.SIGKILL)).start()
+        assert len(buffer.sample(8)["indices"]) == 8
+    assert buffer.stats()["index_takeovers"] == 1
+    buffer.close(unlink=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "buffer.sample(8)",
+        "buffer.update_priorities(np.arange(8), np.ones(8))",
+        "buffer.tune(alpha=0.5)",
+        "buffer.save(sys.argv[2])",
+        "next(buffer.batches(8))",
+    ],
+)
+def test_ctrl_c_ends_a_wait_for_the_index(shm_address: str, tmp_path: Path, call: str) -> None:
+    buffer = shared(shm_address)
+    with stopped_in_the_index(shm_address):
+        child = python(
+            f"""
+            import signal, sys
+            import numpy as np, sharpwave as sw
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            buffer = sw.open(sys.argv[1])
+            print("in", flush=True)
+            {call}
+            """,
+            shm_address,
+            str(tmp_path / "snapshot"),
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "in\n"
+        time.sleep(0.3)
+        assert child.poll() is None
+        child.send_signal(signal.SIGINT)
+        try:
+            _, errors = child.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            end(child)
+            pytest.fail("Ctrl-C did not end it")
+        assert "KeyboardInterrupt" in errors
+        assert list(tmp_path.iterdir()) == []
+    buffer.close(unlink=True)
+
+
+# ---- the clock and signals -------------------------------------------------------------------------------------------
+
+
+def shim(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which a C function stands before the system's own."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = folder / "shim.c", folder / "shim.so"
+    source.write_text("#define _GNU_SOURCE\n#include <dlfcn.h>\n" + textwrap.dedent(code))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return os.environ | {"LD_PRELOAD": str(library)}
+
+
+SET_BACK = """
+    #include <time.h>
+    #include <unistd.h>
+    // CLOCK_REALTIME is an hour behind once the file is there.
+    int clock_gettime(clockid_t id, struct timespec* now) {
+        static int (*real)(clockid_t, struct timespec*);
+        if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+        int code = real(id, now);
+        if (id == CLOCK_REALTIME && access("STEP", F_OK) == 0) now->tv_sec -= 3600;
+        return code;
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "buffer.sample(4, timeout=1)",
+        "sw.open(f'file://{folder}/absent.sw', timeout=1)",
+        "next(buffer.batches(4, timeout=1))",
+    ],
+)
+def test_a_clock_that_is_set_back_moves_no_deadline(tmp_path: Path, call: str) -> None:
+    step = tmp_path / "step"
+    child = python(
+        f"""
+        import sys, threading, time, pathlib
+        import sharpwave as sw
+        folder = pathlib.Path(sys.argv[1])
+        buffer = sw.ReplayBuffer(100, obs_shape=(2,), pace=sw.Pace.min_size(10))
+        threading.Timer(0.3, (folder / "step").touch).start()
+        began = time.monotonic()
+        try:
+            {call}
+        except sw.errors.SharpwaveError as error:
+            print(time.monotonic() - began)
+        """,
+        str(tmp_path),
+        env=shim(tmp_path, SET_BACK.replace("STEP", str(step))),
+    )
+    try:
+        text, errors = child.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        end(child)
+        pytest.fail("it waits for the clock to come back")
+    assert errors == ""
+    assert 0.9 < float(text) < 10
+
+
+def test_signals_do_not_fail_the_making_of_a_large_buffer(shm_address: str) -> None:
+    child = python(
+        """
+        import signal, sys
+        import sharpwave as sw
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        for _ in range(3):
+            buffer = sw.ReplayBuffer(2_000_000, obs_shape=(17,), storage=sys.argv[1])
+            buffer.close(unlink=True)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        """,
+        shm_address,
+    )
+    try:
+        _, errors = child.communicate(timeout=100)
+    finally:
+        end(child)
+    assert errors == ""
+    assert child.returncode == 0
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+
+def test_batches_of_an_empty_buffer_burn_no_core() -> None:
+    buffer = make(100)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(next(buffer.batches(4))))
+    thread.start()
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(1)
+    assert time.process_time() - before < 0.3
+    buffer.add(**row(1))
+    thread.join(10)
+    assert len(got) == 1
+    buffer.close()
+
+
+def test_batches_of_an_empty_buffer_obey_their_timeout() -> None:
+    buffer = make(100)
+    began = time.monotonic()
+    with pytest.raises(NotReady):
+        next(buffer.batches(4, timeout=0.3))
+    assert 0.25 < time.monotonic() - began < 5
+    buffer.close()
+
+
+def test_a_paced_sample_waits_until_a_window_fits() -> None:
+    buffer = make(100, view=sw.Windows(20, end="stop"), pace=sw.Pace.min_size(5), num_envs=1)
+    buffer.add(**rows(range(10)))
+    with pytest.raises(NotReady, match="0 of 10 rows can start an example of the view, 1 must"):
+        buffer.sample(2, timeout=0.05)
+    threading.Timer(0.1, lambda: buffer.add(**rows(range(10, 30)))).start()
+    assert buffer.sample(2, timeout=20)["obs"].shape[:2] == (2, 20)
+    buffer.close()
+
+
+def test_adding_goes_on_while_no_window_fits() -> None:
+    pace = sw.Pace(samples_per_insert=1.0, min_size=1, min_diff=-8, max_diff=8)
+    buffer = make(100, view=sw.Windows(20, end="stop"), pace=pace, num_envs=1)
+    for i in range(20):
+        buffer.add(**rows([i]), timeout=0)  # nothing could be sampled meanwhile
+    with pytest.raises(NotReady, match="adding waits"):
+        buffer.add(**rows([20]), timeout=0)
+    assert buffer.sample(2, timeout=0)["obs"].shape[:2] == (2, 20)
+    buffer.close()
+
+
+def test_stats_asks_the_kernel_for_huge_pages_only_now_and_then() -> None:
+    def read_bytes() -> int:
+        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(fields["rchar"])
+
+    buffer = make(200_000)  # large enough for huge pages
+    assert buffer.stats()["storage_bytes"] > 4 << 20
+    once = read_bytes()
+    Path("/proc/self/smaps").read_bytes()
+    once = read_bytes() - once
+    before = read_bytes()
+    for _ in range(50):
+        buffer.stats()
+    assert read_bytes() - before < 5 * once
+    buffer.close()
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+SLOW_WRITES = """
+    #include <time.h>
+    #include <unistd.h>
+    // Part of an index takes a second to write.
+    ssize_t pwrite(int fd, const void* data, size_t bytes, off_t offset) {
+        static ssize_t (*real)(int, const void*, size_t, off_t);
+        if (!real) real = dlsym(RTLD_NEXT, "pwrite");
+        if (bytes == 65536 * 8) nanosleep(&(struct timespec){1, 0}, 0);
+        return real(fd, data, bytes, offset);
+    }
+    ssize_t pwrite64(int fd, const void* data, size_t bytes, off_t offset) { return pwrite(fd, data, bytes, offset); }
+"""
+
+
+def test_a_slow_disk_keeps_the_index_from_nobody(tmp_path: Path) -> None:
+    child = python(
+        """
+        import sys, threading, time
+        import numpy as np, sharpwave as sw
+        buffer = sw.ReplayBuffer(70_000, schema={"obs": sw.Field((), "float32")}, next_obs=None,
+                                 sampler=sw.Prioritized())
+        zeros = np.zeros(70_000, np.float32)
+        buffer.add(obs=zeros, reward=zeros, done=zeros)
+        saver = threading.Thread(target=buffer.save, args=(sys.argv[1],))
+        began = time.monotonic()
+        saver.start()
+        longest = 0
+        while saver.is_alive():
+            start = time.monotonic()
+            buffer.sample(32)
+            longest = max(longest, time.monotonic() - start)
+            time.sleep(0.001)
+        print(longest, time.monotonic() - began)
+        """,
+        str(tmp_path / "snapshot"),
+        env=shim(tmp_path, SLOW_WRITES),
+    )
+    text, errors = child.communicate(timeout=60)
+    assert errors == ""
+    longest, whole = map(float, text.split())
+    assert whole > 1, "the shim was not used"
+    assert longest < 0.8
+
+
+# ---- at exit ---------------------------------------------------------------------------------------------------------
+
+AT_EXIT = """
+    import os, sys, threading, time
+    import numpy as np, sharpwave as sw
+    what, seconds, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+    values = np.zeros((20000, 50), np.float32)
+    many = dict(obs=values, action=values[:, 0], reward=values[:, 0], next_obs=values, done=np.zeros(20000, bool))
+    buffer = sw.ReplayBuffer(20000, obs_shape=(50,), seed=0)
+    buffer.add(**many)
+    if what == "load":
+        buffer.save(folder + "/snapshot")
+    weighted = sw.ReplayBuffer(20000, obs_shape=(50,), seed=0, sampler=sw.Prioritized())
+    weighted.add(**many)
+    trajectories = sw.TrajectoryReplayBuffer(storage_dir=folder + "/trajectories") if what == "trajectories" else None
+    one = sw.Trajectory(actions=np.zeros((600, 8, 3), np.float32), rewards=np.zeros((600, 8), np.float32))
+    flat = np.zeros((2000, 100), np.float32)
+    paced = sw.ReplayBuffer(100, obs_shape=(2,), pace=sw.Pace.min_size(10))
+    doubles = {name: value.astype(np.float64)[:500] for name, value in many.items()}
+
+    def update():
+        batch = weighted.sample(4096)
+        weighted.update_priorities(batch["indices"], np.ones(4096))
+
+    def store():
+        trajectories.add_trajectories([one])
+        trajectories.sample(num_chunks=64)
+
+    jobs = {
+        "save": lambda: buffer.save(folder + "/snapshot"),
+        "load": lambda: sw.open(folder + "/snapshot"),
+        "sample": lambda: buffer.sample(20000),
+        "add": lambda: buffer.add(**many),
+        "add with care": lambda: buffer.add(**doubles),
+        "rows": lambda: list(buffer.rows()),
+        "stats": lambda: buffer.stats(),
+        "update": update,
+        "trajectories": store,
+        "gae": lambda: sw.returns.gae(flat, flat, flat, flat[0]),
+        "wait": lambda: paced.sample(4),
+        "file": lambda: sw._core.wait_for_file(folder + "/absent", 60),
+    }
+
+    def work():
+        while True:
+            jobs[what]()
+
+    for _ in range(2):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(seconds)
+    sys.exit(0)
+"""
+JOBS = [
+    "save",
+    "load",
+    "sample",
+    "add",
+    "add with care",
+    "rows",
+    "stats",
+    "update",
+    "trajectories",
+    "gae",
+    "wait",
+    "file",
+]
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_threads_inside_the_engine_at_exit_harm_nothing(tmp_path: Path, what: str) -> None:
+    for i in range(max(2, SOAK)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        child = python(AT_EXIT, what, str(0.05 + 0.03 * (i % 8)), str(folder))
+        try:
+            _, errors = child.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            end(child)
+            pytest.fail("it hangs at its end")
+        assert (child.returncode, errors) == (0, "")
+
+
+def test_a_program_that_ends_its_threads_leaks_no_object(tmp_path: Path) -> None:
+    child = python(
+        """
+        import sys
+        import numpy as np, sharpwave as sw
+        sw._core.set_leak_warnings(True)
+        buffer = sw.ReplayBuffer(100, obs_shape=(2,), sampler=sw.Prioritized(), pace=sw.Pace.min_size(1))
+        buffer.add(np.zeros(2), 0.0, 0.0, np.zeros(2), False)
+        for batch in buffer.batches(4):
+            buffer.update_priorities(batch["indices"], np.ones(4))
+            break
+        buffer.save(sys.argv[1])
+        sw.open(sys.argv[1]).close()
+        list(buffer.rows())
+        """,
+        str(tmp_path / "snapshot"),
+    )
+    assert child.communicate(timeout=60) == ("", "")
+    assert child.returncode == 0
+
+
+def test_leak_warnings_tell_of_objects_when_they_are_turned_on() -> None:
+    child = python(
+        """
+        import threading, time
+        import sharpwave as sw
+        sw._core.set_leak_warnings(True)
+        def sleep(buffer):
+            time.sleep(100)
+        threading.Thread(target=sleep, args=(sw.ReplayBuffer(10, obs_shape=(2,)),), daemon=True).start()
+        time.sleep(0.1)
+        """
+    )
+    assert "nanobind: leaked" in child.communicate(timeout=60)[1]
+
+
+def test_no_binding_lets_go_of_the_interpreter_by_another_guard() -> None:
+    folder = Path(__file__).parents[2] / "bindings"
+    for path in folder.iterdir():
+        if path.stem == "interpreter":
+            continue
+        for word in ("gil_scoped_release", "PyEval_SaveThread", "Py_BEGIN_ALLOW_THREADS", "PyGILState_Ensure"):
+            assert word not in path.read_text(), f"{path.name}: use PatientRelease instead of {word}"
