@@ -92,6 +92,9 @@ struct alignas(64) Counter {
     std::atomic<std::uint64_t> value;
 };
 
+// What the last process that had a file open left. Clean: everything was on the disk before, and `seal` holds.
+enum LeftAs : std::uint64_t { kOpen = 0, kClean = 1, kInRecovery = 2 };
+
 // To at least `value`.
 inline void raise(Counter& counter, std::uint64_t value) {
     std::uint64_t now = counter.value.load(std::memory_order_acquire);
@@ -108,7 +111,7 @@ struct Counters {
     Counter origin_ticket;  // rows of earlier blocks were cleared; a multiple of `blocks`
     Counter pace_origin;    // the origin_ticket that the pace counts from: see Pace
     Counter incarnation;    // raised when serials could otherwise be met twice: load and recover
-    Counter clean;          // 1: everything was on the disk when the last one closed it, and `seal` is right
+    Counter clean;          // see LeftAs
     std::uint64_t reserved;
     char boot_id[40];
     char libc[16];

@@ -14,6 +14,7 @@
 #include "base/workers.h"
 #include "table/heap.h"
 #include "table/table.h"
+#include "table/writer.h"
 
 namespace sharpwave {
 
@@ -177,8 +178,11 @@ void Table::recount_block(WriterRecord& record, std::uint64_t block) const {
     const std::uint64_t base = block * header_->block_rows, least = least_word();
     std::uint64_t counted = blocks_[block].live.load(), live = 0;
     if (record.settling.load() != block + 1) {
+        // Rows that were cleared are in no record's count, though the block's own is not 0 before it is claimed again.
+        const std::uint64_t ticket = blocks_[block].ticket.load();
+        const bool is_cleared = ticket == kNone || ticket < counters_->origin_ticket.value.load();
         record.settled_live.store(record.live.load() - record.gone.load());
-        record.settled_block.store(static_cast<std::int64_t>(counted));
+        record.settled_block.store(is_cleared ? 0 : static_cast<std::int64_t>(counted));
         record.settling.store(block + 1);
     }
     do {
@@ -221,7 +225,8 @@ void Table::reclaim_dead_writers() const {
     for (std::uint64_t i = first; i < used; ++i) {
         if (!is_dead(writers_[i].owner.load(std::memory_order_acquire))) continue;
         SHARPWAVE_FAULT(reclaim_begun);
-        if (!settle_writer(writers_[i])) continue;  // again when there is space
+        if (writers_[i].settling.load() == 0) writers_[i].settling.store(kNone);  // counts are in motion from here on
+        if (!settle_writer(writers_[i])) continue;                                // again when there is space
         SHARPWAVE_FAULT(reclaim_settled);
         recount(i);
         SHARPWAVE_FAULT(reclaim_counted);
@@ -268,14 +273,50 @@ void Table::each_wrongly_waiting(Each each) const {
     }
 }
 
+// Whether as many rows are there as were counted. A process that was killed in the middle of an add, or of finishing a
+// dead writer's, leaves a difference, but never one of more rows than it was at.
+bool Table::are_counts_plausible() const {
+    std::atomic<std::uint64_t> live{0};
+    const std::uint64_t least = least_word();
+    in_parallel(header_->blocks, [&](std::size_t first, std::size_t last) {
+        std::uint64_t here = 0;
+        for (std::size_t b = first; b < last; ++b) {
+            for (std::uint64_t i = 0; blocks_[b].ticket.load() != kNone && i < block_length(b); ++i)
+                here += is_live(word(b * header_->block_rows + i), least);
+        }
+        live += here;
+    });
+    const std::uint64_t origin = counters_->origin_ticket.value.load();
+    auto counted = static_cast<std::int64_t>(size());
+    std::int64_t slack = 0;
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        const WriterRecord& record = writers_[i];
+        if (record.origin.load() == origin) counted -= record.gone.load();
+        if (record.owner.load() == 0) continue;
+        // Retiring a row and counting that are two steps.
+        slack += layout_->uses_heap() || layout_->gives_next() || header_->spare_rows ? 1 : 0;
+        if (record.settling.load() != 0) slack += Writer::kGroupRows;
+        const auto [ticket, head] = position(i);
+        const std::uint64_t block = ticket % header_->blocks;
+        for (std::uint64_t at = head; ticket != kNone && at < block_length(block); ++at) {
+            const std::uint64_t seen = word(block * header_->block_rows + at);
+            if (serial_of(seen) != ticket * header_->block_rows + at || state_of(seen) == kEmpty) break;
+            ++slack;
+        }
+    }
+    return std::abs(static_cast<std::int64_t>(live.load()) - counted) <= slack;
+}
+
 template <class Each>
 void Table::each_wrong_link(Each each) const {
     for (std::uint64_t b = 0; b < header_->blocks; ++b) {
         const std::uint64_t lap = blocks_[b].linked_ticket.load(), next = blocks_[b].next_ticket.load();
         if (lap == kNone || next == kNone) continue;
         BlockRecord& after = blocks_[next % header_->blocks];
-        // A block that was claimed again since names another one before it, and the way there is closed.
-        const bool is_wrong = after.ticket.load() == next && after.previous_ticket.load() != lap;
+        // A claim changes previous_ticket first: where it was cut off there, that is no older than the block's ticket,
+        // and closes the way back.
+        const std::uint64_t back = after.previous_ticket.load();
+        const bool is_wrong = after.ticket.load() == next && back != lap && back < next;
         if (is_wrong || lap % header_->blocks != b || next <= lap) each(blocks_[b], after);
     }
 }

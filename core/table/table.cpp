@@ -127,7 +127,8 @@ void Table::look_over(const Opening& opening, bool remakes) {
     std::memset(static_cast<void*>(&runtime()), 0, sizeof(Runtime));
     shared_lock().initialise();
     presence_->sit(runtime());
-    const bool was_clean = counters_->clean.value.load(std::memory_order_acquire) == 1;
+    const std::uint64_t left_as = counters_->clean.value.load(std::memory_order_acquire);
+    const bool was_clean = left_as == kClean;
     const bool is_sealed = was_clean && seal() == counters_->seal.value.load();
     if (was_clean && !is_sealed && !opening.recover && opening.verify) {
         throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counts and index have a wrong checksum; " +
@@ -142,9 +143,14 @@ void Table::look_over(const Opening& opening, bool remakes) {
                                                 " has a wrong checksum; open it with recover=True to save what is "
                                                 "whole, or with verify=False to open it as it is");
         }
+        if (left_as == kOpen && !are_counts_plausible()) {
+            throw Error(ErrorKind::storage, "'" + path() + "' is damaged: it holds another number of rows than it " +
+                                                "counted; open it with recover=True to keep those that are whole");
+        }
     }
     counters_->index_origin.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
     if (!was_clean || opening.recover) {
+        counters_->clean.value.store(kInRecovery, std::memory_order_release);  // counts mean nothing meanwhile
         const bool drops = opening.recover || (was_cut_off && opening.verify);
         if (opening.recover && was_clean && !is_sealed) forget_index();
         const std::uint64_t lost_before = counters_->rows_lost.value.load();
@@ -162,7 +168,7 @@ void Table::look_over(const Opening& opening, bool remakes) {
         if (drops) lost_at_open_ = counters_->rows_lost.value.load() - lost_before;
     }
     remember_system(*counters_);
-    counters_->clean.value.store(0, std::memory_order_release);
+    counters_->clean.value.store(kOpen, std::memory_order_release);
     SHARPWAVE_FAULT(attach_before_settled);
 }
 
@@ -187,7 +193,7 @@ Table::~Table() {
         counters_->seal.value.store(seal());
         storage_.flush();
         SHARPWAVE_FAULT(leave_flushed);
-        counters_->clean.value.store(1, std::memory_order_release);
+        counters_->clean.value.store(kClean, std::memory_order_release);
         storage_.flush(header_->regions[kCounters].offset, sizeof(Counters));
     } catch (const Error&) {
         // Left unclean: the next opener looks it over as after a crash, which is always right.

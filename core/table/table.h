@@ -345,6 +345,7 @@ private:
     bool is_damaged(std::uint64_t slot, std::uint64_t word) const;
     bool is_heap_damaged(std::uint64_t slot, std::uint64_t word) const;
     std::optional<std::uint64_t> first_damaged_slot() const;
+    bool are_counts_plausible() const;
     // Over everything that a file's rows do not cover with their own checksums.
     std::uint32_t seal() const;
     void forget_index() const;  // all rows are new to it

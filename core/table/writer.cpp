@@ -19,9 +19,6 @@ namespace {
 
 using Word = std::atomic_ref<std::uint64_t>;
 
-// Rows between two commits. Small, so that readers miss few rows and a kill loses few.
-constexpr std::size_t kGroupRows = 16;
-
 struct Value {
     const std::byte* data;
     std::uint64_t bytes;

@@ -34,6 +34,9 @@ struct RowBatch {
 
 class Writer {
 public:
+    // Rows between two commits. Small, so that readers miss few rows and a kill loses few.
+    static constexpr std::size_t kGroupRows = 16;
+
     Writer(std::shared_ptr<Table> table, std::uint64_t record_index);
     ~Writer();
     Writer(const Writer&) = delete;

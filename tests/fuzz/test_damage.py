@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from fuzz import layout
-from fuzz.make_corpus import LIVE, STEPS, TABLES, fill, make
+from fuzz.make_corpus import GROWN, LIVE, STEPS, TABLES, fill, make
 from fuzz.opener import Opener, Rows, rows_of, use
 
 from sharpwave import _core
@@ -277,3 +277,62 @@ def test_no_damaged_row_of_a_live_file_is_given_out(
             if found.get("rows", truth).keys() < truth.keys() and not found["lost"]:
                 findings.append(f"{region.name}, byte {at}, bit {bit}: a row is gone and nobody says so")
     assert not findings, f"{table}, {form}: {len(findings)} findings:\n" + "\n".join(findings[:40])
+
+
+# ---- any damage ------------------------------------------------------------------------------------------------------
+
+SWEEP_FILES = int(os.environ.get("SHARPWAVE_DAMAGED_FILES", "5000" if IS_SOAK else "40"))
+SECTOR = 512
+
+
+def damaged(data: bytes, stream: np.random.Generator) -> bytes:
+    """What disks, memory and people do to a file."""
+    made = bytearray(data)
+    size = len(made)
+    # Mostly where something stands: most of a file is zeros.
+    used = np.flatnonzero(np.frombuffer(data, np.uint8))
+
+    def place() -> int:
+        return int(stream.choice(used) if stream.random() < 0.7 else stream.integers(size))
+
+    kind = stream.choice(["bit", "bits", "byte", "sector", "pages", "cut"], p=[0.35, 0.15, 0.15, 0.15, 0.1, 0.1])
+    if kind == "cut":
+        return bytes(made[: place()])
+    if kind == "sector":
+        at = place() // SECTOR * SECTOR
+        made[at : at + SECTOR] = bytes(min(SECTOR, size - at))
+    elif kind == "pages":  # two that changed places
+        first, second = (place() // 4096 * 4096 for _ in range(2))
+        one, two = bytes(made[first : first + 4096]), bytes(made[second : second + 4096])
+        if len(one) == len(two):
+            made[first : first + 4096], made[second : second + 4096] = two, one
+    else:
+        for _ in range({"bit": 1, "byte": 1}.get(str(kind), int(stream.integers(2, 30)))):
+            made[place()] ^= int(stream.integers(1, 256)) if kind == "byte" else 1 << int(stream.integers(8))
+    return bytes(made)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("form", FORMS)
+def test_damaged_file_gives_right_rows_or_is_told(form: str, files: Any, opener: Opener, folder: Path) -> None:
+    stream = np.random.default_rng(FORMS.index(form))
+    path = folder / "swept.sw"
+    tables = [table for table in TABLES if table != "empty" and (form != "grown" or table in GROWN)]
+    findings: list[str] = []
+    outcomes = {"refused": 0, "whole": 0, "told": 0}
+    for number in range(SWEEP_FILES):
+        table = tables[number % len(tables)]
+        whole = files(table, form)
+        recover = bool(number // len(tables) % 2)
+        data = damaged(whole.data, stream)
+        found = opener.use(table, put(data, whole, path, form), recover)
+        wrong = found["strange"] + wrong_rows(found, whole.rows) + ([found["died"]] if "died" in found else [])
+        findings += [f"file {number}, {table}, recover={recover}: {why}" for why in wrong]
+        is_whole = "rows" in found and found["rows"].keys() == whole.rows.keys()
+        # An increment's rows are those of two moments, and some of the first are gone by the second.
+        if "rows" in found and not is_whole and not found["lost"] and form != "grown":
+            gone = len(whole.rows.keys() - found["rows"].keys())
+            findings.append(f"file {number}, {table}, recover={recover}: {gone} rows are gone and nobody says so")
+        outcomes["refused" if "rows" not in found else "whole" if is_whole else "told"] += 1
+    print(f"{form}: {SWEEP_FILES} damaged files: {outcomes}, {len(findings)} findings")
+    assert not findings, f"{len(findings)} findings:\n" + "\n".join(findings[:40])
