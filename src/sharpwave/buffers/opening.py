@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import _core
 from ..address import to_address, to_path
-from ..checks import number, truth
-from ..errors import SchemaError
+from ..checks import number, told, truth
+from ..errors import SchemaError, StorageError
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
@@ -44,6 +44,8 @@ def open(
     Raises:
         StorageError: It is absent, foreign, truncated or damaged; the message says which.
     """
+    if not isinstance(address, (str, os.PathLike)):
+        raise StorageError(f"open(): address: expected 'shm://name', 'file://path' or a path, got {told(address)}")
     text = os.fspath(address)
     path = to_path(text, "open()")
     seconds = number("open()", "timeout", timeout, 0, 1e9)
