@@ -147,6 +147,12 @@ bool is_python_number(PyObject* value) {
     return PyFloat_CheckExact(value) || PyBool_Check(value) || PyLong_CheckExact(value);
 }
 
+// A masked array is one too, but its data is not what it says: the careful way looks at the mask. Other subclasses
+// (memory-mapped files) are arrays like any.
+bool is_plain_array(PyObject* value) {
+    return PyArray_CheckExact(value) || (PyArray_Check(value) && !PyObject_HasAttrString(value, "_mask"));
+}
+
 bool is_number(PyObject* value) { return is_python_number(value) || PyArray_IsScalar(value, Generic); }
 
 // A Python or NumPy number into one item of the leaf's type; only conversions that keep the value's meaning.
@@ -195,7 +201,7 @@ bool number_into(PyObject* value, int type, std::byte* to) {
 
 bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
     if (leaf.shape.empty() && is_number(value)) return true;
-    if (!PyArray_Check(value)) return false;
+    if (!is_plain_array(value)) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     incoming.lead = PyArray_NDIM(array) - static_cast<int>(leaf.shape.size());
     if (incoming.lead < 0 || incoming.lead > 2) return false;
@@ -208,7 +214,7 @@ bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
 
 // A value of fewer items than the field has at most; one row at a time.
 bool accept_ragged(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
-    if (incoming.lead != 0 || !PyArray_Check(value)) return false;
+    if (incoming.lead != 0 || !is_plain_array(value)) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     if (PyArray_NDIM(array) != static_cast<int>(leaf.shape.size()) || !PyArray_ISCARRAY_RO(array) ||
         PyArray_TYPE(array) != leaf.dtype->type_num || PyArray_DIM(array, 0) > leaf.shape[0]) {
@@ -232,7 +238,7 @@ bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInp
     input.frames = 1;
     input.starts = nullptr;
     const int type = leaf.dtype->type_num;
-    if (is_python_number(value) || !PyArray_Check(value)) {
+    if (is_python_number(value) || !is_plain_array(value)) {
         if (incoming.lead != 0 || !leaf.shape.empty()) return false;
         std::byte* to = incoming.room(leaf.frame_bytes);
         input.flat = to;
@@ -294,7 +300,7 @@ const float* accept_priorities(PyObject* value, Incoming& incoming) {
         put(0, real);
         return finite ? to : nullptr;
     }
-    if (!PyArray_Check(value)) return nullptr;
+    if (!is_plain_array(value)) return nullptr;
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     if (PyArray_NDIM(array) != incoming.lead || !PyArray_ISCARRAY_RO(array)) return nullptr;
     for (int i = 0; i < incoming.lead; ++i) {
@@ -345,7 +351,7 @@ bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming
         if (truth == when) flags[0] |= flag;
         return true;
     }
-    if (!PyArray_Check(value)) return false;
+    if (!is_plain_array(value)) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     if (PyArray_TYPE(array) != NPY_BOOL || PyArray_NDIM(array) != incoming.lead || !PyArray_ISCARRAY_RO(array)) {
         return false;
@@ -360,16 +366,19 @@ bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming
     return true;
 }
 
-// False for dtypes whose zeros are not all made of zero bytes, but for the two that everybody uses.
+// False for dtypes whose zeros are not all made of zero bytes, but for the two that everybody uses; and for NaN, which
+// is neither yes nor no.
 bool flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, std::uint8_t* flags) {
     const int type = leaf.dtype->type_num;
     const auto each = [&](auto zero) {
+        bool is_told = true;
         for (std::size_t i = 0; i < rows; ++i) {
             auto item = zero;
             std::memcpy(&item, data + i * sizeof item, sizeof item);
             flags[i] |= item != zero ? sharpwave::kRowTerminated : 0;
+            is_told &= item == item;
         }
-        return true;
+        return is_told;
     };
     if (type == NPY_FLOAT) return each(0.0f);
     if (type == NPY_DOUBLE) return each(0.0);

@@ -11,7 +11,18 @@ import numpy as np
 from .errors import SchemaError
 from .schema import Field, Node, Schema
 
-__all__ = ["as_array", "count_rows", "fit", "flatten", "match", "prepare", "priorities", "truths"]
+__all__ = [
+    "as_array",
+    "count_rows",
+    "fit",
+    "flatten",
+    "match",
+    "narrow",
+    "prepare",
+    "priorities",
+    "refuse_masked",
+    "truths",
+]
 
 _TERMINATED = 1  # RowFlag of core/table/writer.h
 _TRUNCATED = 2
@@ -58,7 +69,10 @@ def prepare(
     ]
     flags = np.zeros(rows, np.uint8)
     if schema.done >= 0:
-        flags[arrays[schema.done].reshape(rows).astype(bool)] |= _TERMINATED
+        done = arrays[schema.done].reshape(rows)
+        if done.dtype.kind in "fc" and np.isnan(done).any():
+            raise SchemaError("add(): field 'done': expected 0 or 1, or truth values, got NaN")
+        flags[done.astype(bool)] |= _TERMINATED
     if truncated is not None:
         flags[truths("truncated", truncated, lead)] |= _TRUNCATED
     if mask is not None:
@@ -144,6 +158,7 @@ def as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, Any
             return value.detach().numpy()  # type: ignore[no-any-return]
         except TypeError as error:
             raise SchemaError(f"{where}: {what}: {error}; pass .float()") from None
+    refuse_masked(f"{where}: {what}", value)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -151,6 +166,30 @@ def as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, Any
     if array.dtype.hasobject:
         raise SchemaError(f"{where}: {what}: expected numbers, got Python objects ({type(value).__name__})")
     return array
+
+
+def refuse_masked(what: str, value: Any) -> None:
+    """Entries that a mask hides have no value; taken as they stand they would come back as if they had."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        hidden = int(np.ma.getmaskarray(value).sum())
+        raise SchemaError(
+            f"{what}: expected an array without a mask, got one with {hidden} of {value.size} entries masked; fill "
+            "them with .filled(value)"
+        )
+
+
+def narrow(what: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The array as a float dtype. A number that becomes infinite there is refused; inf and NaN stay what they are."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind == "f":
+        lost = np.isinf(cast)
+        if lost.any() and not np.isinf(array[lost]).all():
+            beyond = array[lost & ~np.isinf(array)].reshape(-1)[0]
+            raise SchemaError(f"{what}: expected numbers that {dtype} can hold, got {beyond}")
+    return cast
 
 
 def count_rows(

@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import SchemaError
 
-__all__ = ["check_settable", "number", "one_of", "set_once", "truth", "whole"]
+__all__ = ["check_settable", "number", "one_of", "seconds", "set_once", "told", "truth", "whole"]
 
 
 def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None:
@@ -43,11 +43,14 @@ def set_once(settings: Any, name: str, value: Any) -> None:
 
 
 def number(where: str, name: str, value: Any, least: float, most: float) -> float:
-    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not least <= value <= most:
+    try:
+        read = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        read = math.inf
+    if not math.isfinite(read) or not least <= read <= most:
         bounds = "a finite number" if math.isinf(least) else f"a number, {least:g} to {most:g}"
-        raise SchemaError(f"{where}: {name}: expected {bounds}, got {value!r}")
-    return float(value)
+        raise SchemaError(f"{where}: {name}: expected {bounds}, got {told(value)}")
+    return read
 
 
 def whole(where: str, name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> int:
@@ -57,17 +60,32 @@ def whole(where: str, name: str, value: Any, least: int = 1, most: int = 2**63 -
         read = least - 1
     if isinstance(value, bool) or not least <= read <= most:
         bounds = f"at least {least}" if most >= 2**53 - 1 else f"{least} to {most}"
-        raise SchemaError(f"{where}: {name}: expected a whole number, {bounds}, got {value!r}")
+        raise SchemaError(f"{where}: {name}: expected a whole number, {bounds}, got {told(value)}")
     return read
 
 
 def truth(where: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise SchemaError(f"{where}: {name}: expected True or False, got {value!r}")
+        raise SchemaError(f"{where}: {name}: expected True or False, got {told(value)}")
     return value
 
 
 def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> Any:
-    if value not in choices:
-        raise SchemaError(f"{where}: {name}: expected {' or '.join(map(repr, choices))}, got {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise SchemaError(f"{where}: {name}: expected {' or '.join(map(repr, choices))}, got {told(value)}")
     return value
+
+
+def seconds(where: str, value: Any) -> float | None:
+    """A timeout: None waits for ever."""
+    return None if value is None else number(where, "timeout", value, 0, 1e9)
+
+
+def told(value: Any) -> str:
+    """A value as a message shows it: short, and in one line."""
+    try:
+        text = repr(value)
+    except Exception:  # numbers of thousands of digits have no repr, and objects of users may have a broken one
+        text = ""
+    text = " ".join(text.split())
+    return text if 0 < len(text) <= 200 else f"{text[:200]}... ({type(value).__name__})".lstrip(". ")

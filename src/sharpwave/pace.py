@@ -132,6 +132,6 @@ class Pace:
 
 
 def _bound(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isinf(value):
+    if isinstance(value, float) and math.isinf(value):
         return float(value)
     return number("Pace()", name, value, -1e18, 1e18)

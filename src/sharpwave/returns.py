@@ -18,7 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from . import _core
-from .checks import number, whole
+from .arrays import narrow, refuse_masked
+from .checks import number, one_of, told, whole
 from .errors import SchemaError
 
 __all__ = ["discounted_returns", "gae", "group_relative_advantages", "lambda_returns", "vtrace"]
@@ -169,7 +170,9 @@ def vtrace(
     where = "vtrace()"
     gamma, lam = number(where, "gamma", gamma, 0, 1), number(where, "lam", lam, 0, 1)
     clips = [
-        math.inf if clip is None or clip == math.inf else number(where, name, clip, 0, math.inf)
+        math.inf
+        if clip is None or (isinstance(clip, float) and clip == math.inf)
+        else number(where, name, clip, 0, math.inf)
         for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip))
     ]
     _need_values(where, values)
@@ -205,10 +208,9 @@ def group_relative_advantages(
         Advantages, one a row; 0 for a row that is alone in its group.
     """
     where = "group_relative_advantages()"
-    if baseline not in ("mean", "others"):
-        raise SchemaError(f"{where}: baseline: expected 'mean' or 'others', got {baseline!r}")
-    if scale not in ("std", None):
-        raise SchemaError(f"{where}: scale: expected 'std' or None, got {scale!r}")
+    one_of(where, "baseline", baseline, ("mean", "others"))
+    if scale is not None and not (isinstance(scale, str) and scale == "std"):
+        raise SchemaError(f"{where}: scale: expected 'std' or None, got {told(scale)}")
     eps = number(where, "eps", eps, 0, math.inf)
     if (group_size is None) == (groups is None):
         raise SchemaError(f"{where}: expected group_size= or groups=, one of the two")
@@ -261,12 +263,15 @@ def _read(
     if isinstance(final_values, str):
         final_values = None
     named = [(name, flag) for name, flag in (("dones", dones), ("truncated", truncated)) if flag is not None]
-    flags = [take.shaped(name, take.array(name, flag), shape) for name, flag in named]
+    flags = [take.flags(name, take.shaped(name, take.array(name, flag), shape)) for name, flag in named]
     if any(flag.dtype != rewards.dtype for flag in flags):
         flags = [take.truths(flag) for flag in flags]
     flags = [take.fit(flag, flag.dtype, rewards.shape) for flag in flags]
-    if np.ndim(last_values) == 0 and isinstance(last_values, (int, float, np.number)):
-        last_values = take.full(rewards, float(last_values)).reshape(shape[1:])
+    if isinstance(last_values, (int, float, np.number)):
+        try:
+            last_values = take.full(rewards, float(last_values)).reshape(shape[1:])
+        except (TypeError, OverflowError):
+            raise SchemaError(f"{where}: last_values: expected an array or a number, got {told(last_values)}") from None
     return _Rollout(
         rewards,
         None if values is None else take.numbers("values", values, rewards, shape),
@@ -275,6 +280,7 @@ def _read(
             take.shaped("last_values", take.array("last_values", last_values), shape[1:]),
             rewards.dtype,
             rewards.shape[1:],
+            "last_values",
         ),
         flags[1] if truncated is not None else None,
         None if final_values is None else take.numbers("final_values", final_values, rewards, shape),
@@ -304,6 +310,11 @@ class _Numpy:
     def array(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         if hasattr(value, "detach") and hasattr(value, "device"):
             raise SchemaError(f"{self.where}: {name}: expected a NumPy array like rewards, got a torch tensor")
+        if type(value) is np.ndarray:
+            if value.dtype.kind in "biuf":
+                return value
+        else:
+            refuse_masked(f"{self.where}: {name}", value)
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:
@@ -316,8 +327,9 @@ class _Numpy:
 
     def floats(self, name: str, value: Any, other: Any = None) -> np.ndarray[Any, Any]:
         array = self.array(name, value)
-        wide = np.float64 in (array.dtype, getattr(other, "dtype", None))
-        return np.ascontiguousarray(array, np.float64 if wide else np.float32)
+        wide = any(getattr(each, "dtype", None) in (np.float64, np.longdouble) for each in (array, other))
+        fitted: np.ndarray[Any, Any] = self.fit(array, np.dtype(np.float64 if wide else np.float32), array.shape, name)
+        return fitted
 
     def shaped(self, name: str, array: Any, shape: tuple[int, ...]) -> Any:
         if tuple(array.shape) != shape:
@@ -325,20 +337,30 @@ class _Numpy:
         return array
 
     def numbers(self, name: str, value: Any, like: Any, shape: tuple[int, ...]) -> Any:
-        return self.fit(self.shaped(name, self.array(name, value), shape), like.dtype, like.shape)
+        return self.fit(self.shaped(name, self.array(name, value), shape), like.dtype, like.shape, name)
 
     def truth_of(self, name: str, value: Any, like: Any, shape: tuple[int, ...]) -> Any:
-        array = self.truths(self.shaped(name, self.array(name, value), shape))
+        array = self.truths(self.flags(name, self.shaped(name, self.array(name, value), shape)))
         return self.fit(array, array.dtype, like.shape)
 
     def truths(self, array: Any) -> Any:
         return array if array.dtype == bool else array != 0
 
-    def fit(self, array: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-        return np.ascontiguousarray(array, dtype).reshape(shape)
+    def flags(self, name: str, array: Any) -> Any:
+        """Refuses NaN, which is neither yes nor no."""
+        # The least of numbers with a NaN among them is NaN.
+        if array.dtype.kind == "f" and array.size and (least := np.minimum.reduce(array, axis=None)) != least:
+            raise SchemaError(f"{self.where}: {name}: expected 0 or 1, or truth values, got NaN")
+        return array
+
+    def fit(self, array: Any, dtype: Any, shape: tuple[int, ...], name: str = "") -> Any:
+        """Contiguous, and of that dtype: what it cannot hold is refused."""
+        if array.dtype != dtype:
+            array = narrow(f"{self.where}: {name}", array, dtype)
+        return np.ascontiguousarray(array).reshape(shape)
 
     def full(self, like: Any, value: float) -> Any:
-        return np.full(like.shape[1:], value, like.dtype)
+        return np.full(like.shape[1:], value)
 
     def kernels(self) -> Any:
         return _Engine
@@ -370,26 +392,37 @@ class _Torch(_Numpy):
             raise SchemaError(f"{self.where}: {name}: expected a tensor like rewards, got {type(value).__name__}")
         if value.device != self.device:
             raise SchemaError(f"{self.where}: {name}: expected a tensor on {self.device}, got one on {value.device}")
+        if value.layout is not self.torch.strided or value.dtype.is_complex:
+            raise SchemaError(f"{self.where}: {name}: expected a dense tensor of numbers, got {told(value)}")
         return value.detach() if value.requires_grad else value
 
     def floats(self, name: str, value: Any, other: Any = None) -> Any:
         tensor = self.array(name, value)
         wide = self.torch.float64 in (tensor.dtype, getattr(other, "dtype", None))
-        return self.fit(tensor, self.torch.float64 if wide else self.torch.float32, tensor.shape)
+        return self.fit(tensor, self.torch.float64 if wide else self.torch.float32, tensor.shape, name)
 
     def truths(self, array: Any) -> Any:
         return array if array.dtype is self.torch.bool else array.bool()
 
-    def fit(self, array: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def flags(self, name: str, array: Any) -> Any:
+        # On a GPU the host would have to wait for the answer: there NaN counts as yes.
+        if self.device.type == "cpu" and array.dtype.is_floating_point and array.numel():
+            super().flags(name, array.float().numpy())
+        return array
+
+    def fit(self, array: Any, dtype: Any, shape: tuple[int, ...], name: str = "") -> Any:
         # Each call costs more on the host than the kernel on the device: none where there is nothing to do.
         if array.dtype is not dtype:
-            array = array.to(dtype)
+            given, array = array, array.to(dtype)
+            # Asked on the host alone: elsewhere the answer would have to be waited for.
+            if given.dtype is self.torch.float64 and self.device.type == "cpu":
+                narrow(f"{self.where}: {name}", given.numpy(), np.dtype(np.float32))
         if not array.is_contiguous():
             array = array.contiguous()
         return array if array.shape == shape else array.reshape(shape)
 
     def full(self, like: Any, value: float) -> Any:
-        return like.new_full(like.shape[1:], value)
+        return self.torch.full(like.shape[1:], value, dtype=self.torch.float64, device=like.device)
 
     def kernels(self) -> Any:
         return torch_kernels(self.where, self.device)

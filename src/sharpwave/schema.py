@@ -9,7 +9,7 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from . import _core
-from .checks import set_once
+from .checks import set_once, told
 from .errors import SchemaError
 
 __all__ = ["Field", "Schema", "is_next"]
@@ -70,10 +70,10 @@ class Field:
         self.dtype = _read_dtype(dtype)
         if isinstance(stack, bool) or not isinstance(stack, int) or not 1 <= stack <= _MAX_STACK:
             raise SchemaError(f"Field(): stack: expected a whole number, 1 to {_MAX_STACK}, got {stack!r}")
-        if compression not in (None, *_CODECS):
-            raise SchemaError(f"Field(): compression: expected 'lz4', 'zstd' or None, got {compression!r}")
-        if ragged not in (False, True, "padded"):
-            raise SchemaError(f"Field(): ragged: expected True, 'padded' or False, got {ragged!r}")
+        if compression is not None and not (isinstance(compression, str) and compression in _CODECS):
+            raise SchemaError(f"Field(): compression: expected 'lz4', 'zstd' or None, got {told(compression)}")
+        if not isinstance(ragged, bool) and not (isinstance(ragged, str) and ragged == "padded"):
+            raise SchemaError(f"Field(): ragged: expected True, 'padded' or False, got {told(ragged)}")
         if ragged and not self.shape:
             raise SchemaError("Field(): ragged: expected a shape whose first axis is the most that a value has, got ()")
         if ragged and stack > 1:
@@ -112,7 +112,7 @@ def _read_shape(shape: Any) -> tuple[int, ...]:
     try:
         extents = tuple(operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
     except TypeError:
-        raise SchemaError(f"Field(): shape: expected a tuple of whole numbers, got {shape!r}") from None
+        raise SchemaError(f"Field(): shape: expected a tuple of whole numbers, got {told(shape)}") from None
     if any(not 1 <= n <= _MAX_EXTENT for n in extents):
         raise SchemaError(f"Field(): shape: expected sizes of 1 to {_MAX_EXTENT}, got {extents}")
     if len(extents) > _MAX_DIMENSIONS:
@@ -124,12 +124,12 @@ def _read_dtype(dtype: Any) -> np.dtype[Any]:
     read: np.dtype[Any]
     try:
         read = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         # torch dtypes name themselves "torch.float32".
         try:
             read = np.dtype(str(dtype).removeprefix("torch."))
-        except TypeError:
-            raise SchemaError(f"Field(): dtype: expected a NumPy dtype, got {dtype!r}") from None
+        except (TypeError, ValueError, SyntaxError):
+            raise SchemaError(f"Field(): dtype: expected a NumPy dtype, got {told(dtype)}") from None
     if read.hasobject or read.fields or read.subdtype or read.itemsize == 0:
         raise SchemaError(f"Field(): dtype: expected a plain dtype of fixed size, got {dtype!r}")
     if not read.isnative:
@@ -295,7 +295,7 @@ def transitions(
     elif not isinstance(fields, Mapping):
         raise SchemaError(f"{where}: schema: expected a dict of fields, got {fields!r}")
     whole: dict[str, Node] = dict(fields)
-    if next_obs not in ("stored", "derived", None):
+    if next_obs is not None and not (isinstance(next_obs, str) and next_obs in ("stored", "derived")):
         raise SchemaError(f"{where}: next_obs: expected 'stored', 'derived' or None, got {next_obs!r}")
     if next_obs is not None:
         if "obs" not in whole and (next_obs == "derived" or "next_obs" not in whole):

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import narrow, refuse_masked
+from ..checks import told
 from ..errors import SchemaError
 from ..schema import Field, Node
 
-__all__ = ["Columns", "Host", "Place", "Torch", "place_of", "read_node"]
+__all__ = ["Columns", "Host", "Place", "Torch", "place_of", "read_names", "read_node"]
 
 
 def place_of(where: str, device: Any, seed: int | None) -> Place:
@@ -36,6 +38,8 @@ class Host:
     def read(self, what: str, value: Any) -> Any:
         if hasattr(value, "detach") and hasattr(value, "device"):
             raise SchemaError(f"{what}: expected {self.kind}, got a torch tensor; give the buffer device='cpu'")
+        if type(value) is not _ARRAY:
+            refuse_masked(what, value)
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:
@@ -51,12 +55,33 @@ class Host:
     def fits(self, array: Any, dtype: np.dtype[Any]) -> bool:
         """Whether every value keeps its meaning: no fraction is cut off, no whole number wraps."""
         given = self.dtype_of(array)
+        if given.kind == "c":
+            return False
         if given.kind == "b" or dtype.kind == "f":
             return True
         return dtype.kind != "b" and given.kind in "iu" and np.can_cast(given, dtype, "safe")
 
-    def truths(self, array: Any) -> Any:
-        return array if array.dtype == bool else array != 0
+    def truths(self, what: str, array: Any) -> Any:
+        if array.dtype == bool:
+            return array
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise SchemaError(f"{what}: expected 0 or 1, or truth values, got NaN")
+        return array != 0
+
+    def is_wider(self, array: Any, dtype: np.dtype[Any]) -> bool:
+        """Whether numbers of the array may be beyond a float dtype."""
+        return dtype.kind == "f" and bool(array.dtype.itemsize > dtype.itemsize)
+
+    def narrow(self, what: str, array: Any, dtype: np.dtype[Any]) -> Any:
+        """The array, if the values of a wider float stay finite in that dtype."""
+        limit = _LARGEST.get(dtype, 0.0)
+        if (
+            array.size
+            and np.maximum.reduce(array, axis=None) <= limit
+            and np.minimum.reduce(array, axis=None) >= -limit
+        ):
+            return array
+        return narrow(what, array, dtype)  # something is NaN, infinite, or beyond
 
     def copy(self, to: list[Any], values: list[Any]) -> None:
         for target, value in zip(to, values, strict=True):
@@ -105,6 +130,7 @@ class Torch(Host):
         # torch names a device with its number when a tensor is made.
         self.device = self.torch.empty(0, device=self.device).device
         self.kind = f"a tensor on {self.device}"
+        self.strided = self.torch.strided
         self.stream = np.random.default_rng(seed)
         self.generator = self.torch.Generator(self.device)
         if seed is None:
@@ -135,18 +161,35 @@ class Torch(Host):
             if self.device.type != "cpu":
                 raise SchemaError(f"{what}: expected {self.kind}, got {type(value).__name__}")
             array = np.ascontiguousarray(super().read(what, value))
+            if array.dtype == np.longdouble:
+                array = narrow(what, array, np.dtype(np.float64))
             return self.torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
         if value.device != self.device:
             raise SchemaError(
                 f"{what}: expected {self.kind}, got one on {value.device}; pass .to({str(self.device)!r})"
             )
+        if value.layout is not self.strided:
+            raise SchemaError(f"{what}: expected a dense tensor of numbers, got {told(value)}")
         return value.detach() if value.requires_grad else value
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         return np.dtype(str(array.dtype).removeprefix("torch.").replace("bfloat16", "float32"))
 
-    def truths(self, array: Any) -> Any:
-        return array  # a copy into bool asks which are not 0
+    def truths(self, what: str, array: Any) -> Any:
+        # A copy into bool asks which are not 0. On a GPU NaN is one of them: the host would have to wait to be told.
+        is_float = array.dtype is not self.torch.bool and array.dtype.is_floating_point
+        if is_float and self.device.type == "cpu" and bool(array.isnan().any()):
+            raise SchemaError(f"{what}: expected 0 or 1, or truth values, got NaN")
+        return array
+
+    def narrow(self, what: str, array: Any, dtype: np.dtype[Any]) -> Any:
+        # On a GPU a number beyond the dtype becomes infinite: the host would have to wait to be told.
+        if self.device.type == "cpu" and array.dtype is self.torch.float64:
+            super().narrow(what, array.numpy(), dtype)
+        return array
+
+    def is_wider(self, array: Any, dtype: np.dtype[Any]) -> bool:
+        return self.device.type == "cpu" and dtype.kind == "f" and array.dtype.itemsize > dtype.itemsize
 
     def copy(self, to: list[Any], values: list[Any]) -> None:
         # One launch for all that need no conversion; those in float32 are most of them.
@@ -195,6 +238,15 @@ class Torch(Host):
 Place = Host
 
 
+def read_names(where: str, name: str, fields: Any) -> Mapping[str, Any]:
+    """Fields by name; None is none of them."""
+    if fields is None:
+        return {}
+    if not isinstance(fields, Mapping) or not all(isinstance(key, str) for key in fields):
+        raise SchemaError(f"{where}: {name}: expected a dict of shapes or Fields by name, got {told(fields)}")
+    return fields
+
+
 def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
     """A field or fields: a shape is one of that dtype."""
     if isinstance(node, Mapping):
@@ -214,6 +266,8 @@ def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
         raise SchemaError(f"{where}: {name}: {error}") from None
 
 
+_ARRAY = np.ndarray
+_LARGEST = {np.dtype(kind): float(np.finfo(kind).max) for kind in (np.float16, np.float32)}
 _FLAGS = ("dones", "truncated", "done")  # of these anything but 0 is yes; other fields are what they are
 _MOST_ROWS = 4096  # views are kept where they are few
 
@@ -230,10 +284,11 @@ class Columns:
     def forget_views(self) -> None:
         self.rows: dict[str, list[Any]] = {}  # the arrays' memory, cut along the first axis
         self.accepted: dict[str, tuple[Any, ...]] = {}  # lead, shape and dtype of the last value that fitted
+        self.wide: set[str] = set()  # those of them whose numbers must be looked at each time
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a view is no view.
-        return {name: value for name, value in self.__dict__.items() if name not in ("rows", "accepted")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("rows", "accepted", "wide")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -265,11 +320,12 @@ class Columns:
     def check(self, where: str, name: str, value: Any, lead: tuple[int, ...]) -> list[tuple[str, Any]]:
         """The arrays of a value that fits, with their paths; an error otherwise."""
         checked = []
+        place = self.place
         for path, field, part in _match(where, name, self.nodes[name], value):
             what = f"{where}: {path}"
-            array = self.place.read(what, part)
+            array = place.read(what, part)
             if self.accepted.get(path) == (lead, array.shape, array.dtype):
-                checked.append((path, array))
+                checked.append((path, place.narrow(what, array, field.dtype) if path in self.wide else array))
                 continue
             shape = (*lead, *field.shape)
             given = tuple(array.shape)
@@ -277,14 +333,18 @@ class Columns:
             if given != shape and (field.shape or given != (*shape, 1)):
                 raise SchemaError(f"{what}: expected shape {shape}, got {given}")
             if path in _FLAGS:
-                array = self.place.truths(array)
-            elif not self.place.fits(array, field.dtype):
+                array = place.truths(what, array)
+            elif not place.fits(array, field.dtype):
                 raise SchemaError(
                     f"{what}: expected {field.dtype}, got {array.dtype}, which would lose what it says; "
                     "convert it, or give the field that dtype"
                 )
-            elif given == shape:
-                self.accepted[path] = lead, array.shape, array.dtype
+            else:
+                is_wider = place.is_wider(array, field.dtype)
+                if given == shape:
+                    self.accepted[path] = lead, array.shape, array.dtype
+                    (self.wide.add if is_wider else self.wide.discard)(path)
+                array = place.narrow(what, array, field.dtype) if is_wider else array
             checked.append((path, array if given == shape else array.reshape(shape)))
         return checked
 

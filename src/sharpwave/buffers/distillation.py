@@ -11,12 +11,12 @@ import numpy as np
 
 from .. import _core
 from ..address import to_address, to_path
-from ..arrays import prepare
+from ..arrays import as_array, prepare
 from ..checks import check_settable, one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..schema import Field, Node, Schema
 from ..views import View
-from .columns import Torch, place_of, read_node
+from .columns import Torch, place_of, read_names, read_node
 from .teacher_rows import DeviceRows, EngineRows, TeacherRows, chunk_rows, to_device
 
 __all__ = ["DistillationBuffer"]
@@ -81,9 +81,11 @@ class DistillationBuffer:
             raise SchemaError(f"{where}: action_dtype: needs action_shape= as well; without both, the first add tells")
         self._nodes: dict[str, Node] = {"obs": read_node(where, "obs_shape", obs_shape)}
         if action_shape is not None:
-            self._nodes["action"] = read_node(where, "action_shape", action_shape, action_dtype or "float32")
-        self._extras = list(teacher or {})
-        for name, node in (teacher or {}).items():
+            dtype = "float32" if action_dtype is None else action_dtype
+            self._nodes["action"] = read_node(where, "action_shape", action_shape, dtype)
+        teacher = read_names(where, "teacher", teacher)
+        self._extras = list(teacher)
+        for name, node in teacher.items():
             if name in ("obs", "action", "done"):
                 raise SchemaError(f"{where}: teacher: the name {name!r} is taken; give another")
             self._nodes[name] = read_node(where, f"teacher[{name!r}]", node)
@@ -190,14 +192,14 @@ class DistillationBuffer:
                 raise SchemaError(f"add(): {path}: expected a dict with {', '.join(node)}, got {type(value).__name__}")
             node, value, path = node[key], value[key], f"{path}/{key}"
         assert isinstance(node, Field)
-        shape = tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+        shape = tuple(value.shape if hasattr(value, "shape") else as_array(path, value).shape)
         axes = len(shape) - len(node.shape)
         if axes < 0 or shape[axes:] != node.shape or axes > (1 if self._num_envs is None else 2):
             raise SchemaError(f"add(): {path}: expected shape {node.shape} with at most a leading axis, got {shape}")
         return shape[:axes]
 
     def _infer_action(self, action: Any, lead: tuple[int, ...]) -> Field:
-        array = action if hasattr(action, "shape") and hasattr(action, "dtype") else np.asarray(action)
+        array = action if hasattr(action, "shape") and hasattr(action, "dtype") else as_array("action", action)
         shape = tuple(array.shape)
         if shape[: len(lead)] != lead:
             raise SchemaError(f"add(): action: expected leading axes {lead} as of obs, got {shape}")

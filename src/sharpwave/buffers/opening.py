@@ -11,8 +11,8 @@ from typing import Any
 
 from .. import _core
 from ..address import to_address, to_path
-from ..checks import number, truth
-from ..errors import SchemaError
+from ..checks import number, told, truth
+from ..errors import SchemaError, StorageError
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
@@ -57,6 +57,8 @@ def open(
         StorageError: It is absent, foreign, truncated or damaged, or of another user; the message says which.
         NotReady: Another process began to open or close it and does not go on.
     """
+    if not isinstance(address, (str, os.PathLike)):
+        raise StorageError(f"open(): address: expected 'shm://name', 'file://path' or a path, got {told(address)}")
     text = os.fspath(address)
     path = to_path(text, "open()")
     seconds = math.inf if timeout is None else number("open()", "timeout", timeout, 0, 1e9)

@@ -16,9 +16,9 @@ import numpy as np
 
 from .. import _core
 from ..address import identity, to_address, to_path
-from ..arrays import prepare
+from ..arrays import prepare, refuse_masked
 from ..arrays import priorities as read_priorities
-from ..checks import check_settable, truth, whole
+from ..checks import check_settable, seconds, told, truth, whole
 from ..errors import ClosedError, SchemaError, StorageError
 from ..pace import Pace
 from ..sampling import (
@@ -129,8 +129,8 @@ class ReplayBuffer:
         if pace is not None:
             pace.check(where, capacity)
         self._device = device
-        if exist not in ("error", "replace", "attach"):
-            raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {exist!r}")
+        if not isinstance(exist, str) or exist not in ("error", "replace", "attach"):
+            raise SchemaError(f"{where}: exist: expected 'error', 'replace' or 'attach', got {told(exist)}")
         built = self._build_schema(
             schema,
             obs_shape=obs_shape,
@@ -297,8 +297,10 @@ class ReplayBuffer:
         if hasattr(env, "single_observation_space"):
             options.setdefault("num_envs", env.num_envs)
             spaces = env.single_observation_space, env.single_action_space
-        else:
+        elif hasattr(env, "observation_space"):
             spaces = env.observation_space, env.action_space
+        else:
+            raise SchemaError(f"for_env(): env: expected a Gymnasium environment, got {told(env)}")
         schema = {
             "obs": from_space(spaces[0], "observation_space"),
             "action": from_space(spaces[1], "action_space"),
@@ -477,6 +479,7 @@ class ReplayBuffer:
         device = self._device if device is None else device
         size = whole("batches()", "batch_size", batch_size, 1)
         depth = whole("batches()", "prefetch", prefetch, 1)
+        timeout = seconds("batches()", timeout)
         return waiting.batches(
             lambda left: self._draw(size, None, device, left, False),
             lambda serials, delivered: self._table.settle(serials, delivered),
@@ -501,6 +504,7 @@ class ReplayBuffer:
         device = self._device if device is None else device
         size = whole("stream()", "batch_size", batch_size, max(1, getattr(self._sampler, "newest", 0)), 2**31 - 1)
         depth = whole("stream()", "prefetch", prefetch, 1)
+        timeout = seconds("stream()", timeout)
         feed = None if device is None else self._feed(device)
         if feed is None:
             return self.batches(size, prefetch=depth, device=device, timeout=timeout)
@@ -548,10 +552,13 @@ class ReplayBuffer:
         """
         if not isinstance(self._sampler, Prioritized):
             raise SchemaError("update_priorities(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        where = "update_priorities()"
+        if type(indices) is not _ARRAY or type(priorities) is not _ARRAY:
+            refuse_masked(f"{where}: indices", indices)
+            refuse_masked(f"{where}: priorities", priorities)
         done = None if mask is not None else self._table.update_at_once(indices, priorities, timeout)
         if done is not None:
             return done
-        where = "update_priorities()"
         if isinstance(self._view, Windows) and np.ndim(priorities) == 2:
             priorities = self._view.mix(where, priorities, mask)
         elif mask is not None:
@@ -742,6 +749,7 @@ class Writer:
         self.close()
 
 
+_ARRAY = np.ndarray
 _shared: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 _making_feeds = threading.Lock()  # memory is registered once
 
@@ -773,7 +781,13 @@ def _attach_or_create(path: Path, create: Callable[[], _core.Table]) -> tuple[_c
 
 
 def as_serials(where: str, indices: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(indices.cpu() if hasattr(indices, "cpu") else indices)
+    refuse_masked(f"{where}: indices", indices)
+    try:
+        array = np.asarray(indices.detach().cpu() if hasattr(indices, "detach") else indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(
+            f"{where}: indices: expected a list of whole numbers, got {type(indices).__name__} ({error})"
+        ) from None
     if array.size == 0:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

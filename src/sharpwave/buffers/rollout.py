@@ -11,7 +11,7 @@ from .. import _core, returns
 from ..checks import check_settable, number, one_of, truth, whole
 from ..errors import BufferFull, NotReady, SchemaError
 from ..schema import Field
-from .columns import Columns, Torch, place_of, read_node
+from .columns import Columns, Torch, place_of, read_names, read_node
 
 __all__ = ["RolloutBuffer"]
 
@@ -103,14 +103,17 @@ class RolloutBuffer:
         if action_dtype is not None and action_shape is None:
             raise SchemaError(f"{where}: action_dtype: needs action_shape= as well; without both, the first add tells")
         if action_shape is not None:
-            nodes["actions"] = read_node(where, "action_shape", action_shape, action_dtype or "float32")
-        self._extras = list(extras or {})
-        for name, node in (extras or {}).items():
+            dtype = "float32" if action_dtype is None else action_dtype
+            nodes["actions"] = read_node(where, "action_shape", action_shape, dtype)
+        extras = read_names(where, "extras", extras)
+        self._extras = list(extras)
+        for name, node in extras.items():
             if name in {*_BATCH_NAMES, *_BATCH_NAMES.values(), *_OTHERS}:
                 raise SchemaError(f"{where}: extras: the name {name!r} is taken; give another")
             nodes[name] = read_node(where, f"extras[{name!r}]", node)
         if hidden_states is not None:
-            nodes["hidden_states"] = read_node(where, "hidden_states", dict(hidden_states))
+            hidden_states = read_names(where, "hidden_states", hidden_states)
+            nodes["hidden_states"] = read_node(where, "hidden_states", hidden_states)
         self._place = place_of(where, device, seed)
         self._columns = Columns(self._place, (self.num_steps, self.num_envs))
         for name, node in nodes.items():
@@ -149,7 +152,9 @@ class RolloutBuffer:
             privileged_observations: What the critic saw besides; required where declared.
             actions: What it did; the first add tells their shape and dtype where the constructor did not.
             rewards, values, log_probs: One an environment. ``values`` are of ``observations``.
-            dones: Whether the step ended an episode, for any reason; bool, or numbers of which 0 is no.
+            dones: Whether the step ended an episode, for any reason; bool, or numbers of which 0 is no. On the host NaN
+                is refused, and so is a number that a field's dtype cannot hold; on a GPU the call would have to wait
+                for the answer, and NaN counts as yes.
             truncated: Which of those ends were time limits and the like, and no terminations: where an environment says
                 both, ``truncated & ~terminated``.
             final_values: Values of the observations that truncated episodes ended with; looked at only there.
@@ -161,7 +166,7 @@ class RolloutBuffer:
             SchemaError: Something is missing or does not fit. Nothing was written.
         """
         where = "add()"
-        if self._step == self.num_steps:
+        if self._step == self._num_steps:
             raise BufferFull(
                 f"{where}: the rollout is full: {self.num_steps} of {self.num_steps} steps; use it, then clear()"
             )
@@ -178,7 +183,7 @@ class RolloutBuffer:
         }
         given = {name: value for name, value in given.items() if value is not None}
         self._check_names(where, given)
-        if (truncated is None) != (final_values is None) and self.autoreset == "same_step":
+        if (truncated is None) != (final_values is None) and self._autoreset == "same_step":
             there, missing = ("truncated", "final_values") if final_values is None else ("final_values", "truncated")
             raise SchemaError(
                 f"{where}: {there}: needs {missing}= as well; without both, every end counts as a termination"
@@ -195,7 +200,7 @@ class RolloutBuffer:
         try:
             for name in new:
                 self._columns.declare(name, self._infer(where, name, given[name]))
-            lead = (self.num_envs,)
+            lead = (self._num_envs,)
             checked = [part for name, value in given.items() for part in self._columns.check(where, name, value, lead)]
         except BaseException:
             for name in new:
@@ -205,12 +210,13 @@ class RolloutBuffer:
             if name in self._columns.nodes and name not in given:
                 self._columns.arrays[name][self._step] = 0  # the last rollout's must not stay
         self._columns.put(self._step, checked)
-        if self.autoreset == "next_step":
+        if self._autoreset == "next_step":
             self._columns.arrays["mask"][self._step] = ~self._was_over
             self._was_over[:] = self._over(self._step)
-        self._step += 1
-        self._has_returns = False
-        self._changes += 1
+        state = self.__dict__  # past __setattr__, whose three calls would be a twentieth of an add
+        state["_step"] += 1
+        state["_has_returns"] = False
+        state["_changes"] += 1
 
     def _check_names(self, where: str, given: dict[str, Any]) -> None:
         required = ["observations", "actions", "rewards", "dones", "values", "log_probs", *self._extras]
@@ -276,10 +282,12 @@ class RolloutBuffer:
             arrays = [None if array is None else array[: self._step] for array in arrays]
         rewards, values, dones, truncated, final_values, mask, advantages, to_returns = arrays
         if isinstance(self._place, Torch):
+            self._place.narrow(f"{where}: last_values", last, np.dtype(np.float32))  # looked at on the host alone
             if last.dim() != 1 or last.dtype is not values.dtype or not last.is_contiguous():
                 last = last.reshape(self.num_envs).to(values.dtype).contiguous()
             kernels = returns.torch_kernels(where, self.device)
         else:
+            last = self._place.narrow(f"{where}: last_values", last, np.dtype(np.float32))
             last = np.ascontiguousarray(last.reshape(self.num_envs), np.float32)
             kernels = _core
         flags = truncated, final_values, mask
@@ -483,6 +491,8 @@ class RolloutBuffer:
         return columns.tree(name, lambda array: array)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name[0] == "_":
+            return object.__setattr__(self, name, value)
         # roll.advantages = normalised: stored where batches read it. The arrays stay the same ones.
         columns = self.__dict__.get("_columns")
         if columns is not None and name in columns.nodes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import told
 from ..errors import SchemaError
 
 __all__ = ["as_host_arrays", "read_device", "torch_converter"]
@@ -44,8 +45,8 @@ def read_device(where: str, device: Any) -> tuple[Any, Any]:
         raise SchemaError(f'{where}: needs torch; pip install "sharpwave[torch]"') from None
     try:
         read = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise SchemaError(f"{where}: expected a torch device, got {device!r} ({error})") from None
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SchemaError(f"{where}: expected a torch device, got {told(device)} ({error})") from None
     if read.type == "cuda" and not torch.cuda.is_available():
         raise SchemaError(f"{where}: torch finds no CUDA here, got {device!r}; give device='cpu'")
     try:

@@ -106,6 +106,12 @@ def batches(
         return not unwanted.is_set() and threading.main_thread().is_alive()
 
     def work() -> None:
+        try:
+            draw_ahead()
+        except BaseException as error:  # without it the caller would wait for ever
+            ready.put(error)
+
+    def draw_ahead() -> None:
         while is_wanted():
             if not room.acquire(timeout=_SLICE):
                 continue
@@ -124,8 +130,6 @@ def batches(
                     unwanted.wait(min(pause, over))
                     pause = min(2 * pause, longest)
                     continue
-                except BaseException as error:
-                    return ready.put(error)
                 serials = batch["indices"]
                 ready.put((batch, serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()))
                 break
