@@ -3,6 +3,10 @@
 Two locks. ``_writing`` is around each change that has a record, from its check to its making, disk work included; it is
 taken first, and never on an event loop. The gate's lock is around memory alone: a get, and every coroutine, needs only
 that one, so neither waits for a disk.
+
+With a journal, coroutines and the main thread hand their changes to one thread that makes them: coroutines because of
+the disk, the main thread because a signal's exception (Ctrl-C) may come between any two of its instructions, and one
+between the write and the change would leave a buffer that differs from its journal.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TimeoutOfWait
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ..errors import NotReady, StorageError
+from ..errors import ClosedError, NotReady, StorageError
 from ..files import Journal
 from .gate import Gate, wait_s
 from .journal import needed
@@ -49,25 +54,23 @@ class Commits:
                 gate.check_open(where)
                 change = plan()
                 return None if change is None else self._make(change)
+        return self._undisturbed(where, lambda: self._write(where, plan, deadline), deadline)
+
+    def _write(self, where: str, plan: _Plan[_Result], deadline: float | None) -> _Result | None:
+        gate, store = self._gate, self._store
         with self._journal(where, deadline) as journal:
-            before, change = journal.size, None
+            with gate.lock:
+                gate.check_open(where)
+                change = plan()
+                if change is None:
+                    return None
+                unsaid = store.unsaid()
             try:
-                with gate.lock:
-                    gate.check_open(where)
-                    change = plan()
-                    if change is None:
-                        return None
-                    unsaid = store.unsaid()
                 if change.records:
                     journal.append([*unsaid, *change.records])
             except BaseException:
-                # Whether it was written says the file, not the exception: an interrupt may come behind the write.
                 with gate.lock:
-                    if change is not None and journal.size > before:
-                        store.say(unsaid)
-                        self._make(change)
-                    elif change is not None:
-                        change.undo()
+                    change.undo()
                 raise
             with gate.lock:
                 if change.records:
@@ -87,16 +90,40 @@ class Commits:
         """``commit`` without disk work on the event loop."""
         if self._store.journal is None:
             return self.commit(where, plan)
-        return await self.off_loop(where, lambda: self.commit(where, plan))
+        return await self.off_loop(where, lambda: self._write(where, plan, None))
 
     async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.wrap_future(self._hand_over(where, work))
+
+    def _undisturbed(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
+        """The result of work that no signal's exception may cut in two."""
+        if threading.current_thread() is not threading.main_thread():
+            return work()
+        try:
+            future = self._hand_over(where, work)
+        except ClosedError:
+            raise
+        except RuntimeError:  # the interpreter is shutting down and starts no thread any more
+            return work()
+        try:
+            return future.result(None if deadline is None else wait_s(deadline))
+        except TimeoutOfWait as error:
+            if isinstance(error, NotReady):  # the work's own
+                raise
+            if future.cancel():
+                raise NotReady(f"{where}: other calls have written the journal until the timeout") from None
+        except BaseException:
+            future.cancel()  # not begun: then it never is
+            raise
+        return future.result()  # it is being written, and has the same deadline itself
+
+    def _hand_over(self, where: str, work: Callable[[], _Result]) -> Future[_Result]:
         # A thread of its own: the event loop's may all be busy with calls that wait for this one.
         with self._gate.locked(where):
             self._gate.check_open(where)
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "sharpwave-journal")
-            future = self._thread.submit(work)
-        return await asyncio.wrap_future(future)
+            return self._thread.submit(work)
 
     def _make(self, change: Change[_Result]) -> _Result:
         now = time.monotonic()
@@ -118,6 +145,12 @@ class Commits:
 
     def rewrite(self, where: str) -> None:
         """Leaves out of the journal what no restart needs. Gets go on meanwhile, what is to be written waits."""
+        error = self._undisturbed(where, lambda: self._leave_out(where))
+        if error is not None:
+            message = f"{where}: the name is written, but the journal could not be made smaller: {error}"
+            warnings.warn(message, stacklevel=3)
+
+    def _leave_out(self, where: str) -> StorageError | None:
         with self._journal(where, None) as journal:
             with self._gate.lock:
                 self._gate.check_open(where)
@@ -128,9 +161,8 @@ class Commits:
             except StorageError as error:
                 with self._gate.lock:
                     self._store.waste_bytes += waste
-                warnings.warn(
-                    f"{where}: the name is written, but the journal could not be made smaller: {error}", stacklevel=3
-                )
+                return error
+        return None
 
     def close(self) -> None:
         """Everybody who waits is woken, and finds the buffer closed; the journal has everything, on the disk."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import ClosedError, NotReady
 from ..process import fork_count
@@ -24,7 +25,8 @@ class Gate:
     """``lock`` is around everything that the buffer has in memory, and held for no disk work."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # It knows its owner, so that an interrupt behind acquire() cannot leave it locked. Nobody takes it twice.
+        self.lock: Any = threading.RLock()
         self.is_closed = False
         self._forks = fork_count()
 
@@ -49,9 +51,10 @@ class Gate:
     def locked(self, where: str, deadline: float | None = None) -> Iterator[None]:
         self.check_process(where)
         wait = wait_s(deadline)
-        if not self.lock.acquire(timeout=wait):
-            raise NotReady(f"{where}: another thread has held the buffer's lock for {wait:.1f} s")
         try:
+            if not self.lock.acquire(timeout=wait):
+                raise NotReady(f"{where}: another thread has held the buffer's lock for {wait:.1f} s")
             yield
         finally:
-            self.lock.release()
+            if self.lock._is_owned():
+                self.lock.release()
