@@ -11,22 +11,20 @@ between the write and the change would leave a buffer that differs from its jour
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TimeoutOfWait
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ..errors import ClosedError, NotReady, StorageError
+from ..errors import NotReady, StorageError
 from ..files import Journal
 from .gate import Gate, wait_s
 from .journal import needed
 from .store import Change, Store
 from .turns import Turns
+from .worker import Worker
 
 __all__ = ["Commits"]
 
@@ -40,7 +38,7 @@ class Commits:
     def __init__(self, gate: Gate, store: Store, turns: Turns) -> None:
         self._gate, self._store, self._turns = gate, store, turns
         self._writing = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None  # writes for coroutines
+        self._worker: Worker | None = None
 
     def commit(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
         """Makes the change that ``plan``, called with the lock held, gives; None where it gives none.
@@ -53,7 +51,7 @@ class Commits:
             with gate.lock:
                 gate.check_open(where)
                 change = plan()
-                return None if change is None else self._make(change)
+                return None if change is None else self.make(change)
         return self._undisturbed(where, lambda: self._write(where, plan, deadline), deadline)
 
     def _write(self, where: str, plan: _Plan[_Result], deadline: float | None) -> _Result | None:
@@ -75,7 +73,7 @@ class Commits:
             with gate.lock:
                 if change.records:
                     store.say(unsaid)
-                result = self._make(change)
+                result = self.make(change)
                 late = store.unsaid()
             if late:
                 try:
@@ -93,39 +91,33 @@ class Commits:
         return await self.off_loop(where, lambda: self._write(where, plan, None))
 
     async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.wrap_future(self._hand_over(where, work))
+        return await self._started(where).do(work)
 
     def _undisturbed(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
         """The result of work that no signal's exception may cut in two."""
         if threading.current_thread() is not threading.main_thread():
             return work()
+        task = self._started(where).submit(work)
         try:
-            future = self._hand_over(where, work)
-        except ClosedError:
-            raise
-        except RuntimeError:  # the interpreter is shutting down and starts no thread any more
-            return work()
-        try:
-            return future.result(None if deadline is None else wait_s(deadline))
-        except TimeoutOfWait as error:
-            if isinstance(error, NotReady):  # the work's own
-                raise
-            if future.cancel():
-                raise NotReady(f"{where}: other calls have written the journal until the timeout") from None
+            # Once it runs it has the deadline itself.
+            if not task.wait(wait_s(deadline)) and task.cancel():
+                raise NotReady(f"{where}: other calls have written the journal until the timeout")
+            task.wait()
         except BaseException:
-            future.cancel()  # not begun: then it never is
+            task.cancel()  # not begun: then it never is
             raise
-        return future.result()  # it is being written, and has the same deadline itself
+        return task.result()
 
-    def _hand_over(self, where: str, work: Callable[[], _Result]) -> Future[_Result]:
+    def _started(self, where: str) -> Worker:
         # A thread of its own: the event loop's may all be busy with calls that wait for this one.
         with self._gate.locked(where):
             self._gate.check_open(where)
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "sharpwave-journal")
-            return self._thread.submit(work)
+            if self._worker is None:
+                self._worker = Worker("sharpwave-journal")
+            return self._worker
 
-    def _make(self, change: Change[_Result]) -> _Result:
+    def make(self, change: Change[_Result]) -> _Result:
+        """The last step of a change. The lock is held."""
         now = time.monotonic()
         result = change.make(now)
         self._turns.moved(now)
@@ -173,8 +165,8 @@ class Commits:
                 self._gate.is_closed = True
                 self._turns.wake_all()
                 unsaid = self._store.unsaid()
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
+            if self._worker is not None:
+                self._worker.stop()
             journal = self._store.journal
             if journal is not None:
                 try:
