@@ -369,7 +369,13 @@ from sharpwave.errors import SchemaError, StaleHandle
 from sharpwave.sequences import store
 
 store._SLACK = 3000
-path, stop, interrupts = Path({str(tmp_path / "journal")!r}), False, 0
+path, stop, armed, interrupts = Path({str(tmp_path / "journal")!r}), False, False, 0
+
+def interrupt(*_):
+    global armed
+    if armed:  # one at a time, and only where the loop below expects it
+        armed = False
+        raise KeyboardInterrupt
 
 def pester():
     stream = random.Random(3)
@@ -381,32 +387,29 @@ def state(seq):
     told = seq.stats()
     return seq.ids(), list(seq.used_ids), seq.version, [one["done"] for one in told["consumers"].values()]
 
+signal.signal(signal.SIGINT, interrupt)
 for seed in range(1, {seconds} + 1):
-    seq = open_journal(path)
+    seq = open_journal(path, epoch_size=100)
     driver = Driver(seq, Model(), seed)
     pesterer = threading.Thread(target=pester)
     end, stop = time.monotonic() + 1, False
-    try:
-        pesterer.start()
-    except KeyboardInterrupt:
-        pass
+    pesterer.start()
     while time.monotonic() < end:
         try:
-            driver.step()
+            armed = True
+            try:
+                driver.step()
+            except (KeyError, SchemaError, StaleHandle):
+                pass  # the driver itself was interrupted before, and knows less than the buffer
+            armed = False
         except KeyboardInterrupt:
             interrupts += 1
-        except (KeyError, SchemaError, StaleHandle):
-            pass  # the driver itself was interrupted, and knows less than the buffer
-    while pesterer.is_alive():
-        try:
-            stop = True
-            pesterer.join()
-        except KeyboardInterrupt:
-            pass
+    stop = True
+    pesterer.join()
     seq.release("driver")  # leases that an interrupt took from the driver
     before = state(seq)
     seq.close()
-    seq = open_journal(path)
+    seq = open_journal(path, epoch_size=100)
     assert state(seq) == before
     assert seq.stats()["cut_bytes"] == 0
     observe(seq)
