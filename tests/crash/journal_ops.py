@@ -186,7 +186,7 @@ class Driver:
 
     def _inf(self) -> None:
         try:
-            lease = self.seq.get("inf", batch_size=self.stream.randint(1, 4), timeout=0, partial=True)
+            lease = self.seq.get("inf", batch_size=self.stream.randint(1, 4), timeout=0, partial=True, owner="driver")
         except NotReady:
             return
         if self.stream.random() < 0.2:
@@ -197,7 +197,7 @@ class Driver:
 
     def _train(self) -> None:
         try:
-            lease = self.seq.get("train", timeout=0, partial=True)
+            lease = self.seq.get("train", timeout=0, partial=True, owner="driver")
         except NotReady:
             return
         for key in ("a", "b"):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +234,6 @@ def test_coroutines_put_while_the_loops_own_threads_all_wait(tmp_path: Path) -> 
     seq = sw.SequenceBuffer(FLOW, 100, journal=tmp_path / "journal")
 
     async def run() -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         getter = asyncio.create_task(asyncio.to_thread(seq.get, "inf", timeout=20))
@@ -289,20 +289,136 @@ def test_a_rewrite_that_fails_is_told_and_the_checkpoint_holds(tmp_path: Path, m
 # ---- deadlines and interrupts ----------------------------------------------------------------------------------------
 
 
-def test_a_timeout_holds_while_another_thread_has_the_lock(tmp_path: Path) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
-    for lock in (seq._gate.lock, seq._commits._writing):
+@contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """A thread that has a lock, and does not get on."""
+    has, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
         with lock:
+            has.set()
+            let_go.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    has.wait()
+    try:
+        yield
+    finally:
+        let_go.set()
+        holder.join()
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_timeout_holds_while_another_thread_has_the_lock(tmp_path: Path, in_main: bool) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+
+    def work() -> None:
+        for lock in (seq._gate.lock, seq._commits._writing):
+            with held_elsewhere(lock):
+                start = time.monotonic()
+                with pytest.raises(NotReady):
+                    seq.put(sample("a"), timeout=0.3)
+                assert 0.25 < time.monotonic() - start < 2
+        with held_elsewhere(seq._gate.lock):
             start = time.monotonic()
-            with pytest.raises(NotReady):
-                seq.put(sample("a"), timeout=0.3)
+            with pytest.raises(NotReady, match="lock"):
+                seq.get("inf", timeout=0.3)
             assert 0.25 < time.monotonic() - start < 2
-    with seq._gate.lock:
-        start = time.monotonic()
-        with pytest.raises(NotReady, match="lock"):
-            seq.get("inf", timeout=0.3)
-        assert 0.25 < time.monotonic() - start < 2
-    assert seq.put(sample("a"), timeout=0.3).tolist() == [0]
+        assert seq.put(sample("a"), timeout=0.3).tolist() == [0]
+
+    if in_main:
+        work()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(work).result()
+    seq.close()
+
+
+def test_a_timeout_holds_behind_a_coroutines_long_write(tmp_path: Path, monkeypatch: Any) -> None:
+    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", sync=True)
+    SlowDisk(monkeypatch, 0.6)
+
+    def run() -> None:
+        async def two() -> None:
+            await asyncio.gather(*(seq.put_async(sample(name)) for name in "ab"))
+
+        asyncio.run(two())
+
+    writer = threading.Thread(target=run)
+    writer.start()
+    time.sleep(0.2)
+    start = time.monotonic()
+    with pytest.raises(NotReady, match="written the journal until the timeout"):
+        seq.put(sample("c"), timeout=0.2)
+    assert time.monotonic() - start < 0.5
+    writer.join()
+    assert seq.ids() == ["a", "b"]
+    seq.close()
+
+
+def test_interrupts_leave_buffer_and_journal_alike(tmp_path: Path) -> None:
+    """Ctrl-C again and again, between any two instructions of the main thread, and work goes on after each."""
+    seconds = 60 if os.environ.get("SHARPWAVE_SOAK") == "1" else 2
+    code = f"""
+import os, random, signal, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from crash.journal_ops import Driver, Model, observe, open_journal
+from sharpwave.errors import SchemaError, StaleHandle
+from sharpwave.sequences import store
+
+store._SLACK = 3000
+path, stop, armed, interrupts = Path({str(tmp_path / "journal")!r}), False, False, 0
+
+def interrupt(*_):
+    global armed
+    if armed:  # one at a time, and only where the loop below expects it
+        armed = False
+        raise KeyboardInterrupt
+
+def pester():
+    stream = random.Random(3)
+    while not stop:
+        time.sleep(stream.uniform(0, 0.005))
+        os.kill(os.getpid(), signal.SIGINT)
+
+def state(seq):
+    told = seq.stats()
+    return seq.ids(), list(seq.used_ids), seq.version, [one["done"] for one in told["consumers"].values()]
+
+signal.signal(signal.SIGINT, interrupt)
+for seed in range(1, {seconds} + 1):
+    seq = open_journal(path, epoch_size=100)
+    driver = Driver(seq, Model(), seed)
+    pesterer = threading.Thread(target=pester)
+    end, stop = time.monotonic() + 1, False
+    pesterer.start()
+    while time.monotonic() < end:
+        try:
+            armed = True
+            try:
+                driver.step()
+            except (KeyError, SchemaError, StaleHandle):
+                pass  # the driver itself was interrupted before, and knows less than the buffer
+            armed = False
+        except KeyboardInterrupt:
+            interrupts += 1
+    stop = True
+    pesterer.join()
+    seq.release("driver")  # leases that an interrupt took from the driver
+    before = state(seq)
+    seq.close()
+    seq = open_journal(path, epoch_size=100)
+    assert state(seq) == before
+    assert seq.stats()["cut_bytes"] == 0
+    observe(seq)
+    seq.close()
+print(interrupts)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5 * seconds
 
 
 def test_waiting_takes_no_processor_time() -> None:

@@ -28,6 +28,7 @@ __all__ = ["SequenceBuffer"]
 
 _Handles = np.ndarray[Any, np.dtype[np.int64]]
 _STALE = ("evict", "mask", "keep")
+_WRITE: _Handles = np.empty(0, np.int64)
 
 
 class SequenceBuffer:
@@ -175,12 +176,14 @@ class SequenceBuffer:
         deadline = _deadline("put()", timeout)
         try:
             while True:
-                if self._may_put("put()", waiter, incoming, deadline):
-                    handles = self._commits.commit("put()", lambda: self._plan_put(waiter, incoming), deadline)
-                    if handles is not None:
-                        return handles
-                else:
+                handles = self._try_put("put()", waiter, incoming, deadline)
+                if handles is None:
                     waiter.wait(self._pause(None, deadline))
+                    continue
+                if handles is _WRITE:
+                    handles = self._commits.commit("put()", lambda: self._plan_put(waiter, incoming), deadline)
+                if handles is not None:
+                    return handles
         finally:
             self._turns.leave(self._turns.putters, waiter)
 
@@ -201,26 +204,31 @@ class SequenceBuffer:
         deadline = _deadline("put_async()", timeout)
         try:
             while True:
-                if self._may_put("put_async()", waiter, incoming, deadline):
-                    handles = await self._commits.commit_async("put_async()", lambda: self._plan_put(waiter, incoming))
-                    if handles is not None:
-                        return handles
-                else:
+                handles = self._try_put("put_async()", waiter, incoming, deadline)
+                if handles is None:
                     await waiter.wait(self._pause(None, deadline))
+                    continue
+                if handles is _WRITE:
+                    handles = await self._commits.commit_async("put_async()", lambda: self._plan_put(waiter, incoming))
+                if handles is not None:
+                    return handles
         finally:
             self._turns.leave(self._turns.putters, waiter)
 
     def _read(self, samples: Any, version: Any, births: Any) -> Incoming:
         return self._store.intake.read(samples, version, births, self._store.journal is not None)
 
-    def _may_put(self, where: str, waiter: Waiter, incoming: Incoming, deadline: float | None) -> bool:
-        """Whether it is its turn and there is room; else it is in the list of those who wait."""
+    def _try_put(self, where: str, waiter: Waiter, incoming: Incoming, deadline: float | None) -> _Handles | None:
+        """The handles where it is its turn and there is room, or ``_WRITE`` where there is a journal to be written
+        first. Else None: it is in the list of those who wait."""
         with self._gate.locked(where, deadline):
             self._gate.check_open(where)
             waiter.arm()
             self._tick()
+            if not incoming.entries:
+                return np.empty(0, np.int64)
             if self._turns.is_next(waiter) and self._store.fits(incoming):
-                return True
+                return _WRITE if self._store.journal is not None else self._commits.make(self._store.admit(incoming))
             self._store.refuse_unfit(incoming)
             if waiter not in self._turns.putters:
                 self._turns.putters.append(waiter)
@@ -228,11 +236,9 @@ class SequenceBuffer:
             if deadline is not None and now >= deadline:
                 raise self._store.full(incoming, len(self._turns.putters) - 1)
             self._check_moving("put()", now)
-            return False
+            return None
 
     def _plan_put(self, waiter: Waiter, incoming: Incoming) -> Change[_Handles] | None:
-        if not incoming.entries:
-            return Change([], lambda _: np.empty(0, np.int64))
         return self._store.admit(incoming) if self._turns.is_next(waiter) and self._store.fits(incoming) else None
 
     # ---- amend -------------------------------------------------------------------------------------------------------

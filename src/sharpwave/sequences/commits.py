@@ -3,16 +3,18 @@
 Two locks. ``_writing`` is around each change that has a record, from its check to its making, disk work included; it is
 taken first, and never on an event loop. The gate's lock is around memory alone: a get, and every coroutine, needs only
 that one, so neither waits for a disk.
+
+With a journal, coroutines and the main thread hand their changes to one thread that makes them: coroutines because of
+the disk, the main thread because a signal's exception (Ctrl-C) may come between any two of its instructions, and one
+between the write and the change would leave a buffer that differs from its journal.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,6 +24,7 @@ from .gate import Gate, wait_s
 from .journal import needed
 from .store import Change, Store
 from .turns import Turns
+from .worker import Worker
 
 __all__ = ["Commits"]
 
@@ -35,7 +38,7 @@ class Commits:
     def __init__(self, gate: Gate, store: Store, turns: Turns) -> None:
         self._gate, self._store, self._turns = gate, store, turns
         self._writing = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None  # writes for coroutines
+        self._worker: Worker | None = None
 
     def commit(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
         """Makes the change that ``plan``, called with the lock held, gives; None where it gives none.
@@ -48,31 +51,29 @@ class Commits:
             with gate.lock:
                 gate.check_open(where)
                 change = plan()
-                return None if change is None else self._make(change)
+                return None if change is None else self.make(change)
+        return self._undisturbed(where, lambda: self._write(where, plan, deadline), deadline)
+
+    def _write(self, where: str, plan: _Plan[_Result], deadline: float | None) -> _Result | None:
+        gate, store = self._gate, self._store
         with self._journal(where, deadline) as journal:
-            before, change = journal.size, None
+            with gate.lock:
+                gate.check_open(where)
+                change = plan()
+                if change is None:
+                    return None
+                unsaid = store.unsaid()
             try:
-                with gate.lock:
-                    gate.check_open(where)
-                    change = plan()
-                    if change is None:
-                        return None
-                    unsaid = store.unsaid()
                 if change.records:
                     journal.append([*unsaid, *change.records])
             except BaseException:
-                # Whether it was written says the file, not the exception: an interrupt may come behind the write.
                 with gate.lock:
-                    if change is not None and journal.size > before:
-                        store.say(unsaid)
-                        self._make(change)
-                    elif change is not None:
-                        change.undo()
+                    change.undo()
                 raise
             with gate.lock:
                 if change.records:
                     store.say(unsaid)
-                result = self._make(change)
+                result = self.make(change)
                 late = store.unsaid()
             if late:
                 try:
@@ -87,18 +88,36 @@ class Commits:
         """``commit`` without disk work on the event loop."""
         if self._store.journal is None:
             return self.commit(where, plan)
-        return await self.off_loop(where, lambda: self.commit(where, plan))
+        return await self.off_loop(where, lambda: self._write(where, plan, None))
 
     async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
+        return await self._started(where).do(work)
+
+    def _undisturbed(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
+        """The result of work that no signal's exception may cut in two."""
+        if threading.current_thread() is not threading.main_thread():
+            return work()
+        task = self._started(where).submit(work)
+        try:
+            # Once it runs it has the deadline itself.
+            if not task.wait(wait_s(deadline)) and task.cancel():
+                raise NotReady(f"{where}: other calls have written the journal until the timeout")
+            task.wait()
+        except BaseException:
+            task.cancel()  # not begun: then it never is
+            raise
+        return task.result()
+
+    def _started(self, where: str) -> Worker:
         # A thread of its own: the event loop's may all be busy with calls that wait for this one.
         with self._gate.locked(where):
             self._gate.check_open(where)
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "sharpwave-journal")
-            future = self._thread.submit(work)
-        return await asyncio.wrap_future(future)
+            if self._worker is None:
+                self._worker = Worker("sharpwave-journal")
+            return self._worker
 
-    def _make(self, change: Change[_Result]) -> _Result:
+    def make(self, change: Change[_Result]) -> _Result:
+        """The last step of a change. The lock is held."""
         now = time.monotonic()
         result = change.make(now)
         self._turns.moved(now)
@@ -118,6 +137,12 @@ class Commits:
 
     def rewrite(self, where: str) -> None:
         """Leaves out of the journal what no restart needs. Gets go on meanwhile, what is to be written waits."""
+        error = self._undisturbed(where, lambda: self._leave_out(where))
+        if error is not None:
+            message = f"{where}: the name is written, but the journal could not be made smaller: {error}"
+            warnings.warn(message, stacklevel=3)
+
+    def _leave_out(self, where: str) -> StorageError | None:
         with self._journal(where, None) as journal:
             with self._gate.lock:
                 self._gate.check_open(where)
@@ -128,9 +153,8 @@ class Commits:
             except StorageError as error:
                 with self._gate.lock:
                     self._store.waste_bytes += waste
-                warnings.warn(
-                    f"{where}: the name is written, but the journal could not be made smaller: {error}", stacklevel=3
-                )
+                return error
+        return None
 
     def close(self) -> None:
         """Everybody who waits is woken, and finds the buffer closed; the journal has everything, on the disk."""
@@ -141,8 +165,8 @@ class Commits:
                 self._gate.is_closed = True
                 self._turns.wake_all()
                 unsaid = self._store.unsaid()
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
+            if self._worker is not None:
+                self._worker.stop()
             journal = self._store.journal
             if journal is not None:
                 try:

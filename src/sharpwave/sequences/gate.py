@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 from ..errors import ClosedError, NotReady
 from ..process import fork_count
 
 __all__ = ["Gate", "wait_s"]
 
-_LEAST_WAIT_S = 0.1  # for a lock: held for microseconds, but not by a thread that the system has stopped
+_LEAST_WAIT_S = 0.1
+_TURN_S = 10.0
 
 
 def wait_s(deadline: float | None) -> float:
-    """For a lock, until a deadline. A timeout is about room or samples: one of 0 still waits for a call's turn."""
-    return -1 if deadline is None else max(_LEAST_WAIT_S, deadline - time.monotonic())
+    """Seconds for a lock or a turn, until a deadline; -1 for ever.
+
+    A timeout is about room or samples. One of 0 does not wait for these, but it waits for its turn: calls are made one
+    after the other, and a busy machine is no reason to refuse one.
+    """
+    if deadline is None:
+        return -1
+    left = deadline - time.monotonic()
+    return _TURN_S if left <= 0 else max(_LEAST_WAIT_S, left)
 
 
 class Gate:
     """``lock`` is around everything that the buffer has in memory, and held for no disk work."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # It knows its owner, so that an interrupt behind acquire() cannot leave it locked. Nobody takes it twice.
+        self.lock: Any = threading.RLock()
         self.is_closed = False
         self._forks = fork_count()
 
@@ -45,13 +53,29 @@ class Gate:
             more = "; the samples count as not used" if where.startswith("ack") else ""
             raise ClosedError(f"{where}: the buffer was closed{more}")
 
-    @contextmanager
-    def locked(self, where: str, deadline: float | None = None) -> Iterator[None]:
+    def locked(self, where: str, deadline: float | None = None) -> Any:
+        """For a ``with``: the lock, in time."""
         self.check_process(where)
-        wait = wait_s(deadline)
-        if not self.lock.acquire(timeout=wait):
-            raise NotReady(f"{where}: another thread has held the buffer's lock for {wait:.1f} s")
+        return self.lock if deadline is None else _InTime(self.lock, where, deadline)
+
+
+class _InTime:
+    """The lock of a gate, until a deadline."""
+
+    __slots__ = ("_deadline", "_lock", "_where")
+
+    def __init__(self, lock: Any, where: str, deadline: float) -> None:
+        self._lock, self._where, self._deadline = lock, where, deadline
+
+    def __enter__(self) -> None:
+        wait = wait_s(self._deadline)
         try:
-            yield
-        finally:
-            self.lock.release()
+            if not self._lock.acquire(timeout=wait):
+                raise NotReady(f"{self._where}: another thread has held the buffer's lock for {wait:.1f} s")
+        except BaseException:
+            if self._lock._is_owned():
+                self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

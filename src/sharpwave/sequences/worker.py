@@ -1,0 +1,113 @@
+"""A thread that does one thing after the other for callers that must not do it themselves.
+
+Built of locks and a queue that are each one step for the interpreter: an interrupt in a caller (Ctrl-C) leaves none of
+them half taken, as it can leave the pure Python ones of ``concurrent.futures``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Task", "Worker"]
+
+_Result = TypeVar("_Result")
+
+
+class Task(Generic[_Result]):
+    """Work that was handed over."""
+
+    def __init__(self, work: Callable[[], _Result], tell: Callable[[], None] | None) -> None:
+        self._work: Callable[[], _Result] | None = work
+        self._tell = tell
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._begun = threading.Lock()  # taken once: by the worker, or by cancel()
+        self._running = threading.Lock()
+        self._running.acquire()  # released when the work is done
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        if work is None or not self._begun.acquire(blocking=False):
+            return
+        try:
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+        self._running.release()
+        if self._tell is not None:
+            self._tell()
+
+    def cancel(self) -> bool:
+        """Whether it will never run; False where it runs or is done."""
+        return self._begun.acquire(blocking=False)
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Whether it is done; -1 waits until it is."""
+        if not self._running.acquire(timeout=seconds):
+            return False
+        self._running.release()
+        return True
+
+    def result(self) -> _Result:
+        """Of work that is done, or its exception."""
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # else it and its traceback would hold each other
+        return self._result  # type: ignore[no-any-return]
+
+
+class Worker:
+    """One thread, for as long as this object lives."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
+        # It holds the queue and not the worker: a worker that nobody holds any more stops.
+        threading.Thread(target=_run, args=(self._tasks,), name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], _Result]) -> Task[_Result]:
+        task = Task(work, None)
+        self._tasks.put(task)
+        return task
+
+    async def do(self, work: Callable[[], _Result]) -> _Result:
+        """The result of work, awaited. Cancelled before it has begun, it never begins; later it is done."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:
+                return  # the loop was closed: nobody waits there any more
+
+        task = Task(work, tell)
+        self._tasks.put(task)
+        try:
+            await done
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return task.result()
+
+    def stop(self) -> None:
+        """Behind everything that was handed over."""
+        self._tasks.put(None)
+
+    def __del__(self) -> None:
+        self._tasks.put(None)
+
+
+def _run(tasks: SimpleQueue[Task[Any] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task.run()
+        del task  # while it waits for the next one it keeps nothing of the last one alive
