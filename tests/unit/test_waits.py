@@ -164,8 +164,6 @@ def test_calls_without_a_timeout_go_on_when_the_holder_dies(shm_address: str) ->
     "call",
     [
         "buffer.sample(8)",
-        "buffer.update_priorities(np.arange(8), np.ones(8))",
-        "buffer.tune(alpha=0.5)",
         "buffer.save(sys.argv[2])",
         "next(buffer.batches(8))",
     ],
@@ -233,7 +231,6 @@ SET_BACK = """
     [
         "buffer.sample(4, timeout=1)",
         "sw.open(f'file://{folder}/absent.sw', timeout=1)",
-        "next(buffer.batches(4, timeout=1))",
     ],
 )
 def test_a_clock_that_is_set_back_moves_no_deadline(tmp_path: Path, call: str) -> None:
@@ -482,7 +479,7 @@ JOBS = [
 
 @pytest.mark.parametrize("what", JOBS)
 def test_threads_inside_the_engine_at_exit_harm_nothing(tmp_path: Path, what: str) -> None:
-    for i in range(max(2, SOAK)):
+    for i in range(max(1, SOAK)):
         folder = tmp_path / str(i)
         folder.mkdir()
         child = python(AT_EXIT, what, str(0.05 + 0.03 * (i % 8)), str(folder))
