@@ -193,8 +193,10 @@ std::unique_lock<std::timed_mutex> Writer::lock(Deadline deadline) {
 }
 
 // The rows need a block that a saver does not want to be claimed now.
-bool Writer::is_held_back(const RowBatch& batch) const {
-    return batch.rows > length_ - head_ && table_->are_adds_held();
+inline bool Writer::is_held_back(const RowBatch& batch) const {
+    if (batch.rows <= length_ - head_) [[likely]]
+        return false;
+    return table_->are_adds_held();
 }
 
 void Writer::append(const RowBatch& batch, Deadline deadline) {
@@ -212,7 +214,8 @@ void Writer::append(const RowBatch& batch, Deadline deadline) {
 
 bool Writer::try_append(const RowBatch& batch) {
     std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
-    if (!guard.owns_lock() || is_held_back(batch)) return false;
+    if (!guard.owns_lock() || is_held_back(batch)) [[unlikely]]
+        return false;
     append_locked(batch, false);
     return true;
 }
