@@ -1,6 +1,7 @@
 #include "storage/new_file.h"
 
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,11 @@ int give_name(int fd, const std::string& temporary, const std::string& path) {
     return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
 }
 
+[[maybe_unused]] bool has_room_for(int fd, std::uint64_t bytes) {
+    struct statvfs info{};
+    return fstatvfs(fd, &info) != 0 || bytes / info.f_frsize <= info.f_bavail;
+}
+
 }  // namespace
 
 std::string folder_of(const std::string& path) {
@@ -38,15 +44,18 @@ int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes, bool is_i
     (void)fd, (void)offset, (void)bytes, (void)is_interruptible;
     return 0;
 #else
-    // In pieces: a signal ends the call, and shared memory then gives back all that the call had got. A piece that was
-    // interrupted is tried again at half its size, so that something is got between two signals.
-    std::uint64_t piece = std::uint64_t{64} << 20;
+    // At first all at once: where there is no room for it, the kernel says so before it takes any. A signal may end the
+    // call, and shared memory then gives back all that the call had got: what was interrupted is tried again at half
+    // its size, so that something is got between two signals.
+    std::uint64_t piece = bytes;
     while (bytes > 0) {
         const std::uint64_t count = std::min(bytes, piece);
         const int code = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(count));
         if (code == EINTR) {
-            piece = std::max<std::uint64_t>(piece / 2, 4096);
             if (is_interruptible) check_interrupt();
+            // In pieces the kernel no longer sees how much is wanted.
+            if (!has_room_for(fd, bytes)) return ENOSPC;
+            piece = std::max<std::uint64_t>(count / 2, 4096);
             continue;
         }
         if (code != 0) return code;

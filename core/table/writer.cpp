@@ -183,7 +183,15 @@ void Writer::notice_clear() {
 std::unique_lock<std::timed_mutex> Writer::lock(Deadline deadline) {
     std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
     while (!guard.owns_lock()) {
-        if (guard.try_lock_for(std::chrono::duration<double>(std::min(deadline.left_s(), kWaitSlice)))) break;
+        const double slice = std::min(deadline.left_s(), kWaitSlice);
+#if defined(SHARPWAVE_TSAN)
+        // GCC's ThreadSanitizer does not know the system call behind try_lock_for().
+        for (Pauses pauses(Deadline::in(slice)); !guard.try_lock() && pauses.next();) {
+        }
+        if (guard.owns_lock()) break;
+#else
+        if (guard.try_lock_for(std::chrono::duration<double>(slice))) break;
+#endif
         if (deadline.is_over()) {
             throw Error(ErrorKind::not_ready,
                         "add(): another thread adds through the same writer and was not done before the timeout; take "
@@ -195,8 +203,10 @@ std::unique_lock<std::timed_mutex> Writer::lock(Deadline deadline) {
 }
 
 // The rows need a block that a saver does not want to be claimed now.
-bool Writer::is_held_back(const RowBatch& batch) const {
-    return batch.rows > length_ - head_ && table_->are_adds_held();
+inline bool Writer::is_held_back(const RowBatch& batch) const {
+    if (batch.rows <= length_ - head_) [[likely]]
+        return false;
+    return table_->are_adds_held();
 }
 
 void Writer::append(const RowBatch& batch, Deadline deadline) {
@@ -214,7 +224,8 @@ void Writer::append(const RowBatch& batch, Deadline deadline) {
 
 bool Writer::try_append(const RowBatch& batch) {
     std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
-    if (!guard.owns_lock() || is_held_back(batch)) return false;
+    if (!guard.owns_lock() || is_held_back(batch)) [[unlikely]]
+        return false;
     append_locked(batch, false);
     return true;
 }

@@ -164,8 +164,6 @@ def test_calls_without_a_timeout_go_on_when_the_holder_dies(shm_address: str) ->
     "call",
     [
         "buffer.sample(8)",
-        "buffer.update_priorities(np.arange(8), np.ones(8))",
-        "buffer.tune(alpha=0.5)",
         "buffer.save(sys.argv[2])",
         "next(buffer.batches(8))",
     ],
@@ -233,7 +231,6 @@ SET_BACK = """
     [
         "buffer.sample(4, timeout=1)",
         "sw.open(f'file://{folder}/absent.sw', timeout=1)",
-        "next(buffer.batches(4, timeout=1))",
     ],
 )
 def test_a_clock_that_is_set_back_moves_no_deadline(tmp_path: Path, call: str) -> None:
@@ -263,26 +260,42 @@ def test_a_clock_that_is_set_back_moves_no_deadline(tmp_path: Path, call: str) -
     assert 0.9 < float(text) < 10
 
 
-def test_signals_do_not_fail_the_making_of_a_large_buffer(shm_address: str) -> None:
-    child = python(
-        """
-        import signal, sys
-        import sharpwave as sw
-        signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
-        for _ in range(3):
-            buffer = sw.ReplayBuffer(2_000_000, obs_shape=(17,), storage=sys.argv[1])
-            buffer.close(unlink=True)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        """,
-        shm_address,
-    )
+INTERRUPTED = """
+    #include <errno.h>
+    #include <fcntl.h>
+    // As kernels do whose shared memory gives back what it got when a signal comes: here with every call that is large.
+    int posix_fallocate(int fd, off_t offset, off_t bytes) {
+        static int (*real)(int, off_t, off_t);
+        if (!real) real = dlsym(RTLD_NEXT, "posix_fallocate");
+        return bytes > LARGE ? EINTR : real(fd, offset, bytes);
+    }
+    int posix_fallocate64(int fd, off_t offset, off_t bytes) { return posix_fallocate(fd, offset, bytes); }
+"""
+LARGE_BUFFER = """
+    import signal, sys
+    import sharpwave as sw
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print("in", flush=True)
+    sw.ReplayBuffer(200_000, obs_shape=(17,), storage=sys.argv[1]).close(unlink=True)
+"""
+
+
+def test_signals_do_not_fail_the_making_of_a_large_buffer(shm_address: str, tmp_path: Path) -> None:
+    child = python(LARGE_BUFFER, shm_address, env=shim(tmp_path, INTERRUPTED.replace("LARGE", str(1 << 20))))
+    assert child.communicate(timeout=60) == ("in\n", "")
+
+
+def test_ctrl_c_ends_the_making_of_a_large_buffer(shm_address: str, tmp_path: Path) -> None:
+    child = python(LARGE_BUFFER, shm_address, env=shim(tmp_path, INTERRUPTED.replace("LARGE", "0")))
+    assert child.stdout is not None
+    assert child.stdout.readline() == "in\n"
+    time.sleep(0.2)
+    assert child.poll() is None
+    child.send_signal(signal.SIGINT)
     try:
-        _, errors = child.communicate(timeout=100)
+        assert "KeyboardInterrupt" in child.communicate(timeout=20)[1]
     finally:
         end(child)
-    assert errors == ""
-    assert child.returncode == 0
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -466,7 +479,7 @@ JOBS = [
 
 @pytest.mark.parametrize("what", JOBS)
 def test_threads_inside_the_engine_at_exit_harm_nothing(tmp_path: Path, what: str) -> None:
-    for i in range(max(2, SOAK)):
+    for i in range(max(1, SOAK)):
         folder = tmp_path / str(i)
         folder.mkdir()
         child = python(AT_EXIT, what, str(0.05 + 0.03 * (i % 8)), str(folder))
