@@ -14,7 +14,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from names import TRAJECTORIES
 from peers.plain_trajectories import PlainTrajectories
 
 import sharpwave as sw
+from sharpwave.files import write_journal
 from sharpwave.trajectories.files import Layout
-from sharpwave.trajectories.index import Entry, Index
+from sharpwave.trajectories.index import INDEX, KIND, Entry, Index, add_record, layouts_record, rows_record
 from sharpwave.trajectories.trajectory import Leaf
 
 OBS, ACTION = 64, 7
@@ -159,18 +160,20 @@ def adding(folder: Path, rounds: int, together: int = 20) -> dict[str, dict[str,
 
 
 def opening(folder: Path, rounds: int, count: int) -> dict[str, dict[str, float]]:
-    """The index of a folder that so many adds wrote, one line each; no file of a trajectory is looked at."""
-    from sharpwave.trajectories.index import line
-
+    """The index of a folder that so many adds wrote, one record each; no file of a trajectory is looked at."""
     folder.mkdir()
     leaves = (Leaf(("rewards",), "F32", ()), Leaf(("curr_obs", "state"), "F32", (OBS,)))
-    index = Index(leaves=leaves, layouts=[Layout("pt", 50, 8, (0, 0), (64, 1_728), 104_128)])
-    lines = index.lines()
-    for number in range(count):
-        entry = Entry(number, f"{number:032x}", 50, 8, 0, f"{number // 50:032x}_{number // 50}", 0, 0, 104_500, number)
-        lines.append(line({"add": [entry.row()]}))
-    lines.append(line(Index(next_id=count).state()))
-    (folder / "index.jsonl").write_bytes(b"".join(lines))
+    layout = Layout("pt", 50, 8, (0, 0), (64, 1_728), 104_128)
+
+    def records() -> Iterator[Any]:
+        yield rows_record(0, leaves)
+        yield layouts_record(0, [(0, layout)])
+        for number in range(count):
+            weights = f"{number // 50:032x}_{number // 50}"
+            yield add_record([Entry(number, f"{number:032x}", 50, 8, 0, weights, 0, 0, 104_500, number)])
+        yield Index(next_id=count).state_record()
+
+    write_journal(folder / INDEX, KIND, records())
     times = []
     for _ in range(rounds):
         began = time.perf_counter_ns()

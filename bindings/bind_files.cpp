@@ -91,11 +91,12 @@ void bind_files(nb::module_& m) {
              })
         .def(
             "publish",
-            [](Made& made, bool replace) {
+            [](Made& made, bool replace, bool sync) {
                 const PatientRelease release;
-                made.file.publish(replace);
+                made.file.publish(replace, sync);
             },
-            nb::arg("replace") = true, "Gives it its name, in one step.");
+            nb::arg("replace") = true, nb::arg("sync") = true,
+            "Gives it its name, in one step; with sync the name is on the disk.");
     m.def(
         "crc32c",
         [](nb::handle data, std::uint32_t crc) {

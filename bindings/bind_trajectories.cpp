@@ -2,9 +2,6 @@
 // mapped; the objects here hold references to slabs, so that none goes away during a call.
 #include <fcntl.h>
 #include <nanobind/stl/string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +16,7 @@
 
 #include "bind.h"
 #include "trajectories/arena.h"
+#include "trajectories/mapped_file.h"
 #include "trajectories/rows.h"
 
 using namespace sharpwave;
@@ -47,12 +45,6 @@ std::byte* data_of(nb::handle array, std::size_t bytes, bool is_written) {
     return static_cast<std::byte*>(PyArray_DATA(object));
 }
 
-// Where the leaves of one kind of slab stand. `bytes`: what such a slab has at least.
-struct SlabLayout {
-    std::uint64_t envs, bytes, record_bytes;
-    std::vector<LeafPlace> leaves;
-};
-
 // What a row of each leaf is.
 struct RowKind {
     nb::object dtype;
@@ -73,6 +65,7 @@ struct Held {
         const auto* found = nb::cast<const SlabLayout*>(layout);
         place.slab = data_of(slab, found->bytes, false);
         place.leaves = found->leaves.data();
+        place.leaf_count = static_cast<std::uint32_t>(found->leaves.size());
         place.envs = found->envs;
         place.record_bytes = found->record_bytes;
     }
@@ -136,13 +129,20 @@ struct Draw {
 
     void fill(std::int64_t number, nb::object slab, nb::object layout) {
         const Held found(std::move(slab), std::move(layout));
+        const auto* kind = nb::cast<const SlabLayout*>(found.layout);
         auto at = std::lower_bound(missing.begin(), missing.end(), std::pair{number, std::size_t{0}});
         for (; at != missing.end() && at->first == number; ++at) {
             RowPlace& row = rows[at->second];
+            if (row.step >= kind->steps || row.env >= kind->envs) {
+                throw Error(ErrorKind::storage, "trajectory number " + std::to_string(number) + " has no step " +
+                                                    std::to_string(row.step) + " of environment " +
+                                                    std::to_string(row.env));
+            }
             row.slab = found.place.slab;
             row.leaves = found.place.leaves;
             row.envs = found.place.envs;
             row.record_bytes = found.place.record_bytes;
+            row.leaf_count = found.place.leaf_count;
         }
         held.push_back(found);
     }
@@ -162,8 +162,15 @@ struct Draw {
             bytes += kind.row_bytes * rows.size();
             arrays.append(array);
         }
+        const LeafPlace* checked = nullptr;  // the rows of one layout mostly follow each other
         for (const RowPlace& row : rows) {
             if (!row.slab) throw Error(ErrorKind::schema, "gather: a slab is missing; this is a defect of Sharpwave");
+            if (row.leaves == checked) continue;
+            checked = row.leaves;
+            for (std::size_t leaf = 0; leaf < to.size(); ++leaf) {
+                if (row.leaf_count != to.size() || checked[leaf].row_bytes != to[leaf].row_bytes)
+                    throw Error(ErrorKind::schema, "gather: rows of another kind; this is a defect of Sharpwave");
+            }
         }
         if (bytes < kAlone) {
             gather_rows(rows.data(), rows.size(), to.data(), to.size());
@@ -199,6 +206,18 @@ struct Trajectories {
             throw Error(ErrorKind::stale_handle, "there is no trajectory number " + std::to_string(number));
         return number - base;
     }
+    void hold(std::uint64_t number, nb::object slab, nb::object layout) {
+        const std::size_t place = at(number);
+        Held held(std::move(slab), std::move(layout));  // checks that it is large enough
+        const auto* kind = nb::cast<const SlabLayout*>(held.layout);
+        if (kind->steps != sizes.steps_of(number) || kind->envs != sizes.envs_of(number)) {
+            throw Error(ErrorKind::storage, "trajectory number " + std::to_string(number) + ": expected a slab of " +
+                                                std::to_string(sizes.steps_of(number)) + " steps and " +
+                                                std::to_string(sizes.envs_of(number)) + " environments, got " +
+                                                std::to_string(kind->steps) + " and " + std::to_string(kind->envs));
+        }
+        slabs->set(place, std::move(held));
+    }
     void append(std::int64_t id, std::uint64_t steps, std::uint64_t envs) {
         sizes.append(steps, envs);
         slabs->append();
@@ -210,6 +229,7 @@ struct Trajectories {
         const auto* rows = reinterpret_cast<const std::int64_t*>(data_of(steps, 8 * count, false));
         const auto* columns = reinterpret_cast<const std::int64_t*>(data_of(envs, 8 * count, false));
         for (std::size_t i = 0; i < count; ++i) {
+            // Negative ones become larger than any count, which append() refuses.
             append(named[i], static_cast<std::uint64_t>(rows[i]), static_cast<std::uint64_t>(columns[i]));
         }
     }
@@ -243,6 +263,7 @@ struct Trajectories {
                 row.leaves = spot.layout->leaves.data();
                 row.envs = spot.layout->envs;
                 row.record_bytes = spot.layout->record_bytes;
+                row.leaf_count = static_cast<std::uint32_t>(spot.layout->leaves.size());
             } else {
                 draw.missing.emplace_back(numbers[i], i);
             }
@@ -276,35 +297,14 @@ nb::object array_over(void* data, std::size_t bytes, nb::capsule owner) {
     return array;
 }
 
-struct Mapping {
-    void* data;
-    std::size_t bytes;
-};
-
-// The first `bytes` of a file, as a read-only array: only the pages that are read are brought into memory.
-nb::object map_file(const std::string& path, std::size_t bytes) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) fail("cannot open", path);
-    struct stat found{};
-    const bool is_there = ::fstat(file, &found) == 0;
-    if (is_there && static_cast<std::uint64_t>(found.st_size) < bytes) {
-        ::close(file);
-        throw Error(ErrorKind::storage, path + ": expected " + std::to_string(bytes) + " bytes, the file has " +
-                                            std::to_string(found.st_size));
-    }
-    void* data = is_there ? ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
-    const int error = errno;
-    ::close(file);
-    errno = error;
-    if (data == MAP_FAILED) fail("cannot map", path);
-    ::madvise(data, bytes, MADV_RANDOM);  // rows are read here and there: no reading ahead
-    auto* mapping = new Mapping{data, bytes};
-    nb::capsule owner(mapping, [](void* pointer) noexcept {
-        auto* gone = static_cast<Mapping*>(pointer);
-        ::munmap(gone->data, gone->bytes);
-        delete gone;
-    });
-    nb::object array = array_over(data, bytes, std::move(owner));
+// The bytes of a mapped file from `begin` on, as a read-only array that keeps the mapping and no descriptor.
+nb::object bytes_of_file(const MappedFile& file, std::uint64_t begin) {
+    const std::shared_ptr<const Mapping>& mapping = file.mapping();
+    if (begin > mapping->bytes) throw Error(ErrorKind::storage, "a slab starts behind the end of its file");
+    using Kept = std::shared_ptr<const Mapping>;
+    nb::capsule owner(new Kept(mapping), [](void* pointer) noexcept { delete static_cast<Kept*>(pointer); });
+    nb::object array =
+        array_over(const_cast<std::byte*>(mapping->data) + begin, mapping->bytes - begin, std::move(owner));
     PyArray_CLEARFLAGS(reinterpret_cast<PyArrayObject*>(array.ptr()), NPY_ARRAY_WRITEABLE);
     return array;
 }
@@ -315,15 +315,31 @@ void bind_trajectories(nb::module_& m) {
     nb::class_<SlabLayout>(m, "SlabLayout")
         .def(
             "__init__",
-            [](SlabLayout* self, std::uint64_t envs, std::uint64_t bytes, std::uint64_t record_bytes, Anys places) {
-                new (self) SlabLayout{envs, bytes, record_bytes, {}};
+            [](SlabLayout* self, std::uint64_t steps, std::uint64_t envs, std::uint64_t bytes,
+               std::uint64_t record_bytes, Anys places) {
+                SlabLayout made{steps, envs, bytes, record_bytes, {}};
                 for (nb::handle place : places) {
                     nb::tuple numbers = nb::tuple(place);
+                    if (nb::len(numbers) != 6)
+                        throw Error(ErrorKind::schema,
+                                    "SlabLayout: expected six numbers; this is a defect of Sharpwave");
                     const auto number = [&](int at) { return nb::cast<std::uint64_t>(numbers[at]); };
-                    self->leaves.push_back({number(0), number(1), number(2), number(3)});
+                    made.leaves.push_back({number(0), number(1), number(2), number(3), number(4), number(5)});
                 }
+                made.check();
+                new (self) SlabLayout(std::move(made));
             },
-            nb::arg("envs"), nb::arg("bytes"), nb::arg("record_bytes"), nb::arg("places"));
+            nb::arg("steps"), nb::arg("envs"), nb::arg("bytes"), nb::arg("record_bytes"), nb::arg("places"));
+    nb::class_<MappedFile>(m, "MappedFile", "A file mapped read-only, for its data to be drawn from.")
+        .def(nb::init<const std::string&, std::uint64_t>(), nb::arg("path"), nb::arg("bytes"))
+        .def_prop_ro("is_unchanged", &MappedFile::is_unchanged)
+        .def_prop_ro("identity",
+                     [](const MappedFile& file) {
+                         nb::typed<nb::tuple, std::uint64_t, std::uint64_t, std::int64_t> identity =
+                             nb::make_tuple(file.inode(), file.file_bytes(), file.written_ns());
+                         return identity;
+                     })
+        .def("array", &bytes_of_file, nb::arg("begin") = 0, "The bytes from there on; the array keeps the mapping.");
     nb::class_<RowKinds>(m, "RowKinds")
         .def(
             "__init__",
@@ -372,13 +388,7 @@ void bind_trajectories(nb::module_& m) {
         .def("append", &Trajectories::append, nb::arg("id"), nb::arg("steps"), nb::arg("envs"))
         .def("extend", &Trajectories::extend, nb::arg("ids"), nb::arg("steps"), nb::arg("envs"))
         .def("drop", &Trajectories::drop, nb::arg("count"))
-        .def(
-            "hold",
-            [](Trajectories& self, std::uint64_t number, nb::object slab, nb::object layout) {
-                Held held(std::move(slab), std::move(layout));  // checks that it is large enough
-                self.slabs->set(self.at(number), std::move(held));
-            },
-            nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("hold", &Trajectories::hold, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
         .def(
             "slab",
             [](Trajectories& self, std::uint64_t number) -> nb::object {
@@ -402,25 +412,26 @@ void bind_trajectories(nb::module_& m) {
             return array_over(slab->data, bytes, std::move(owner));
         },
         nb::arg("bytes"), "Bytes of any value, in memory that is used again.");
-    m.def("map_file", &map_file, nb::arg("path"), nb::arg("bytes"));
     m.def(
         "make_records",
-        [](nb::object slab, nb::object layout, std::uint64_t steps, nb::object records, nb::object record_layout,
-           const RowKinds& kinds) {
+        [](nb::object slab, nb::object layout, nb::object records, nb::object record_layout) {
             const Held from(std::move(slab), std::move(layout));
             const Held to(std::move(records), std::move(record_layout));
-            RowPlace place = from.place;
-            place.record_bytes = to.place.record_bytes;
-            auto* target = data_of(to.slab, 0, true);
-            std::vector<std::size_t> bytes;
-            for (const RowKind& kind : kinds.leaves) bytes.push_back(kind.row_bytes);
-            const auto work = [&] { make_records(place, steps, to.place.leaves, target, bytes.data(), bytes.size()); };
-            if (steps * place.envs * place.record_bytes < kAlone) return work();
+            const auto* arrays = nb::cast<const SlabLayout*>(from.layout);
+            const auto* made = nb::cast<const SlabLayout*>(to.layout);
+            bool is_same = !arrays->record_bytes && made->record_bytes && arrays->steps == made->steps &&
+                           arrays->envs == made->envs && arrays->leaves.size() == made->leaves.size();
+            for (std::size_t leaf = 0; is_same && leaf < made->leaves.size(); ++leaf)
+                is_same = arrays->leaves[leaf].row_bytes == made->leaves[leaf].row_bytes;
+            if (!is_same)
+                throw Error(ErrorKind::schema, "make_records: layouts of two kinds; this is a defect of Sharpwave");
+            auto* target = data_of(to.slab, made->bytes, true);
+            const auto work = [&] { make_records(from.place.slab, *arrays, *made, target); };
+            if (made->bytes < kAlone) return work();
             const PatientRelease release;
             work();
         },
-        nb::arg("slab"), nb::arg("layout"), nb::arg("steps"), nb::arg("records"), nb::arg("record_layout"),
-        nb::arg("kinds"));
+        nb::arg("slab"), nb::arg("layout"), nb::arg("records"), nb::arg("record_layout"));
     m.def(
         "copy_into_slab",
         [](nb::handle slab, Anys offsets, Anys arrays) {

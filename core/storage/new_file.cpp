@@ -143,7 +143,7 @@ void NewFile::sync() {
     }
 }
 
-void NewFile::publish(bool replace) {
+void NewFile::publish(bool replace, bool sync) {
     // link() refuses an existing name in one step, rename() replaces it in one step.
     int result = give_name(fd_, temporary_, path_);
     if (result != 0 && errno == EEXIST && replace) {
@@ -163,6 +163,7 @@ void NewFile::publish(bool replace) {
     }
     if (!temporary_.empty()) unlink(temporary_.c_str());
     temporary_.clear();
+    if (!sync) return;
     // The name itself is durable only when its folder is.
     const int folder = open(folder_of(path_).c_str(), O_RDONLY | O_CLOEXEC);
     if (folder >= 0) {

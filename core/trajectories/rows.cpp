@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include <string>
+
+#include "base/error.h"
 #include "base/random.h"
+#include "base/wide.h"
 
 namespace sharpwave {
 namespace {
@@ -16,7 +20,7 @@ constexpr std::uint64_t kFetched = 16 * kLine;  // of a record; behind that the 
 const std::byte* find(const RowPlace& row, std::size_t leaf) {
     const LeafPlace& place = row.leaves[leaf];
     const std::uint64_t step = row.step + (place.period ? row.step / place.period + place.shift : 0);
-    return row.slab + place.offset + (step * row.envs + row.env) * place.stride;
+    return row.slab + place.offset + step * place.step_bytes + row.env * place.env_bytes;
 }
 
 // A size known to the compiler is a load and a store.
@@ -67,19 +71,51 @@ void gather_rows(const RowPlace* rows, std::size_t count, const LeafTarget* leav
     }
 }
 
-void make_records(const RowPlace& from, std::uint64_t steps, const LeafPlace* record, std::byte* to,
-                  const std::size_t* row_bytes, std::size_t leaf_count) {
-    RowPlace row = from;
-    for (row.step = 0; row.step < steps; ++row.step) {
-        for (row.env = 0; row.env < row.envs; ++row.env) {
-            for (std::size_t leaf = 0; leaf < leaf_count; ++leaf)
-                copy(to + record[leaf].offset, find(row, leaf), row_bytes[leaf]);
-            to += from.record_bytes;
+void SlabLayout::check() const {
+    constexpr std::uint64_t most = std::uint64_t{1} << 62;
+    const auto fail = [](const std::string& what) { throw Error(ErrorKind::storage, "the layout of a slab: " + what); };
+    if (steps == 0 || envs == 0 || steps > most || envs > most || Wide{steps} * envs > most) {
+        fail("expected at least one step and one environment, and less than 2^62 rows, got " + std::to_string(steps) +
+             " steps of " + std::to_string(envs));
+    }
+    if (bytes > most || record_bytes > most || Wide{steps} * envs * record_bytes > bytes) {
+        fail("its records need more than its " + std::to_string(bytes) + " bytes");
+    }
+    for (std::size_t number = 0; number < leaves.size(); ++number) {
+        const LeafPlace& leaf = leaves[number];
+        const Wide row = Wide{leaf.offset} + leaf.row_bytes;
+        bool is_inside = leaf.row_bytes <= most && leaf.offset <= most && leaf.shift <= 1;
+        if (record_bytes) {
+            is_inside = is_inside && row <= record_bytes;
+        } else {
+            is_inside = is_inside && leaf.step_bytes <= most && leaf.env_bytes <= most;
+            const std::uint64_t last = steps - 1 + (leaf.period ? (steps - 1) / leaf.period + leaf.shift : 0);
+            is_inside = is_inside && row + Wide{last} * leaf.step_bytes + Wide{envs - 1} * leaf.env_bytes <= bytes;
+        }
+        if (!is_inside) fail("leaf " + std::to_string(number) + " ends behind its " + std::to_string(bytes) + " bytes");
+    }
+}
+
+void make_records(const std::byte* slab, const SlabLayout& arrays, const SlabLayout& records, std::byte* to) {
+    RowPlace row;
+    row.slab = slab;
+    row.leaves = arrays.leaves.data();
+    for (row.step = 0; row.step < arrays.steps; ++row.step) {
+        for (row.env = 0; row.env < arrays.envs; ++row.env) {
+            for (std::size_t leaf = 0; leaf < arrays.leaves.size(); ++leaf)
+                copy(to + records.leaves[leaf].offset, find(row, leaf), arrays.leaves[leaf].row_bytes);
+            to += records.record_bytes;
         }
     }
 }
 
 void TrajectorySizes::append(std::uint64_t steps, std::uint64_t envs) {
+    constexpr std::uint64_t most = std::uint64_t{1} << 62;
+    if (steps == 0 || envs == 0 || Wide{steps} * envs + starts_.back() > most) {
+        throw Error(ErrorKind::storage, "a trajectory of " + std::to_string(steps) + " steps and " +
+                                            std::to_string(envs) +
+                                            " environments: none, or more rows than can be counted");
+    }
     envs_.push_back(envs);
     starts_.push_back(starts_.back() + steps * envs);
 }
@@ -95,6 +131,11 @@ void TrajectorySizes::drop_oldest(std::size_t count) {
 
 std::size_t TrajectorySizes::oldest(std::size_t window) const {
     return window == 0 || window >= size() ? first_ : envs_.size() - window;
+}
+
+std::uint64_t TrajectorySizes::steps_of(std::uint64_t number) const {
+    const std::size_t place = number - base_;
+    return (starts_[place + 1] - starts_[place]) / envs_[place];
 }
 
 std::uint64_t TrajectorySizes::rows(std::size_t window) const { return starts_.back() - starts_[oldest(window)]; }

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "trajectories/arena.h"
 #include "trajectories/rows.h"
@@ -60,24 +61,24 @@ TEST(Trajectories, GiveTheSameRowsFromArraysAndFromRecords) {
     std::vector<std::byte> arrays(steps * envs * wide + 2 * (steps + 2) * envs);
     for (std::size_t i = 0; i < arrays.size(); ++i) arrays[i] = static_cast<std::byte>(mix64(i));
     const std::uint64_t flags = steps * envs * wide, values = flags + (steps + 2) * envs;
-    const LeafPlace columns[] = {{0, wide, 0, 0}, {flags, 1, 2, 1}, {values, 1, 2, 0}};
-    const LeafPlace record[] = {{0, 16, 0, 0}, {12, 16, 0, 0}, {13, 16, 0, 0}};
-    const std::size_t row_bytes[] = {wide, 1, 1};
-
-    RowPlace place;
-    place.slab = arrays.data();
-    place.leaves = columns;
-    place.envs = envs;
-    place.record_bytes = 16;
+    const SlabLayout columns{
+        steps,
+        envs,
+        arrays.size(),
+        0,
+        {{0, wide, envs * wide, wide, 0, 0}, {flags, 1, envs, 1, 2, 1}, {values, 1, envs, 1, 2, 0}}};
+    const SlabLayout record{steps, envs, steps * envs * 16, 16, {{0, wide}, {12, 1}, {13, 1}}};
+    columns.check();
+    record.check();
     std::vector<std::byte> records(steps * envs * 16);
-    make_records(place, steps, record, records.data(), row_bytes, 3);
+    make_records(arrays.data(), columns, record, records.data());
 
     std::vector<RowPlace> rows;
     for (std::uint64_t i = 0; i < 100; ++i) {
         RowPlace row;
         const bool is_record = i % 2;
         row.slab = is_record ? records.data() : arrays.data();
-        row.leaves = is_record ? record : columns;
+        row.leaves = (is_record ? record : columns).leaves.data();
         row.record_bytes = is_record ? 16 : 0;
         row.envs = envs;
         row.step = i / 2 % steps;
@@ -93,6 +94,37 @@ TEST(Trajectories, GiveTheSameRowsFromArraysAndFromRecords) {
         ASSERT_EQ(to[1].to[i], arrays[flags + (step + step / 2 + 1) * envs + rows[i].env]);
         ASSERT_EQ(to[2].to[i], arrays[values + (step + step / 2) * envs + rows[i].env]);
     }
+}
+
+TEST(Trajectories, LayoutsThatLeaveTheirSlabAreRefused) {
+    constexpr std::uint64_t huge = std::uint64_t{1} << 63;
+    const SlabLayout good{4, 3, 60, 0, {{0, 4, 12, 4, 0, 0}, {48, 1, 3, 1, 0, 0}}};
+    good.check();
+    const auto refused = [&](auto change) {
+        SlabLayout bad = good;
+        change(bad);
+        EXPECT_THROW(bad.check(), Error);
+    };
+    refused([](SlabLayout& bad) { bad.leaves[1].offset = 49; });
+    refused([](SlabLayout& bad) { bad.leaves[1].offset = huge; });
+    refused([](SlabLayout& bad) { bad.leaves[0].step_bytes = huge; });
+    refused([](SlabLayout& bad) { bad.leaves[0].env_bytes = ~std::uint64_t{0}; });
+    refused([](SlabLayout& bad) { bad.leaves[0].row_bytes = ~std::uint64_t{0}; });
+    refused([](SlabLayout& bad) { bad.leaves[1].period = 2; });
+    refused([](SlabLayout& bad) { bad.steps = 5; });
+    refused([](SlabLayout& bad) { bad.steps = 0; });
+    refused([](SlabLayout& bad) { bad.envs = huge; });
+    refused([](SlabLayout& bad) { bad.steps = bad.envs = std::uint64_t{1} << 40; });
+    SlabLayout records{4, 3, 60, 5, {{0, 4}, {4, 1}}};
+    records.check();
+    records.bytes = 59;
+    EXPECT_THROW(records.check(), Error);
+    TrajectorySizes sizes;
+    EXPECT_THROW(sizes.append(0, 1), Error);
+    EXPECT_THROW(sizes.append(huge, 2), Error);
+    EXPECT_THROW(sizes.append(static_cast<std::uint64_t>(-5), 1), Error);
+    sizes.append(std::uint64_t{1} << 62, 1);
+    EXPECT_THROW(sizes.append(1, 1), Error);
 }
 
 TEST(SlabArena, GivesMemoryThatIsNobodyElses) {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,10 +20,9 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave import _core
-from sharpwave.trajectories import folder as folder_module
 from sharpwave.trajectories.folders import merge, split
 
-CALLS = ("rename", "link", "writev", "unlink", "ftruncate", "mkdir", "rmdir", "fsync", "pwrite")
+CALLS = ("rename", "link", "unlink", "ftruncate", "mkdir", "rmdir", "fsync", "fdatasync", "pwrite", "pwritev")
 
 
 def make(number: int, steps: int = 4, envs: int = 2) -> sw.Trajectory:
@@ -42,6 +40,9 @@ def check(folder: Path) -> list[int]:
             assert np.array_equal(trajectory.rewards, make(number).rewards)
             assert np.array_equal(trajectory.next_obs["state"], make(number).next_obs["state"])
             numbers.append(number)
+        buffer.flush()
+        files = len(list(folder.glob("trajectory_*.pt*")))
+        assert files == len(numbers) + buffer.get_stats()["set_aside"], "no file is left that the index does not list"
         if numbers:
             batch = buffer.sample(8)
             assert np.array_equal(batch["rewards"] + np.float32(0.5), batch["next_obs"]["state"][:, 7])
@@ -60,9 +61,9 @@ def die_at(count: int, how: str) -> None:
                 is_now = left[0] == 0
             if is_now and how == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if is_now and how == "middle" and name == "writev":
+            if is_now and how == "middle" and name == "pwritev":
                 data = b"".join(args[1])
-                os.write(args[0], data[: len(data) // 2])
+                os.pwrite(args[0], data[: len(data) // 2], args[2])
                 os.kill(os.getpid(), signal.SIGKILL)
             done = call(*args, **kwargs)
             if is_now:
@@ -73,19 +74,22 @@ def die_at(count: int, how: str) -> None:
 
     for name in CALLS:
         setattr(os, name, wrap(getattr(os, name), name))
-    shutil.os = os  # type: ignore[attr-defined]
-    exchange = wrap(_core.exchange_paths, "exchange")
-    folder_module._core = _Core(exchange)  # type: ignore[attr-defined]
+    whole = _core.NewFile
 
+    class NewFile:
+        """The engine's, with a place to die at each of its steps."""
 
-class _Core:
-    """The engine, but for the exchange of two paths."""
+        def __init__(self, path: str) -> None:
+            self._made = wrap(whole, "new")(path)
+            for step in ("write", "own", "sync", "publish"):
+                setattr(self, step, wrap(getattr(self._made, step), step))
 
-    def __init__(self, exchange: Callable[..., Any]) -> None:
-        self.exchange_paths = exchange
+        @property
+        def size(self) -> int:
+            return self._made.size  # type: ignore[no-any-return]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_core, name)
+    _core.NewFile = NewFile  # type: ignore[assignment,misc]
+    _core.exchange_paths = wrap(_core.exchange_paths, "exchange")  # type: ignore[assignment]
 
 
 def work(job: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import threading
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sharpwave.errors import SchemaError, StorageError
 from sharpwave.trajectories.files import locate
 from sharpwave.trajectories.folder import open_index
 from sharpwave.trajectories.folders import merge, plan_merge, split
+from sharpwave.trajectories.index import INDEX
 
 
 def build(folder: Path, **options: Any) -> sw.TrajectoryReplayBuffer:
@@ -152,17 +154,19 @@ def test_load_after_sampling_replaces_never_mixes(tmp_path: Path) -> None:
         for _ in range(10):
             seen |= check(buffer.sample(36), 36)
         assert seen == set(range(6))
-        assert sorted(path.name for path in (tmp_path / "live").glob("trajectory_*")) == [
-            f"trajectory_{number}_w_0.pt" for number in range(6)
+        assert buffer.get_stats()["set_aside"] == 3
+        assert sorted(path.name for path in (tmp_path / "live").glob("trajectory_*.pt")) == [
+            f"trajectory_{number}_w_0.pt" for number in range(9)
         ]
     assert content(tmp_path / "live") == list(range(6))
+    with build(tmp_path / "live") as buffer:
+        assert ids(buffer) == list(range(6)), "what was set aside stays aside"
+        assert buffer.get_stats()["set_aside"] == 3
 
 
 def test_load_into_memory_keeps_the_window(tmp_path: Path) -> None:
     fill(tmp_path / "saved", range(6))
     with sw.TrajectoryReplayBuffer(save_trajectories=False, sample_window_size=4) as buffer:
-        with pytest.raises(SchemaError, match=r"save_checkpoint\(\): there are no files with save_trajectories=False"):
-            buffer.save_checkpoint(tmp_path / "no")
         buffer.load_checkpoint(tmp_path / "saved")
         assert ids(buffer) == [2, 3, 4, 5]
         assert check(buffer.sample(24), 24) <= {2, 3, 4, 5}
@@ -202,9 +206,9 @@ def test_folder_with_other_things_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model.pt").write_bytes(b"weights")
     with build(tmp_path / "live") as buffer:
         buffer.add_trajectories([make(0)])
-        with pytest.raises(StorageError, match=r"it holds 'model\.pt'; give it a folder of its own"):
+        with pytest.raises(StorageError, match=r"it holds 'model\.pt', which no index lists; give it a folder"):
             buffer.save_checkpoint(tmp_path / "mine")
-        with build(tmp_path / "other"), pytest.raises(StorageError, match="is open in process"):
+        with build(tmp_path / "other"), pytest.raises(StorageError, match="has it open"):
             buffer.save_checkpoint(tmp_path / "other")
         buffer.save_checkpoint(tmp_path / "other")
         assert content(tmp_path / "other") == [0]
@@ -455,32 +459,45 @@ def test_damaged_files_are_refused_with_words(tmp_path: Path) -> None:
         assert found.layout.bytes <= len(data), "nothing outside of the file"
 
 
-def test_journal_s_torn_end_is_cut_and_damage_before_it_is_told(tmp_path: Path) -> None:
+def test_index_s_torn_end_is_cut_and_damage_before_it_is_told(tmp_path: Path) -> None:
     fill(tmp_path / "good", [0])
     with build(tmp_path / "good") as buffer:
         for number in range(1, 5):
             buffer.add_trajectories([make(number)])
             buffer.flush()
-    journal = (tmp_path / "good" / "index.jsonl").read_bytes()
-    for cut in range(len(journal), 60, -7):
+        shutil.copytree(tmp_path / "good", tmp_path / "killed")  # as a killed process leaves it
+    journal = (tmp_path / "killed" / INDEX).read_bytes()
+    synced = int.from_bytes(journal[64:72], "little")
+    assert synced < len(journal)
+    for cut in range(len(journal), synced, -7):
         shutil.rmtree(tmp_path / "live", ignore_errors=True)
-        shutil.copytree(tmp_path / "good", tmp_path / "live")
-        (tmp_path / "live" / "index.jsonl").write_bytes(journal[:cut])
+        shutil.copytree(tmp_path / "killed", tmp_path / "live")
+        (tmp_path / "live" / INDEX).write_bytes(journal[:cut])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with build(tmp_path / "live", cache_size=0) as buffer:
+                count = len(buffer)
+                assert ids(buffer) == list(range(count))
+                buffer.add_trajectories([make(count)])
+        assert all("its last record was not written whole" in str(one.message) for one in told)
         with build(tmp_path / "live", cache_size=0) as buffer:
-            assert ids(buffer) == list(range(len(buffer)))
-            count = len(buffer)
-            buffer.add_trajectories([make(count)])
-        with build(tmp_path / "live", cache_size=0) as buffer:
-            assert ids(buffer) == list(range(count + 1))
+            assert [int(one.rewards[0, 0]) // 1000 for _, one in buffer.trajectories()] == list(range(count + 1))
             check(buffer.sample(6), 6)
+    shutil.rmtree(tmp_path / "live")
+    shutil.copytree(tmp_path / "killed", tmp_path / "live")
     spoiled = bytearray(journal)
-    spoiled[journal.index(b'"add"') + 12] ^= 1
-    (tmp_path / "live" / "index.jsonl").write_bytes(bytes(spoiled))
-    with pytest.raises(StorageError, match=r"line \d+ is damaged, and lines behind it are not"):
+    spoiled[journal.rindex(b'"add"') - 200] ^= 1
+    (tmp_path / "live" / INDEX).write_bytes(bytes(spoiled))
+    with pytest.raises(StorageError, match=r"damaged at byte \d+: .* give recover=True to keep them"):
         build(tmp_path / "live")
-    for foreign in (b"", b"hello\n", b"\0" * 100, pickle.dumps({"a": 1})):
-        (tmp_path / "live" / "index.jsonl").write_bytes(foreign)
-        with pytest.raises(StorageError, match="not an index of trajectories"):
+    with pytest.warns(UserWarning, match="was damaged: 1 records|1 records of the index are lost"):
+        buffer = build(tmp_path / "live", recover=True)
+    assert len(buffer) == 4
+    check(buffer.sample(6), 6)
+    buffer.close()
+    for foreign in (b"hello\n", b"\0" * 100, pickle.dumps({"a": 1})):
+        (tmp_path / "live" / INDEX).write_bytes(foreign)
+        with pytest.raises(StorageError, match="not a journal of this Sharpwave"):
             build(tmp_path / "live")
 
 
@@ -564,7 +581,7 @@ def test_tool_refuses_what_it_would_spoil(tmp_path: Path) -> None:
     with build(tmp_path / "all" / "rank_1") as buffer:
         buffer.add_trajectories([sw.Trajectory(rewards=np.zeros((1, 1), np.float32))])
         buffer.flush()
-        with pytest.raises(SchemaError, match="its rows are not those of the other folders: actions, "):
+        with pytest.raises(SchemaError, match="its rows are not those of the others: actions, "):
             merge(tmp_path / "all", tmp_path / "merged")
     shutil.rmtree(tmp_path / "all" / "rank_1")
     (tmp_path / "merged").mkdir()
@@ -572,7 +589,7 @@ def test_tool_refuses_what_it_would_spoil(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="expected a new or empty folder"):
         merge(tmp_path / "all", tmp_path / "merged")
     (tmp_path / "merged" / "x").unlink()
-    with build(tmp_path / "all" / "rank_0"), pytest.raises(StorageError, match="is open in process"):
+    with build(tmp_path / "all" / "rank_0"), pytest.raises(StorageError, match="has it open"):
         merge(tmp_path / "all", tmp_path / "merged")
     plan = plan_merge("merge", tmp_path / "all", "numeric", False)
     assert [entry.id for entry in plan.index.entries] == [0, 1]

@@ -617,3 +617,57 @@ def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.Monk
     done = run_module("convert", "minari:test/rollout-v0", "minari:test/b-v0")
     assert done.returncode == 1
     assert "expected a folder on one side" in done.stderr
+
+
+def test_minari_data_set_of_an_environment_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    folder = tmp_path / "folder"
+    rewards = np.arange(10, dtype=np.float32).reshape(10, 1)
+    obs = np.zeros((10, 1, 3), np.float32)
+    with sw.TrajectoryReplayBuffer(storage_dir=folder) as buffer:
+        buffer.add_trajectories(
+            [
+                sw.Trajectory(
+                    rewards=rewards,
+                    actions=np.zeros((10, 1, 2), np.float32),
+                    curr_obs={"observation": obs},
+                    next_obs={"observation": obs},
+                )
+            ]
+        )
+    box = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-1.0] * 3, "high": [1.0] * 3}
+    spec = {
+        "id": "Nowhere-v0",
+        "entry_point": "package_that_is_not_there.envs:Nowhere",
+        "reward_threshold": None,
+        "nondeterministic": False,
+        "max_episode_steps": 10,
+        "order_enforce": True,
+        "disable_env_checker": False,
+        "kwargs": {},
+        "additional_wrappers": [],
+        "vector_entry_point": None,
+    }
+    spaces = {
+        "observation_space": json.dumps(box),
+        "action_space": json.dumps(box | {"shape": [2], "low": [-1.0] * 2, "high": [1.0] * 2}),
+        "env_spec": json.dumps(spec),
+    }
+    (folder / "minari.json").write_text(json.dumps(spaces | {"action_space": "no space"}))
+    done = run_module("convert", str(folder), "minari:test/nowhere-v0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "minari" / "test" / "nowhere-v0").exists()
+    (folder / "minari.json").write_text(json.dumps(spaces))
+    done = run_module("convert", str(folder), "minari:test/nowhere-v0")
+    assert (done.returncode, done.stdout) == (0, "1 episodes in minari:test/nowhere-v0\n"), done.stderr
+    back = minari.load_dataset("test/nowhere-v0")
+    assert back.env_spec.id == "Nowhere-v0"
+    assert [episode.rewards.tolist() for episode in back.iterate_episodes()] == [list(range(10))]
+    done = run_module("convert", str(folder), "minari:test/nowhere-v0")
+    assert done.returncode == 1
+    assert "there is a data set of that name" in done.stderr
+    assert minari.load_dataset("test/nowhere-v0").total_episodes == 1

@@ -162,11 +162,8 @@ def test_flag_brings_upstream_s_behaviour_back(tmp_path: Path) -> None:
         assert torch.equal(loose.sample(1_000)["rewards"], first["rewards"]), "upstream starts its stream anew"
     with TrajectoryReplayBuffer(save_trajectories=False, as_upstream=True) as memory:
         memory.add_trajectories([make(0)])
-        with pytest.warns(UserWarning, match="nothing is written"):
-            memory.save_checkpoint(tmp_path / "none")
         memory.clear_cache()
         assert len(memory) == 0
-    assert not (tmp_path / "none").exists()
     with pytest.raises(ValueError, match="enable_cache=True"):
         TrajectoryReplayBuffer(save_trajectories=False, enable_cache=False)
 
@@ -180,3 +177,68 @@ def test_folder_of_upstream_is_looked_at_without_a_change(tmp_path: Path) -> Non
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "rlinf").iterdir()} == before
     with TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer, pytest.raises(StorageError):
         buffer.load_checkpoint(tmp_path / "live" / "nowhere")
+
+
+def test_positional_arguments_are_those_of_either_version(tmp_path: Path) -> None:
+    with TrajectoryReplayBuffer(7, True, 3, str(tmp_path / "first"), "pt", 10, True) as buffer:
+        buffer.add_trajectories([make(0)])
+        assert (buffer.storage_dir, buffer.sample_window_size) == (tmp_path / "first", 10)
+    with TrajectoryReplayBuffer(7, True, 3, 10, True, str(tmp_path / "today"), "pt") as buffer:
+        buffer.add_trajectories([make(0)])
+        assert (buffer.storage_dir, buffer.sample_window_size) == (tmp_path / "today", 10)
+    assert (tmp_path / "first" / "trajectory_0_w_0.pt").exists()
+    assert (tmp_path / "today" / "trajectory_0_w_0.pt").exists()
+    with TrajectoryReplayBuffer(7, True, 3, 10) as buffer:
+        assert buffer.storage_dir is None, "today's saves only if told to"
+    with pytest.raises(SchemaError, match="at most 7 positional arguments, got 8"):
+        TrajectoryReplayBuffer(7, True, 3, 10, True, "a", "pt", 1)
+    with pytest.raises(SchemaError, match="sample_window_size: given twice"):
+        TrajectoryReplayBuffer(7, True, 3, 10, sample_window_size=5)
+    with pytest.raises(SchemaError, match="storage_dir='a' and auto_save_path='b' are one argument"):
+        TrajectoryReplayBuffer(storage_dir="a", auto_save_path="b")
+    with pytest.raises(SchemaError, match="sample_window_size"):
+        TrajectoryReplayBuffer(7, True, 3, 2.5)
+    assert not Path("a").exists()
+
+
+def test_upstream_s_names_of_paths_work(tmp_path: Path) -> None:
+    with TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
+        buffer.add_trajectories(None)
+        buffer.add_trajectories([])
+        assert len(buffer) == 0
+        buffer.add_trajectories([make(0), make(1)])
+        buffer.save_checkpoint(save_path=tmp_path / "one")
+        buffer.save_checkpoint(path=tmp_path / "other")
+        buffer.load_checkpoint(load_path=str(tmp_path / "one"), is_distributed=True, local_rank=1, world_size=2)
+        assert len(buffer) == 1
+        buffer.load_checkpoint(path=tmp_path / "other")
+        assert len(buffer) == 2
+        for call in (buffer.save_checkpoint, buffer.load_checkpoint):
+            with pytest.raises(SchemaError, match="path: expected a path, got ''"):
+                call()
+        with pytest.raises(SchemaError, match="load_path and path are one argument"):
+            buffer.load_checkpoint(tmp_path / "one", load_path=tmp_path / "other")
+
+
+@pytest.mark.parametrize("as_upstream", [False, True])
+def test_buffer_that_saves_nothing_has_checkpoints(tmp_path: Path, as_upstream: bool) -> None:
+    with TrajectoryReplayBuffer(auto_save=False, sample_window_size=3, as_upstream=as_upstream) as buffer:
+        buffer.add_trajectories([make(number) for number in range(5)])
+        buffer.save_checkpoint(tmp_path / "checkpoint")
+    assert sorted(read_rlinf(tmp_path / "checkpoint")) == [2, 3, 4]
+    with TrajectoryReplayBuffer(auto_save=False, sample_window_size=3) as buffer:
+        buffer.load_checkpoint(tmp_path / "checkpoint")
+        assert check(buffer.sample(18), 18) <= {2, 3, 4}
+
+
+def test_split_of_the_tutorial_s_folder_after_its_load(tmp_path: Path) -> None:
+    with TrajectoryReplayBuffer(storage_dir=tmp_path / "buffer") as buffer:
+        buffer.add_trajectories([make(number) for number in range(40)])
+        buffer.save_checkpoint(tmp_path / "ckpt")
+        buffer.load_checkpoint(tmp_path / "ckpt", is_distributed=True, local_rank=0, world_size=4)
+        assert len(buffer) == 10
+    tool = "sharpwave.compat.rlinf.merge_or_split"
+    done = run(tool, "--source-path", "buffer", "--save-path", "split", "--split-count", 30, "--copy", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "30 trajectories in split\n"), done.stderr
+    found = read_rlinf(tmp_path / "split").values()
+    assert [int(tree["rewards"][0, 0]) // 1000 for tree in found] == list(range(30))

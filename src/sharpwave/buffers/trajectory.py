@@ -8,7 +8,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,19 +17,28 @@ import numpy as np
 
 from .. import _core
 from ..checks import check_settable, one_of, truth, whole
-from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
-from ..trajectories.checkpoint import open_checkpoint, shard, storage_dir_of, write_checkpoint
-from ..trajectories.files import FORMATS, Layout, capture, plan, views
-from ..trajectories.folder import Folder, Kinds, read_slab
-from ..trajectories.index import Entry, Index, leaves_line, line
+from ..errors import ClosedError, NotReady, SchemaError, SharpwaveError, StaleHandle, StorageError
+from ..trajectories.checkpoint import link_from, open_checkpoint, shard, write_checkpoint
+from ..trajectories.files import FORMATS, Layout, capture, plan, views, write
+from ..trajectories.folder import Folder, Kinds, map_slab, read_slab
+from ..trajectories.index import MOST_WEIGHTS_ID, Entry, Index, is_weights_id, layouts_record, rows_record
 from ..trajectories.memory import Memory
-from ..trajectories.trajectory import Leaf, Parts, Trajectory, arrange, nest, read, to_device, to_trajectory
-from ..trajectories.upstream import write_upstream
-from ..trajectories.writing import Drop, Line, Save, Saver
+from ..trajectories.trajectory import (
+    BITS,
+    DTYPES,
+    Leaf,
+    Parts,
+    Trajectory,
+    arrange,
+    nest,
+    read,
+    to_device,
+    to_trajectory,
+)
+from ..trajectories.upstream import storage_dir_of, write_upstream
+from ..trajectories.writing import Drop, Note, Save, Saver
 
 __all__ = ["TrajectoryReplayBuffer"]
-
-_MOST_WEIGHTS_ID = 160  # bytes; a file's name has 255
 
 
 class TrajectoryReplayBuffer:
@@ -46,18 +55,19 @@ class TrajectoryReplayBuffer:
         cache_size: How many.
         storage_format: "pt", "safetensors", or "pkl" (with ``allow_pickle``).
         sample_window_size: Draws from so many of the newest trajectories; 0 from all. May be set later.
-        save_trajectories: False keeps them in memory only: the newest ``sample_window_size``, 0 all. There are no
-            checkpoints then, and there has to be a cache.
+        save_trajectories: False keeps them in memory only: the newest ``sample_window_size``, 0 all. There has to be a
+            cache then; a checkpoint writes their files.
         cache_bytes: Bytes in the cache at most, whatever ``cache_size`` says.
-        max_trajectories: Trajectories kept; the oldest are deleted.
+        max_trajectories: Trajectories kept; the oldest are deleted. Those that a load set aside do not count.
         max_bytes: The same in bytes.
         allow_pickle: Trusts "pkl" files: loading one runs what it says.
         device: Where batches go, as tensors; None gives NumPy arrays. ``sample`` may say otherwise.
         log_dir: Where the default ``storage_dir`` is.
+        recover: Opens a folder whose index is damaged, with what is whole in it. A warning counts what is lost.
 
     Raises:
         SchemaError: A setting is impossible, or two do not go together.
-        StorageError: The folder cannot be made or read, or another buffer has it.
+        StorageError: The folder cannot be made or read, is damaged, or another buffer has it.
 
     Example:
         >>> import numpy as np
@@ -96,6 +106,7 @@ class TrajectoryReplayBuffer:
         allow_pickle: bool = False,
         device: Any = None,
         log_dir: str | os.PathLike[str] = "logs",
+        recover: bool = False,
     ) -> None:
         where = "TrajectoryReplayBuffer"
         whole(where, "seed", seed, 0, 2**64 - 1)
@@ -108,10 +119,18 @@ class TrajectoryReplayBuffer:
         ):
             if bound is not None:
                 whole(where, name, bound)
-        for name, value in (("enable_cache", enable_cache), ("save_trajectories", save_trajectories)):
+        for name, value in (
+            ("enable_cache", enable_cache),
+            ("save_trajectories", save_trajectories),
+            ("allow_pickle", allow_pickle),
+            ("recover", recover),
+        ):
             truth(where, name, value)
         one_of(where, "storage_format", storage_format, FORMATS)
-        if storage_format == "pkl" and not truth(where, "allow_pickle", allow_pickle):
+        _check_device(where, device)
+        logs = _path(where, "log_dir", log_dir)
+        given = _path(where, "storage_dir", storage_dir) if storage_dir is not None and storage_dir != "" else None
+        if storage_format == "pkl" and not allow_pickle:
             raise SchemaError(
                 f"{where}: storage_format: 'pkl' files run code when they are loaded; give allow_pickle=True if you "
                 "trust them, or storage_format='pt'"
@@ -127,13 +146,12 @@ class TrajectoryReplayBuffer:
         self._cache_bytes = cache_bytes
         self._lock, self._adding = threading.Lock(), threading.Lock()
         self._pid, self._is_closed = os.getpid(), False
-        self._is_given = bool(storage_dir)
+        self._is_given = given is not None
         self._folder: Folder | None = None
         self._saver: Saver | None = None
         self._kinds = Kinds(Index(seed=seed))
         if save_trajectories:
-            path = Path(storage_dir) if storage_dir else Path(log_dir) / "replay_buffer"
-            folder = Folder(path, where, seed, allow_pickle)
+            folder = Folder(given or logs / "replay_buffer", where, seed, allow_pickle, recover)
             try:
                 slabs = self._newest(where, folder.index, folder.file)
             except BaseException:
@@ -149,7 +167,7 @@ class TrajectoryReplayBuffer:
         self._folder = self._kinds = folder
         self._on_saved = _Saved(self._lock)
         self._saver = Saver(folder, self._on_saved)
-        self._finish = weakref.finalize(self, _finish, self._saver, folder)
+        self._finish = weakref.finalize(self, _finish, self._saver, folder, self._on_saved, self._format, self._pid)
 
     def _newest(self, where: str, index: Index, file: Callable[[Entry], Path]) -> list[np.ndarray[Any, Any]]:
         """Reads what belongs into the cache, and checks it."""
@@ -211,12 +229,14 @@ class TrajectoryReplayBuffer:
 
     def is_ready(self, min_trajectories: int) -> bool:
         """Whether there are so many trajectories."""
-        return len(self) >= min_trajectories
+        return len(self) >= whole("is_ready()", "min_trajectories", min_trajectories, 0)
 
     def get_stats(self) -> dict[str, int]:
         """``num_trajectories``, ``total_samples``; ``cache_size``, ``cache_bytes``: in memory now; ``cache_hits``,
         ``cache_misses``: transitions drawn from memory and from files; ``stored_bytes``: of all trajectories;
-        ``unsaved``: trajectories that have no file yet."""
+        ``unsaved``: trajectories that have no file yet; ``set_aside``: kept in the folder and not drawn from, because
+        ``load_checkpoint`` put others in their place."""
+        self._check_process("get_stats()")
         with self._lock:
             return {
                 "num_trajectories": len(self._entries),
@@ -227,6 +247,7 @@ class TrajectoryReplayBuffer:
                 "cache_misses": self._misses,
                 "stored_bytes": self._bytes,
                 "unsaved": 0 if self._saver is None else self._saver.pending,
+                "set_aside": 0 if self._folder is None else len(self._folder.index.aside),
             }
 
     # ---- in ---------------------------------------------------------------------------------------------------
@@ -242,8 +263,9 @@ class TrajectoryReplayBuffer:
             ClosedError: The buffer is closed.
         """
         where = "add_trajectories()"
+        self._check_process(where)
         parts, facts = [], []
-        for trajectory in trajectories:
+        for trajectory in _each(where, trajectories):
             parts.append(read(where, trajectory, self._drops_the_rest))
             facts.append(self._check_facts(where, trajectory))
         with self._adding:
@@ -272,14 +294,14 @@ class TrajectoryReplayBuffer:
         facts: list[tuple[int, str]],
     ) -> None:
         """From here on nothing fails."""
-        index, work = self._kinds.index, list[Save | Line | Drop]()
+        index, work = self._kinds.index, list[Save | Note | Drop]()
         if index.leaves is None:
             self._kinds.set_leaves(leaves)
-            work.append(Line(leaves_line(leaves)))
+            work.append(Note(rows_record(index.generation, leaves)))
         for part, layout, slab, (length, weights_id) in zip(parts, layouts, slabs, facts, strict=True):
             kind, is_new = self._kinds.number_of(layout)
             if is_new:
-                work.append(Line(line({"layouts": [layout]})))
+                work.append(Note(layouts_record(index.generation, [(kind, layout)])))
             entry = Entry(index.next_id, uuid.uuid4().hex, part.steps, part.envs, length, weights_id, kind)
             index.next_id += index.id_step
             number = self._rows.first + len(self._rows)
@@ -296,7 +318,7 @@ class TrajectoryReplayBuffer:
             work.append(Save(number, entry, slab, leaves))
             gone = self._drop_over_budget()
             if gone:
-                work.append(Drop(gone))
+                work.append(Drop(gone, [index.name(dropped) for dropped in gone]))
         if self._saver is not None:
             self._saver.put(work)
 
@@ -314,18 +336,19 @@ class TrajectoryReplayBuffer:
         return gone
 
     def _check_facts(self, where: str, trajectory: Any) -> tuple[int, str]:
-        name = trajectory.model_weights_id
-        if not isinstance(name, str) or not set(name).isdisjoint("/\0") or len(name.encode()) > _MOST_WEIGHTS_ID:
+        name = getattr(trajectory, "model_weights_id", None)
+        if not is_weights_id(name):
             raise SchemaError(
-                f"{where}: model_weights_id: expected a string of at most {_MOST_WEIGHTS_ID} bytes without '/', as it "
+                f"{where}: model_weights_id: expected a string of at most {MOST_WEIGHTS_ID} bytes without '/', as it "
                 f"is part of a file's name, got {name!r}"
             )
-        return whole(where, "max_episode_length", trajectory.max_episode_length, 0), name
+        return whole(where, "max_episode_length", getattr(trajectory, "max_episode_length", 0), 0), str(name)
 
     def _check_leaves(self, where: str, leaves: tuple[Leaf, ...]) -> None:
         for leaf in leaves:
-            if leaf.dtype == "BF16" and self._device is None:
-                raise SchemaError(f"{where}: {leaf}: NumPy has no bfloat16; give the buffer device='cpu'")
+            if leaf.dtype in BITS and self._device is None:
+                name = DTYPES[leaf.dtype][1]
+                raise SchemaError(f"{where}: {leaf}: NumPy has no {name}; give the buffer device='cpu'")
 
     def _check_sizes(self, where: str, layouts: list[Layout]) -> None:
         for layout in layouts:
@@ -363,7 +386,10 @@ class TrajectoryReplayBuffer:
             StorageError: A trajectory could not be written (once for every failure), or a file cannot be read.
         """
         where = "sample()"
+        self._check_process(where)
         count = whole(where, "num_chunks", num_chunks)
+        if device is not None:
+            _check_device(where, device)
         with self._lock:
             self._check_open(where)
             count = self._check_count(where, count, int(self._rows.rows(self._window)))
@@ -396,14 +422,19 @@ class TrajectoryReplayBuffer:
         return count
 
     def _slab(self, number: int, where: str) -> tuple[np.ndarray[Any, Any], _core.SlabLayout]:
-        """Of a trajectory that is not in memory: its file, mapped."""
-        entry = self._entries[number]
+        """Of a trajectory that is not in memory: its file, mapped. The checksum is compared when a file is first used
+        and again after it was written to; its size before each use."""
+        entry, index = self._entries[number], self._kinds.index
         slab = self._memory.mapped(number)
         if slab is None:
             assert self._folder is not None
-            slab = read_slab(where, self._kinds.index, entry, self._folder.file(entry), self._allow_pickle, whole=False)
-            if self._kinds.index.layouts[entry.layout].format != "pkl":  # a pickle is read whole: that would be a cache
-                self._memory.keep_mapped(number, slab)
+            path = self._folder.file(entry)
+            if index.layouts[entry.layout].is_mapped:
+                file = map_slab(where, index, entry, path, self._memory.checked(number))
+                self._memory.keep_mapped(number, file)
+                slab = file.slab
+            else:  # read whole each time: keeping it would be a cache
+                slab = read_slab(where, index, entry, path, self._allow_pickle)
         return slab, self._kinds.core_layout(entry.layout)
 
     def get_trajectory(self, trajectory_id: int) -> Trajectory:
@@ -413,6 +444,7 @@ class TrajectoryReplayBuffer:
             StaleHandle: There is none of that id.
         """
         where = "get_trajectory()"
+        self._check_process(where)
         with self._lock:
             self._check_open(where)
             number = next((number for number, entry in self._entries.items() if entry.id == trajectory_id), None)
@@ -422,6 +454,7 @@ class TrajectoryReplayBuffer:
 
     def trajectories(self) -> Iterator[tuple[int, Trajectory]]:
         """Every trajectory with its id, oldest first; those that go meanwhile are left out."""
+        self._check_process("trajectories()")
         with self._lock:
             numbers = list(self._entries)
         for number in numbers:
@@ -455,34 +488,69 @@ class TrajectoryReplayBuffer:
         checkpoint.
 
         Raises:
-            SchemaError: ``save_trajectories=False``.
-            StorageError: A trajectory or the checkpoint cannot be written, or the folder holds something else.
+            StorageError: A trajectory or the checkpoint cannot be written, or the folder holds something that the index
+                of a checkpoint does not list.
         """
-        where, target = "save_checkpoint()", Path(path)
+        where = "save_checkpoint()"
+        self._check_process(where)
+        target = _path(where, "path", path)
         if self._folder is None or self._saver is None:
-            raise SchemaError(f"{where}: there are no files with save_trajectories=False; build it with True")
+            self._save_memory(where, target)
+            return
         with self._lock:
             self._check_open(where)
             folder, saver = self._folder, self._saver
+            saver.start(where)
             folder.pin(1)
-            known = folder.index
             index = replace(
-                known, entries=list(self._entries.values()), layouts=list(known.layouts), calls=self._calls, dropped=[]
+                folder.index,
+                entries=list(self._entries.values()),
+                aside=[],
+                layouts=list(folder.index.layouts),
+                generations=list(folder.index.generations),
+                calls=self._calls,
             )
         try:
             saver.wait(where)
-            try:
+            with _told(where):
                 if target.exists() and target.samefile(folder.path):
-                    saver.put([Line(line(index.state()))])
+                    saver.put([Note(index.state_record())])
                     saver.wait(where)
                     write_upstream(folder.path, index, folder.path.resolve(), self._format, sync=True)
                 else:
-                    write_checkpoint(where, index, folder.path, target, self._format)
-            except OSError as error:
-                raise error if isinstance(error, StorageError) else StorageError(f"{where}: {error}") from error
+                    put, live = link_from(index, folder.path), folder.path.resolve()
+                    write_checkpoint(where, index, put, target, self._format, live)
         finally:
             folder.pin(-1)
             folder.remove([])
+
+    def _save_memory(self, where: str, target: Path) -> None:
+        """A checkpoint of a buffer that has no files: writes them."""
+        with self._adding, self._lock:
+            self._check_open(where)
+            known = self._kinds.index
+            leaves = known.leaves or ()
+            index = replace(known, entries=[], aside=[], layouts=[], generations=[], calls=self._calls)
+            numbers: dict[Layout, int] = {}
+            held: dict[int, tuple[Any, Parts, Layout]] = {}
+            for number, entry in self._entries.items():
+                epochs = known.layouts[entry.layout].epochs
+                layout = plan(self._format, leaves, entry.steps, entry.envs, epochs)
+                if layout not in numbers:
+                    numbers[layout] = index.add_layout(layout)
+                index.entries.append(replace(entry, layout=numbers[layout]))
+                parts = Parts(entry.steps, entry.envs, leaves, epochs, [])
+                records = self._kinds.records(entry.layout)
+                held[entry.id] = (records, self._rows.slab(number)), parts, layout
+
+        def put(entry: Entry, path: Path) -> None:
+            (records, rows), parts, layout = held.pop(entry.id)
+            slab = capture(parts._replace(arrays=records.views(rows)), layout)
+            facts = write(path, slab, leaves, layout, entry.max_episode_length, entry.weights_id)
+            entry.start, entry.bytes, entry.crc = facts
+
+        with _told(where):
+            write_checkpoint(where, index, put, target, self._format)
 
     def load_checkpoint(
         self,
@@ -497,7 +565,9 @@ class TrajectoryReplayBuffer:
 
         The files are linked into this buffer's folder. One that was built without ``storage_dir`` goes on in the folder
         that the checkpoint was taken of if that exists, else in the checkpoint itself (``rank_k`` in it, if
-        distributed).
+        distributed). No file is deleted: trajectories that the folder held and the checkpoint does not are set aside.
+        They stay in the folder and its index, ``get_stats()["set_aside"]`` counts them, ``sharpwave split`` takes them
+        out, and ``clear(set_aside=True)`` deletes them.
 
         Args:
             path: A checkpoint of ours or of RLinf's, or a folder with one for every rank (``rank_0``, ...) in it.
@@ -509,25 +579,28 @@ class TrajectoryReplayBuffer:
             FileNotFoundError: The checkpoint or a file of it is not there (a StorageError).
             SchemaError: ``local_rank`` is none.
         """
-        where, source = "load_checkpoint()", Path(path)
-        index, files = open_checkpoint(where, source, self._allow_pickle)
-        formats = {index.layouts[entry.layout].format for entry in index.entries}
-        if "pkl" in formats and not self._allow_pickle:
-            raise StorageError(f"{where}: {source} holds pickles; give allow_pickle=True if you trust them")
-        if index.leaves is not None:
-            self._check_leaves(where, index.leaves)
-        if is_distributed:
-            index = shard(where, index, local_rank, world_size, split_by)
-        if self._folder is None and self._window:
-            index.entries = index.entries[-self._window :]
-        slabs = self._newest(where, index, lambda entry: files[entry.id])
+        where = "load_checkpoint()"
+        self._check_process(where)
+        source = _path(where, "path", path)
+        truth(where, "is_distributed", is_distributed)
         with self._adding:
             self._check_open(where)
             if self._saver is not None:
-                self._saver.wait(where)
-            with self._lock:
+                self._saver.wait(where)  # the source may be this buffer's own folder
+            index, files = open_checkpoint(where, source, self._allow_pickle)
+            formats = {index.layouts[entry.layout].format for entry in index.entries}
+            if "pkl" in formats and not self._allow_pickle:
+                raise StorageError(f"{where}: {source} holds pickles; give allow_pickle=True if you trust them")
+            if index.leaves is not None:
+                self._check_leaves(where, index.leaves)
+            if is_distributed:
+                index = shard(where, index, local_rank, world_size, split_by)
+            if self._folder is None and self._window:
+                index.entries = index.entries[-self._window :]
+            slabs = self._newest(where, index, lambda entry: files[entry.id])
+            with self._lock, _told(where):
                 if self._folder is None:
-                    self._kinds = Kinds(index)
+                    self._kinds = Kinds(replace(index, aside=[]))
                 else:
                     self._load_into_folder(where, index, files, source, local_rank if is_distributed else None)
                 self._adopt(slabs)
@@ -543,13 +616,15 @@ class TrajectoryReplayBuffer:
             if not (place.exists() and place.samefile(target.path)):
                 target = Folder(place, where, index.seed, self._allow_pickle)
         held = list(self._entries.values()) if target is self._folder else target.index.entries
-        if not source.samefile(target.path):
-            target.replace(held, index, files)
+        try:
+            target.load(held, index, files)
+        except BaseException:
+            if target is not self._folder:
+                target.close()
+            raise
         if target is not self._folder:
             self._let_go_of_folder()
             self._attach(target)
-        self._kinds.index.entries = index.entries
-        self._kinds.index.calls = index.calls
 
     # ---- for event loops: the loop goes on while the disk is waited for ----------------------------------------
 
@@ -569,15 +644,30 @@ class TrajectoryReplayBuffer:
 
     def flush(self) -> None:
         """Waits until everything that was added has its file. Tries again what failed."""
+        self._check_process("flush()")
         self._check_open("flush()")
         if self._saver is not None:
             self._saver.wait("flush()")
 
-    def clear(self) -> None:
-        """Deletes every trajectory, in memory and on disk. Ids go on: none is ever given twice."""
+    def clear(self, *, set_aside: bool = False) -> None:
+        """Deletes every trajectory, in memory and on disk. Ids go on: none is ever given twice.
+
+        Args:
+            set_aside: Also those that ``load_checkpoint`` set aside.
+        """
+        where = "clear()"
+        self._check_process(where)
+        truth(where, "set_aside", set_aside)
         with self._adding, self._lock:
-            self._check_open("clear()")
+            self._check_open(where)
+            if self._saver is not None:
+                self._saver.start(where)
+            index, work = self._kinds.index, list[Save | Note | Drop]()
             gone = list(self._entries.values())
+            work.append(Drop(gone, [index.name(entry) for entry in gone], is_all=True))
+            if set_aside and index.aside:
+                work.append(Drop(index.aside, [index.name(entry) for entry in index.aside]))
+                index.aside = []
             self._entries.clear()
             self._bytes = 0
             first = self._rows.first
@@ -587,7 +677,7 @@ class TrajectoryReplayBuffer:
             self._kinds.set_leaves(None)
             self._plans.clear()
             if self._saver is not None:
-                self._saver.put([Drop(gone, is_all=True)])
+                self._saver.put(work)
 
     def clear_cache(self) -> None:
         """Frees the memory of the cache; trajectories are read from their files from then on.
@@ -595,6 +685,7 @@ class TrajectoryReplayBuffer:
         Raises:
             SchemaError: The cache is all there is (``save_trajectories=False``).
         """
+        self._check_process("clear_cache()")
         with self._lock:
             if self._folder is None:
                 raise SchemaError(
@@ -608,15 +699,21 @@ class TrajectoryReplayBuffer:
         Raises:
             StorageError: Trajectories could not be written: they are lost. The buffer is closed all the same.
         """
+        if self._pid != os.getpid():
+            return  # the parent's: nothing of it is open here
         with self._adding:
-            if self._is_closed or self._pid != os.getpid():
+            if self._is_closed:
                 return
             self._is_closed = True
-            if self._saver is not None:
-                try:
-                    self._saver.end("close()")
-                finally:
+            if self._saver is None:
+                return
+            try:
+                self._saver.end("close()")
+            except BaseException:
+                with suppress(SharpwaveError):  # the first failure is the one to tell
                     self._let_go_of_folder()
+                raise
+            self._let_go_of_folder()
 
     def _let_go_of_folder(self) -> None:
         """Says in the journal where the random stream stands, so that it goes on there."""
@@ -624,16 +721,26 @@ class TrajectoryReplayBuffer:
         assert self._saver is not None
         self._finish.detach()
         self._saver.stop()
-        state = replace(self._folder.index, calls=self._calls).state()
-        with suppress(OSError):
-            self._folder.append([line(state)])
-        self._folder.close()
+        entries = [entry for entry in self._entries.values() if entry.bytes]  # those that have a file
+        index = replace(self._folder.index, entries=entries, calls=self._calls)
+        try:
+            with _told("close()"):
+                changed = self._folder.is_changed
+                self._folder.append([index.state_record()])
+                self._folder.is_changed = changed
+                self._folder.tell_rlinf(index, self._format)
+            self._folder.close(index)
+        finally:
+            self._folder.close()
+
+    def _check_process(self, where: str) -> None:
+        """Before any lock: a thread of the parent's may have held it when this process was forked."""
+        if self._pid != os.getpid():
+            raise ClosedError(f"{where}: the buffer belongs to process {self._pid}; build one in this process")
 
     def _check_open(self, where: str) -> None:
         if self._is_closed:
             raise ClosedError(f"{where}: the buffer is closed")
-        if self._pid != os.getpid():
-            raise ClosedError(f"{where}: the buffer belongs to process {self._pid}; build one in this process")
         if self._saver is not None:
             self._saver.tell(where)
 
@@ -658,6 +765,11 @@ class _Saved:
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
 
+    def files(self) -> list[Entry]:
+        """The trajectories that have one."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.bytes]
+
     def look_at(self, entries: dict[int, Entry], memory: Memory, kinds: Kinds) -> None:
         self._entries, self._memory, self._kinds = entries, memory, kinds
 
@@ -669,17 +781,58 @@ class _Saved:
             self._memory.saved(number)
             if not self._memory.is_cached(number):
                 return
-            core = self._kinds.records(kind)
-            layout, row_kinds = self._kinds.core_layout(kind), self._kinds.row_kinds()
-        records = core.make(part.slab, layout, row_kinds)
+            core, layout = self._kinds.records(kind), self._kinds.core_layout(kind)
+        records = core.make(part.slab, layout)
         with self._lock:
             if self._entries.get(number) is part.entry:
                 self._memory.change(number, (records, core.core))
 
 
-def _finish(saver: Saver, folder: Folder) -> None:
-    """Of a buffer that nobody closed, or at the interpreter's end."""
+def _finish(saver: Saver, folder: Folder, saved: _Saved, format: str, pid: int) -> None:
+    """Of a buffer that nobody closed, or at the interpreter's end; in a forked child it is the parent's."""
+    if pid != os.getpid():
+        return
     try:
         saver.end("close()")
+        folder.tell_rlinf(replace(folder.index, entries=saved.files()), format)
     finally:
         folder.close()
+
+
+def _path(where: str, name: str, value: Any) -> Path:
+    if not isinstance(value, (str, os.PathLike)) or value == "" or "\0" in os.fspath(value):
+        raise SchemaError(f"{where}: {name}: expected a path, got {value!r}")
+    return Path(value)
+
+
+def _each(where: str, trajectories: Any) -> Iterator[Any]:
+    try:
+        every = iter(trajectories)
+    except TypeError:
+        kind = type(trajectories).__name__
+        raise SchemaError(f"{where}: trajectories: expected a list of Trajectory, got {kind}") from None
+    yield from every
+
+
+def _check_device(where: str, device: Any) -> None:
+    if device is None:
+        return
+    try:
+        import torch
+
+        torch.device(device)
+    except ModuleNotFoundError:
+        raise SchemaError(f"{where}: device: {device!r} needs torch; give None for NumPy arrays") from None
+    except (RuntimeError, TypeError) as error:
+        raise SchemaError(f"{where}: device: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """What the file system says is a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{where}: {error}") from error

@@ -32,7 +32,7 @@ def replace_file(path: str | os.PathLike[str], pieces: Iterable[Any], sync: bool
     write_pieces(made, pieces)
     if sync:
         made.sync()
-    made.publish(replace=True)
+    made.publish(replace=True, sync=sync)
     return made.size
 
 

@@ -24,6 +24,7 @@ def describe(path: Path) -> dict[str, Any]:
     return {
         "trajectories": len(index.entries),
         "transitions": index.total_samples,
+        "set aside": len(index.aside),
         "bytes": sum(entry.bytes for entry in index.entries),
         "format": ", ".join(formats),
         "steps": _range(steps),

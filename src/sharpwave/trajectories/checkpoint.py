@@ -3,62 +3,172 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
+import re
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import _core
 from ..checks import one_of, whole
 from ..errors import SchemaError, StorageError
-from .files import views
-from .folder import LOCK, link, lock, open_index, read_slab, replace_folder, unlock
+from ..files import Journal
+from .files import FORMATS, views
+from .folder import link, open_index, read_slab, remove_folder
 from .folders import merged, rank_folders
-from .index import INDEX, Index, Missing
+from .index import INDEX, KIND, Entry, Index, Missing, read_index
 from .trajectory import Trajectory, to_device, to_trajectory
-from .upstream import METADATA, NAMES, read_metadata, write_upstream
+from .upstream import METADATA, NAMES, listed_names, write_upstream
 
-__all__ = ["each_trajectory", "open_checkpoint", "shard", "storage_dir_of", "write_checkpoint"]
+__all__ = ["each_trajectory", "new_folder", "open_checkpoint", "shard", "write_checkpoint"]
 
-_OURS = {INDEX, METADATA, *NAMES, LOCK, "minari.json"}
+_NAMED = (INDEX, METADATA, *NAMES, "minari.json")
+# Those that end in .next are of a process that was killed in replace_file().
+_OURS = {*_NAMED, *(f"{name}.next" for name in _NAMED)}
+_TRAJECTORY = re.compile(rf"trajectory_\d+_.*\.(?:{'|'.join(FORMATS)})", re.DOTALL)
 
 
-def write_checkpoint(where: str, index: Index, source: Path, path: Path, format: str) -> None:
-    """A folder with links to the files of ``source`` that the index lists, the index, and RLinf's two files.
+def write_checkpoint(
+    where: str,
+    index: Index,
+    put: Callable[[Entry, Path], None],
+    path: Path,
+    format: str,
+    taken_of: Path | None = None,
+) -> None:
+    """A folder with the files that the index lists, the index, and RLinf's two files. What had the name is replaced if
+    it is a former checkpoint and holds nothing else.
 
     Args:
+        put: Makes the file of a trajectory: a link, or a new one.
         format: Of files to come, for RLinf's metadata.
+        taken_of: The live folder that it is of.
 
     Raises:
-        StorageError: There is a folder of that name, and it is not a checkpoint.
+        StorageError: There is a folder of that name, and it holds something that no index lists.
     """
-    if path.exists():
-        foreign = [name for name in os.listdir(path) if name not in _OURS and not name.startswith("trajectory_")]
-        if foreign:
-            raise StorageError(
-                f"{where}: {path}: expected a new folder or a former checkpoint, and it holds {foreign[0]!r}; give it "
-                "a folder of its own"
-            )
-        if (path / LOCK).exists():
-            unlock(lock(path, where))  # nobody lives in it
+    target = path.resolve()
+    held, names = _hold_former(where, path)
+    try:
+        with new_folder(where, path, names) as (made, journal):
+            for entry in index.entries:
+                put(entry, made / index.name(entry))
+            write_upstream(made, index, target, format, sync=True, taken_of=taken_of)
+            journal.replace(index.records())
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _hold_former(where: str, path: Path) -> tuple[_core.FileLock | None, set[str]]:
+    """Takes what has the name for us alone; the names of its files that are a checkpoint's: its index lists them."""
+    if not os.path.lexists(path):
+        return None, set()
+    if not path.is_dir():
+        raise StorageError(f"{where}: {path}: expected a folder or no such name, and it is a file")
+    there = set(os.listdir(path))
+    names = there & _OURS
+    held = None
+    if INDEX in there:
+        held = _core.own_file(str(path / INDEX), create=False)
+        if held is None:
+            raise StorageError(f"{where}: {path}: another buffer has it open; give the checkpoint a folder of its own")
+    try:
+        if INDEX in there:
+            known = read_index(path, where)
+            if known.aside:
+                raise StorageError(
+                    f"{where}: {path}: it holds {len(known.aside)} trajectories that a load set aside, which a "
+                    "checkpoint would delete; give it a folder of its own"
+                )
+            names |= {known.name(entry) for entry in known.entries} | known.dropped
+        if METADATA in there and there & set(NAMES):
+            names |= listed_names(path, where)
+    except StorageError as error:
+        if held is not None:
+            held.close()
+        raise StorageError(f"{error}; remove it yourself, or give the checkpoint a folder of its own") from None
+    foreign = sorted(there - names)
+    if foreign:
+        if held is not None:
+            held.close()
+        raise StorageError(
+            f"{where}: {path}: expected a new folder or a former checkpoint, and it holds {foreign[0]!r}, which no "
+            "index lists; give it a folder of its own"
+        )
+    return held, names & there
+
+
+@contextmanager
+def new_folder(where: str, path: Path, replaced: set[str] | None = None) -> Iterator[tuple[Path, Journal]]:
+    """A folder that is made beside its place and gets its name, in one step, when it is whole.
+
+    Yields:
+        Where it is made, and its journal, which holds it: what a killed process leaves is known by that, and removed by
+        the next one that makes a folder of that name.
+
+    Args:
+        replaced: Files of the folder that has the name, and goes.
+    """
+    path = Path(os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
-    made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     made.mkdir()
+    journal = None
     try:
-        for entry in index.entries:
-            name = index.name(entry)
-            link(source / name, made / name)
-        write_upstream(made, index, source.resolve(), format, sync=True)
-        index.write(made, sync=True)
+        journal = Journal(made / INDEX, KIND, where=where)
+        yield made, journal
         _sync(made)
-        replace_folder(made, path)
+        try:
+            os.rename(made, path)  # nothing there, or an empty folder
+        except OSError:
+            if replaced is None or not path.is_dir():
+                raise
+            _core.exchange_paths(str(made), str(path))
+            if not remove_folder(made, replaced):
+                warnings.warn(
+                    f"{where}: {path}: something was put into the former checkpoint meanwhile; it is in {made}",
+                    stacklevel=5,
+                )
         _sync(path.parent)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        if made.exists():
+            remove_folder(made, _files_of(made))
         raise
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def _files_of(folder: Path) -> set[str]:
+    return {name for name in os.listdir(folder) if name in _OURS or _TRAJECTORY.fullmatch(name)}
+
+
+def _remove_leftovers(path: Path) -> None:
+    """What killed processes left of a folder of that name: no process holds its journal, and it has no other files."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    for name in os.listdir(path.parent):
+        left = path.parent / name
+        if not ours.fullmatch(name) or left.is_symlink() or not left.is_dir():
+            continue
+        there = set(os.listdir(left))
+        held = _core.own_file(str(left / INDEX), create=False) if INDEX in there else None
+        if there and (held is None or there - _files_of(left)):
+            continue  # somebody is making it, or put something there
+        remove_folder(left, there)
+        if held is not None:
+            held.close()
+
+
+def link_from(index: Index, source: Path) -> Callable[[Entry, Path], None]:
+    """For write_checkpoint(): links to the files of a live folder."""
+    return lambda entry, target: link(source / index.name(entry), target)
 
 
 def open_checkpoint(where: str, path: Path, allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
@@ -86,14 +196,6 @@ def each_trajectory(where: str, path: Path, allow_pickle: bool, device: Any = No
     return len(index.entries), read()
 
 
-def storage_dir_of(path: Path, where: str) -> Path | None:
-    """The folder that a checkpoint was taken of, if it is still there."""
-    if not (path / METADATA).exists():
-        return None
-    named = read_metadata(path, where).get("storage_dir")
-    return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None
-
-
 def shard(where: str, index: Index, rank: int, world: int, split_by: str = "count") -> Index:
     """The part of one rank. Ids that it hands out later are no other rank's.
 
@@ -102,7 +204,7 @@ def shard(where: str, index: Index, rank: int, world: int, split_by: str = "coun
             ones with about as many transitions; "stride" every ``world``-th, so that each has old and new ones.
     """
     one_of(where, "split_by", split_by, ("count", "samples", "stride"))
-    whole(where, "world_size", world)
+    whole(where, "world_size", world, 1, 2**32)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
         raise SchemaError(f"{where}: local_rank: expected 0 to {world - 1} (world_size={world}), got {rank!r}")
     entries = index.entries
@@ -118,16 +220,6 @@ def shard(where: str, index: Index, rank: int, world: int, split_by: str = "coun
         begin = rank * share + min(rank, rest)
         part = entries[begin : begin + share + (rank < rest)]
     return replace(index, entries=part, next_id=index.next_id + rank, id_step=world)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """What killed processes left of a checkpoint of that name."""
-    for name in os.listdir(path.parent):
-        if not (name.startswith(f".{path.name}.") and name.endswith(".tmp")):
-            continue
-        pid = name.removeprefix(f".{path.name}.").removesuffix(".tmp")
-        if pid.isdigit() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
-            shutil.rmtree(path.parent / name, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

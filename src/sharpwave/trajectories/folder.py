@@ -1,28 +1,35 @@
-"""A live folder of trajectories: this process' own while it is open."""
+"""A live folder of trajectories: one owner, its files and its index."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import shutil
+import re
 import threading
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _core
+from .. import _core, files
 from ..errors import StorageError
-from .files import Layout, capture, checksum, unpickle, write
-from .index import INDEX, Entry, Index, Journal, Missing, line
+from ..files import Journal
+from .files import FORMATS, Layout, check_file, read_whole, write
+from .index import CLAIM, INDEX, KIND, OPENED, Entry, Index, Missing, parse, read_index
 from .records import Records
-from .trajectory import DTYPES, Leaf, read
-from .upstream import METADATA, NAMES, is_upstream, read_upstream
+from .trajectory import DTYPES, Leaf
+from .upstream import METADATA, NAMES, is_upstream, read_upstream, write_upstream
 
-__all__ = ["LOCK", "Folder", "Kinds", "link", "lock", "open_index", "read_slab", "replace_folder", "unlock"]
+__all__ = ["Folder", "Kinds", "Mapped", "link", "map_slab", "open_index", "read_slab", "remove_folder"]
 
-LOCK = ".lock"
+_OLD_INDEX = "index.jsonl"
+_CLAIMED_AT_ONCE = 1_024  # ids
+UNLISTED = 16  # files at most that are written before the journal learns of them
+# What a file of a trajectory is called; the six letters are of one that a killed process had not named yet.
+_NAME = re.compile(rf"trajectory_(\d{{1,18}})_.*\.(?:{'|'.join(FORMATS)})(\.[A-Za-z0-9]{{6}})?", re.DOTALL)
 
 
 class Kinds:
@@ -33,13 +40,22 @@ class Kinds:
 
     def _take(self, index: Index) -> None:
         self.index = index
-        self._numbers = {layout: number for number, layout in enumerate(index.layouts)}
+        self._numbers = {
+            layout: number
+            for number, layout in enumerate(index.layouts)
+            if index.generations[number] == index.generation
+        }
         self._cores: dict[int, _core.SlabLayout] = {}
         self._records: dict[int, Records] = {}
         self._row_kinds: _core.RowKinds | None = None
 
     def set_leaves(self, leaves: tuple[Leaf, ...] | None) -> None:
-        """What a row is, from now on."""
+        """What a row is, from now on. None ends a generation: the next leaves may be others."""
+        if leaves is None:
+            if self.index.leaves is not None:
+                self.index.former[self.index.generation] = self.index.leaves
+            self.index.generation += 1
+            self._numbers.clear()
         self.index.leaves = leaves
         self._cores.clear()
         self._records.clear()
@@ -57,8 +73,7 @@ class Kinds:
         known = self._numbers.get(layout)
         if known is not None:
             return known, False
-        self._numbers[layout] = number = len(self.index.layouts)
-        self.index.layouts.append(layout)
+        self._numbers[layout] = number = self.index.add_layout(layout)
         return number, True
 
     def core_layout(self, number: int) -> _core.SlabLayout:
@@ -78,79 +93,177 @@ class Kinds:
 
     def to_records(self, number: int, slab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """A slab of that layout, row by row."""
-        return self.records(number).make(slab, self.core_layout(number), self.row_kinds())
+        return self.records(number).make(slab, self.core_layout(number))
 
 
 class Folder(Kinds):
-    """Files and journal of a folder. One thread writes; opening it again elsewhere is refused while it is open.
+    """Files and index of a folder. One thread writes. The folder's owner is the owner of its journal: opening it a
+    second time is refused while it is open, and a forked child cannot write through its parent's.
 
     Args:
         seed: Of the random stream, where the folder is new.
+        recover: Opens a damaged index with what is whole in it, and leaves out trajectories whose files are not there.
 
     Raises:
         StorageError: Another buffer has it open, or what is there cannot be read.
     """
 
-    def __init__(self, path: Path, where: str, seed: int, allow_pickle: bool = False) -> None:
-        self.path, self._where, self._allow_pickle = path, where, allow_pickle
+    def __init__(self, path: Path, where: str, seed: int, allow_pickle: bool = False, recover: bool = False) -> None:
+        self.path, self._where, self._allow_pickle, self._recover = path, where, allow_pickle, recover
+        self._pinned, self._condemned, self._removing = 0, list[str](), threading.Lock()
+        self._claimed = 0
+        self.is_changed = False  # since RLinf's files were written
         try:
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{where}: storage_dir: cannot make {path}: {error.strerror}") from None
-        self._lock = lock(path, where)
-        self._pinned, self._condemned, self._removing = 0, list[str](), threading.Lock()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StorageError(f"{where}: storage_dir: cannot make {path}: {reason}") from None
+        is_new = not os.path.lexists(path / INDEX)
+        if is_new and (path / _OLD_INDEX).exists():
+            raise StorageError(
+                f"{where}: {path}: its index is {_OLD_INDEX}, of a Sharpwave before {INDEX}; open and convert it with "
+                "the version that wrote it"
+            )
+        self._journal = Journal(path / INDEX, KIND, where=where, recover=recover)
         try:
-            index, size = self._open(seed)
-            self._journal = Journal(path, size)
-            self._journal.append([line({"opened": index.opens})])
-        except OSError as error:
-            unlock(self._lock)
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"{where}: storage_dir: {path}: {error}") from None
-        super().__init__(index)
+            super().__init__(self._open(seed, not is_new))
+            self._written = self.index.written
+            self._journal.append([files.Entry(OPENED, {"opened": self.index.opens})])
+        except BaseException as error:
+            if is_new:  # it is still empty, and ours: leave the folder as it was
+                (path / INDEX).unlink(missing_ok=True)
+            self._journal.close()
+            if isinstance(error, OSError) and not isinstance(error, StorageError):
+                raise StorageError(f"{where}: storage_dir: {path}: {error}") from None
+            raise
 
-    def _open(self, seed: int) -> tuple[Index, int]:
-        if not (self.path / INDEX).exists() or is_upstream(self.path):
-            if (self.path / METADATA).exists() or any((self.path / name).exists() for name in NAMES):
-                index, found = read_upstream(self.path, self._where, self._allow_pickle)
-                for entry in index.entries:
-                    if found[entry.id].parent.resolve() != self.path.resolve():
-                        link(found[entry.id], self.path / index.name(entry))
-            else:
-                index = Index(seed=seed)
-            index.opens = 1
-            return index, index.write(self.path)
-        index, size = Index.read(self.path, self._where)
-        if not index.was_closed:  # a process died here: which draws were made is not known, so take none of them again
-            for name in os.listdir(self.path):
-                if name.startswith(".") and name.endswith(".tmp"):
-                    (self.path / name).unlink(missing_ok=True)
-            self.remove([index.name(entry) for entry in index.dropped])
+    def _check_lost(self, had_journal: bool) -> None:
+        """A journal without a record was cut to nothing, where trajectories are and RLinf did not write last."""
+        if not had_journal or is_upstream(self.path):
+            return
+        count = sum(1 for name in os.listdir(self.path) if _NAME.fullmatch(name))
+        if count == 0:
+            return
+        if not self._recover:
+            raise StorageError(
+                f"{self._where}: {self.path / INDEX}: damaged: it has no record, and {count} files of trajectories are "
+                "beside it; restore it from a copy, or give recover=True"
+            )
+        listed = "those that RLinf's index lists are kept" if (self.path / METADATA).exists() else "none is listed"
+        warnings.warn(
+            f"{self._where}: {self.path}: was damaged: its index is lost, with {count} files beside it: {listed}",
+            stacklevel=5,
+        )
+
+    def _open(self, seed: int, had_journal: bool) -> Index:
+        index = parse(self._journal.records(), self.path / INDEX, self._where, self._recover)
+        is_new = index.is_new
+        if is_new:
+            self._check_lost(had_journal)
+            index = Index(seed=seed)
+        if is_upstream(self.path) or (is_new and any((self.path / name).exists() for name in (METADATA, *NAMES))):
+            index = self._adopt(index, is_new)
+        else:
+            self._tidy(index)
+            if self._recover:
+                self._leave_out_missing(index)
+            if index.lost:
+                self._journal.replace(index.records())
+            if not is_new and not index.was_closed:
+                # A process died here: which draws were made is not known, so take none of them again.
+                index.calls = max(index.calls, (index.opens + 1) << 40)
         index.opens += 1
-        if not index.was_closed:
-            index.calls = max(index.calls, index.opens << 40)
-        if index.dead > len(index.entries) + 1_000:
-            size = index.write(self.path)
-        return index, size
+        return index
+
+    def _adopt(self, ours: Index, is_new: bool) -> Index:
+        """Takes over a folder that RLinf wrote to last: our index first, then the mark in its metadata that the index
+        counts now. Killed in between, the folder is adopted again, and nothing was added yet."""
+        index, found = _read_theirs(self.path, self._where, self._allow_pickle, None if is_new else ours)
+        index.opens = ours.opens
+        elsewhere = [entry for entry in index.entries if found[entry.id].parent.resolve() != self.path.resolve()]
+        if elsewhere:
+            self.claim([index.name(entry) for entry in elsewhere])
+            for entry in elsewhere:
+                link(found[entry.id], self.path / index.name(entry))
+        self._tidy(index)
+        self._journal.replace([*index.records(), files.Entry(OPENED, {"opened": index.opens})])
+        formats = {index.layouts[entry.layout].format for entry in index.entries}
+        write_upstream(self.path, index, self.path.resolve(), min(formats, default="pt"), sync=True)
+        return index
+
+    def _tidy(self, index: Index) -> None:
+        """Removes files that the journal names as dropped, or as claimed and never added; ids of all other files that
+        are here are not given again."""
+        listed = {entry.id: entry for entry in (*index.entries, *index.aside)}
+        # Of the claimed ids only those that a killed process may have written to: it writes in order, and when it took
+        # the folder no file had an id that high.
+        unlisted = range(index.next_id, index.next_id + UNLISTED * index.id_step)
+        for name in os.listdir(self.path):
+            matched = _NAME.fullmatch(name) if name.startswith("trajectory_") else None
+            if matched is None:
+                continue
+            number = int(matched[1])
+            known = listed.get(number)
+            if known is not None and index.name(known) == name:
+                continue
+            was_named = name.removesuffix(matched[2] or "")
+            if (
+                name in index.dropped
+                or was_named in index.claimed_names
+                or (number in unlisted and any(number in ids for ids in index.claimed_ids))
+            ):
+                (self.path / name).unlink(missing_ok=True)
+            else:
+                index.raise_next_id(number + 1)
+        index.dropped.clear()
+        index.claimed_names.clear()
+        index.claimed_ids.clear()
+
+    def _leave_out_missing(self, index: Index) -> None:
+        lost = index.lost + self._journal.lost_records
+        for part in ("entries", "aside"):
+            every = getattr(index, part)
+            whole = [entry for entry in every if _size_of(self.path / index.name(entry)) == entry.bytes]
+            setattr(index, part, whole)
+            index.lost += len(every) - len(whole)
+        if lost or index.lost:
+            warnings.warn(
+                f"{self._where}: {self.path}: was damaged: {index.lost} trajectories of the index have no whole file "
+                f"or no layout and are left out, {self._journal.lost_records} records of the index are lost; files "
+                "that the index does not list stay where they are",
+                stacklevel=4,
+            )
 
     # ---- files ------------------------------------------------------------------------------------------------
 
+    def claim(self, names: Iterable[str]) -> None:
+        """Says in the journal which files are about to appear: those that a killed process leaves are known by it."""
+        self._journal.append([files.Entry(CLAIM, {"names": list(names)})])
+
     def save(self, entry: Entry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
         """Writes the file; the journal learns of it later."""
+        if entry.id >= self._claimed:
+            end = entry.id + _CLAIMED_AT_ONCE * self.index.id_step
+            self._journal.append([files.Entry(CLAIM, {"ids": [entry.id, end]})])
+            self._claimed = end
         layout = self.index.layouts[entry.layout]
         path = self.path / entry.name(layout.format)
-        facts = write(path, slab, leaves, layout, entry.max_episode_length, entry.weights_id)
-        entry.start, entry.bytes, entry.crc = facts
+        self.is_changed = True
+        entry.start, entry.bytes, entry.crc = write(
+            path, slab, leaves, layout, entry.max_episode_length, entry.weights_id
+        )
 
-    def append(self, lines: list[bytes]) -> None:
-        self._journal.append(lines)
+    def append(self, records: list[files.Entry]) -> None:
+        if records:
+            self.is_changed = True
+            self._written += len(records)
+            self._journal.append(records)
 
     def file(self, entry: Entry) -> Path:
         return self.path / self.index.name(entry)
 
     def remove(self, names: list[str]) -> None:
-        """Unlinks files that the journal knows no more; later, while a checkpoint needs them."""
+        """Unlinks files that the journal says are gone; later, while a checkpoint needs them."""
         with self._removing:
             self._condemned += names
             while self._condemned and not self._pinned:
@@ -164,67 +277,185 @@ class Folder(Kinds):
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def replace(self, held: list[Entry], index: Index, sources: dict[int, Path]) -> None:
-        """Makes this folder, which holds some, hold exactly the trajectories of an index, by links to their files.
+    def load(self, held: list[Entry], index: Index, sources: dict[int, Path]) -> None:
+        """Makes the trajectories of an index those that are drawn from, by links to their files. What the folder held
+        is set aside: its files and their records stay. One whose id the index needs gets another.
 
-        Killed half-way it is as before, or whole; or empty, where a file had to give its name to another one.
+        Killed half-way the folder is as before, but for such ids, or as after.
         """
-        old = {self.index.name(entry): entry for entry in held}
-        new = {index.name(entry): entry for entry in index.entries}
+        old = self.index
+        mine = {old.name(entry): entry for entry in (*held, *old.aside)}
+        coming = {index.name(entry): entry for entry in index.entries}
         same = {
-            name for name in new if name in old and old[name].uuid == new[name].uuid and old[name].crc == new[name].crc
+            name
+            for name, entry in coming.items()
+            if name in mine
+            and (_is_same(mine[name], entry, self.path / name) or _is_link(sources[entry.id], self.path / name))
         }
-        if any((self.path / name).exists() for name in set(new) - same):
-            self._rewrite(Index(seed=self.index.seed, opens=self.index.opens, next_id=self.index.next_id))
-        for name, entry in new.items():
-            if name not in same or not (self.path / name).exists():
-                link(sources[entry.id], self.path / name)
-        index.opens = max(index.opens, self.index.opens)
-        self._rewrite(index)
-        self.remove([name for name in old if name not in new])
+        taken = {entry.id for entry in index.entries}
+        floor = max([old.next_id, index.next_id, *(entry.id + 1 for entry in (*mine.values(), *coming.values()))])
+        moved: dict[str, Entry] = {}  # what has to give its name, by that name
+        for name, entry in mine.items():
+            if name not in same and entry.id in taken:
+                moved[name] = replace(entry, id=floor)
+                floor += 1
+        new = [name for name in coming if name not in same]
+        for name in new:
+            path, source = self.path / name, sources[coming[name].id]
+            if name not in mine and os.path.lexists(path) and not _is_link(source, path):
+                raise StorageError(
+                    f"{self._where}: {path}: a file of that name is there and not in the index; move it away"
+                )
 
-    def _rewrite(self, index: Index) -> None:
-        self._journal.close()
-        size = index.write(self.path)
-        self._journal = Journal(self.path, size)
-        self._journal.append([line({"opened": index.opens})])
-        self._take(index)
+        def after(entries: Iterable[Entry]) -> list[Entry]:
+            return [moved.get(old.name(entry), entry) for entry in entries]
 
-    def close(self) -> None:
-        self._journal.close()
-        unlock(self._lock)
+        made: list[Path] = []
+        is_renamed = False
+        try:
+            self.claim([*new, *(old.name(entry) for entry in moved.values())])
+            for name, entry in moved.items():
+                link(self.path / name, self.path / old.name(entry))
+                made.append(self.path / old.name(entry))
+            if moved:
+                before = replace(old, entries=after(held), aside=after(old.aside), next_id=floor)
+                self._journal.replace([*before.records(), files.Entry(CLAIM, {"names": new})])
+                is_renamed = True
+                for name in moved:
+                    (self.path / name).unlink()
+            here = self.path.resolve()
+            for name in new:
+                source = sources[coming[name].id]
+                if source.name in moved and source.parent.resolve() == here:
+                    source = self.path / old.name(moved[source.name])  # it has given its name to another one
+                link(source, self.path / name)
+                made.append(self.path / name)
+            combined = replace(
+                old,
+                **index.state(),
+                entries=[],
+                aside=after(entry for name, entry in mine.items() if name not in same),
+                layouts=list(old.layouts),
+                generations=list(old.generations),
+                former=dict(old.former),
+            )
+            if old.leaves is not None and set(old.leaves) != set(index.leaves or ()):
+                combined.former[old.generation] = old.leaves
+                combined.generation = max([old.generation, *old.former]) + 1
+                combined.leaves = None  # other rows from now on
+            numbers = {
+                layout: number
+                for number, layout in enumerate(old.layouts)
+                if old.generations[number] == combined.generation
+            }
+            combined.entries = combined.take(index, index.entries, numbers)
+            combined.opens = max(index.opens, old.opens)
+            combined.raise_next_id(floor)
+            self._journal.replace([*combined.records(), files.Entry(OPENED, {"opened": combined.opens})])
+        except BaseException:
+            self._undo_load(old, held, moved, made, is_renamed)
+            raise
+        self.is_changed = True
+        self._claimed = 0
+        self._take(combined)
+
+    def _undo_load(
+        self, old: Index, held: list[Entry], moved: dict[str, Entry], made: list[Path], is_renamed: bool
+    ) -> None:
+        back = {old.name(entry): name for name, entry in moved.items()}
+        for path in made:
+            if path.name not in back:
+                path.unlink(missing_ok=True)
+        for path in made:
+            if path.name in back and not os.path.lexists(self.path / back[path.name]):
+                link(path, self.path / back[path.name])
+        if is_renamed:
+            whole = replace(old, entries=held)
+            self._journal.replace([*whole.records(), files.Entry(OPENED, {"opened": old.opens})])
+        for path in made:
+            if path.name in back:
+                path.unlink(missing_ok=True)
+
+    def tell_rlinf(self, index: Index, format: str) -> None:
+        """Writes RLinf's two files, so that it and its tools can read the folder, where something changed since."""
+        if self.is_changed and all(index.layouts[entry.layout].format in ("pt", "pkl") for entry in index.entries):
+            write_upstream(self.path, index, self.path.resolve(), format)
+        self.is_changed = False
+
+    def close(self, index: Index | None = None) -> None:
+        """Lets go of the folder. Where the journal has become much longer than what it says, ``index`` (what it says)
+        is written anew first: a folder is opened as fast as its index is short."""
+        try:
+            if index is not None and not self._condemned and self._written > 1_000 + len(index.entries) // 8:
+                self._journal.replace(index.records())
+        finally:
+            self._journal.close()
 
 
-def read_slab(
-    where: str, index: Index, entry: Entry, path: Path, allow_pickle: bool, whole: bool = True
-) -> np.ndarray[Any, Any]:
-    """The bytes of a trajectory: mapped, or ``whole`` in memory and checked against their checksum. A pickle is always
-    read whole."""
-    layout, leaves = index.layouts[entry.layout], index.leaves
-    assert leaves is not None
-    if layout.format == "pkl":
-        parts = read(where, unpickle(where, path, allow_pickle), drops=True)
-        order = [parts.leaves.index(leaf) if leaf in parts.leaves else -1 for leaf in leaves]
-        epochs = tuple(parts.epochs[number] for number in order)
-        if -1 in order or epochs != layout.epochs or (parts.steps, parts.envs) != (layout.steps, layout.envs):
-            raise StorageError(f"{where}: {path}: its arrays are not what the index says")
-        arrays = [parts.arrays[number] for number in order]
-        return capture(parts._replace(leaves=leaves, epochs=epochs, arrays=arrays), layout)
-    size = path.stat().st_size if path.exists() else -1
+def _is_same(one: Entry, other: Entry, path: Path) -> bool:
+    facts = ("uuid", "crc", "bytes", "steps", "envs", "start")
+    return all(getattr(one, name) == getattr(other, name) for name in facts) and _size_of(path) == one.bytes
+
+
+def _is_link(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_slab(where: str, index: Index, entry: Entry, path: Path, allow_pickle: bool) -> np.ndarray[Any, Any]:
+    """The bytes of a trajectory, in memory and checked."""
+    layout = index.layouts[entry.layout]
+    assert index.leaves is not None
+    _check_there(where, path, entry)
+    return read_whole(where, path, index.leaves, layout, entry.start, entry.bytes, entry.crc, allow_pickle)
+
+
+class Mapped(NamedTuple):
+    """The file of a trajectory, mapped."""
+
+    file: _core.MappedFile
+    slab: Any
+
+
+def map_slab(where: str, index: Index, entry: Entry, path: Path, checked: Any = None) -> Mapped:
+    """A trajectory's file, mapped, and its checksum compared first unless ``checked`` is its identity (inode, size,
+    time of the last write)."""
+    layout = index.layouts[entry.layout]
+    assert index.leaves is not None
+    _check_there(where, path, entry)
+    file = _core.MappedFile(str(path), entry.start + layout.bytes)
+    if file.identity != checked or file.identity[1] != entry.bytes:
+        check_file(where, path, index.leaves, layout, entry.start, entry.bytes, entry.crc)
+        if not file.is_unchanged:
+            raise StorageError(f"{where}: {path}: was written to while it was read")
+    return Mapped(file, file.array(entry.start))
+
+
+def _check_there(where: str, path: Path, entry: Entry) -> None:
+    size = _size_of(path)
+    if size < 0:
+        raise Missing(f"{where}: {path}: expected {entry.bytes} bytes, got no file")
     if size != entry.bytes:
-        raise StorageError(f"{where}: {path}: expected {entry.bytes} bytes, got {size if size >= 0 else 'no file'}")
-    image: Any = _core.map_file(str(path), entry.start + layout.bytes)
-    mapped: np.ndarray[Any, Any] = image[entry.start :]
-    if not whole:
-        return mapped
-    slab = np.array(mapped)
-    if entry.crc is not None and checksum(slab, leaves, layout)[0] != entry.crc:
-        raise StorageError(f"{where}: {path}: damaged: its checksum is not the index's")
-    return slab
+        raise StorageError(f"{where}: {path}: expected {entry.bytes} bytes, got {size}")
 
 
-def open_index(path: Path, where: str, allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
+def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = False) -> tuple[Index, dict[int, Path]]:
     """The index of any folder of trajectories, ours or RLinf's, and the file of each; nothing is changed.
+
+    Args:
+        with_aside: Also those that a load set aside, behind the others.
 
     Raises:
         Missing: The folder or a file is not there.
@@ -232,72 +463,84 @@ def open_index(path: Path, where: str, allow_pickle: bool) -> tuple[Index, dict[
     """
     if not path.is_dir():
         raise Missing(f"{where}: {path}: there is no such folder")
-    if not (path / INDEX).exists() or is_upstream(path):
-        return read_upstream(path, where, allow_pickle)
-    index, _ = Index.read(path, where)
+    ours = read_index(path, where) if (path / INDEX).exists() else None
+    if ours is None or is_upstream(path):
+        return _read_theirs(path, where, allow_pickle, ours)
+    if with_aside:
+        ours.entries += [entry for entry in ours.aside if ours.generations[entry.layout] == ours.generation]
     found = {}
-    for entry in index.entries:
-        file = path / index.name(entry)
-        try:
-            size = file.stat().st_size
-        except FileNotFoundError:
-            raise Missing(f"{where}: {file}: there is no such file, and the index lists it") from None
+    for entry in ours.entries:
+        file = path / ours.name(entry)
+        size = _size_of(file)
+        if size < 0:
+            raise Missing(f"{where}: {file}: there is no such file, and the index lists it")
         if size != entry.bytes:
             raise StorageError(f"{where}: {file}: expected {entry.bytes} bytes, got {size}")
         found[entry.id] = file
+    return ours, found
+
+
+def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None) -> tuple[Index, dict[int, Path]]:
+    """RLinf's index, with those trajectories of ours that it does not list and whose files are whole: RLinf never
+    deletes one, so it did not know of them."""
+    index, found = read_upstream(path, where, allow_pickle)
+    if ours is None:
+        return index, found
+    index.calls, index.generation = ours.calls, ours.generation
+    unknown = [
+        entry
+        for entry in (*ours.entries, *ours.aside)
+        if entry.id not in found and _size_of(path / ours.name(entry)) == entry.bytes
+    ]
+    if not unknown:
+        return index, found
+    try:
+        taken = index.take(ours, [entry for entry in unknown if ours.generations[entry.layout] == ours.generation],
+                           {layout: number for number, layout in enumerate(index.layouts)})  # fmt: skip
+    except ValueError:
+        taken = []
+    index.entries = sorted([*index.entries, *taken], key=lambda entry: entry.id)
+    found |= {entry.id: path / index.name(entry) for entry in taken}
+    index.raise_next_id(max(entry.id for entry in unknown) + 1)
+    warnings.warn(
+        f"{where}: {path}: RLinf wrote here last and does not list {len(unknown)} trajectories of our index whose "
+        f"files are whole; {len(taken)} of them are kept",
+        stacklevel=4,
+    )
     return index, found
 
 
-def lock(path: Path, where: str) -> int:
-    """Takes a folder for this buffer alone, until unlock() or the process' end."""
-    try:
-        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageError(f"{where}: cannot write into {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
-        os.close(file)
-        raise StorageError(
-            f"{where}: {path} is open in process {holder}; give every rank a folder of its own, as "
-            f"storage_dir={str(path / 'rank_0')!r}"
-        ) from None
-    os.ftruncate(file, 0)
-    os.pwrite(file, str(os.getpid()).encode(), 0)
-    return file
-
-
-def unlock(file: int) -> None:
-    os.close(file)
+# ---- names -----------------------------------------------------------------------------------------------------------
 
 
 def link(source: Path, target: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such thing. Written files never change."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(source, temporary)
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
-                raise
-            shutil.copyfile(source, temporary)
-        if target.exists() and target.samefile(temporary):
-            temporary.unlink()  # rename() of two names of one file does nothing, and leaves both
-        else:
-            os.rename(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """A second name for a file, or a copy where the file system has no such thing. Written files never change.
 
-
-def replace_folder(made: Path, path: Path) -> None:
-    """Gives a finished folder its name, in one step; what had it before is removed."""
+    Raises:
+        StorageError: Another file has the name.
+    """
     try:
-        os.rename(made, path)  # nothing there, or an empty folder
+        os.link(source, target)
+    except FileExistsError:
+        if not _is_link(source, target):
+            raise StorageError(f"{target}: another file has this name") from None
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
             raise
-        _core.exchange_paths(str(made), str(path))
-        shutil.rmtree(made)
+        made = _core.NewFile(str(target))
+        with source.open("rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                made.write(piece)
+        made.publish(replace=False, sync=False)
+
+
+def remove_folder(path: Path, names: Iterable[str]) -> bool:
+    """Removes these files of a folder, and then the folder; False where it holds something else. The journal goes last:
+    until then what a killed process leaves is known as ours."""
+    for name in sorted(names, key=lambda name: name == INDEX):
+        (path / name).unlink(missing_ok=True)
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    return True

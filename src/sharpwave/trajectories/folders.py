@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 from ..checks import one_of, whole
 from ..errors import SchemaError, StorageError
+from ..files import Journal
 from .files import Layout
-from .folder import link, lock, open_index, replace_folder, unlock
-from .index import Entry, Index, Missing
+from .folder import link, open_index
+from .index import INDEX, KIND, Entry, Index, Missing, drop_record
 from .upstream import NAMES, write_upstream
 
 __all__ = ["Plan", "merge", "merged", "plan_merge", "plan_split", "rank_folders", "split"]
@@ -36,32 +36,35 @@ class Plan:
         Killed before the target has its name, nothing has changed; killed later, the target is whole and every source
         is as before or without what went.
         """
-        if target.exists() and os.listdir(target):
+        from .checkpoint import new_folder
+
+        if target.exists() and (not target.is_dir() or os.listdir(target)):
             raise StorageError(f"{where}: {target}: expected a new or empty folder")
-        locks = [] if copy else [lock(folder, where) for folder in self.taken]
+        journals: dict[Path, Journal] = {}
+        new: list[Path] = []
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            made = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            shutil.rmtree(made, ignore_errors=True)
-            made.mkdir()
-            try:
+            for folder in () if copy else self.taken:
+                if not (folder / INDEX).exists():
+                    new.append(folder / INDEX)
+                journals[folder] = Journal(folder / INDEX, KIND, where=where)  # nobody else has it meanwhile
+            with new_folder(where, target) as (made, journal):
                 entries: Iterable[Entry] = self.index.entries
                 for entry in progress(entries, len(self.index.entries)) if progress else entries:
                     link(self.sources[entry.id], made / self.index.name(entry))
-                write_upstream(made, self.index, target, self.format, sync=True)
+                write_upstream(made, self.index, target.resolve(), self.format, sync=True)
                 if legacy:
-                    shutil.copyfile(made / NAMES[0], made / NAMES[1])
-                self.index.write(made, sync=True)
-                replace_folder(made, target)
-            except BaseException:
-                shutil.rmtree(made, ignore_errors=True)
-                raise
-            if not copy:
-                for folder, ids in self.taken.items():
-                    _let_go(where, folder, ids, allow_pickle)
+                    link(made / NAMES[0], made / NAMES[1])
+                journal.replace(self.index.records())
+            for folder, journal in journals.items():
+                _let_go(where, folder, self.taken[folder], allow_pickle, journal)
+        except BaseException:
+            for path in new:
+                if not target.exists():  # nothing was taken yet: the journals are empty
+                    path.unlink(missing_ok=True)
+            raise
         finally:
-            for file in locks:
-                unlock(file)
+            for journal in journals.values():
+                journal.close()
 
 
 def rank_folders(source: Path, order: str = "numeric") -> list[Path]:
@@ -93,14 +96,11 @@ def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> Plan:
         raise SchemaError(f"{where}: expected one storage format, got {', '.join(sorted(formats))}; convert the others")
     for old, rank, entry in sorted(every, key=lambda item: item[:2]):
         folder, part, files = opened[rank]
-        if index.leaves is None:
-            index.leaves = part.leaves
-        layout = _reordered(where, folder, index, part, part.layouts[entry.layout])
-        if layout not in numbers:
-            numbers[layout] = len(index.layouts)
-            index.layouts.append(layout)
         new = len(index.entries)
-        index.entries.append(replace(entry, id=new, layout=numbers[layout]))
+        try:
+            index.entries += index.take(part, [replace(entry, id=new)], numbers)
+        except ValueError as error:
+            raise SchemaError(f"{where}: {folder}: {error}") from None
         sources[new] = files[old]
         taken[folder].add(old)
     index.next_id = len(index.entries)
@@ -120,20 +120,20 @@ def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> Plan
 
 
 def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> Plan:
-    """The first ``count`` trajectories, numbered anew from 0.
+    """The first ``count`` trajectories, numbered anew from 0: those that are drawn from, then those set aside.
 
     Raises:
         SchemaError: There are fewer, or ``count`` is not positive.
     """
     whole(where, "split_count", count)
-    index, files = open_index(source, where, allow_pickle)
+    index, files = open_index(source, where, allow_pickle, with_aside=True)
     if count > len(index.entries):
         raise SchemaError(
             f"{where}: split_count: expected at most the {len(index.entries)} trajectories there, got {count}"
         )
     first = index.entries[:count]
     entries = [replace(entry, id=new) for new, entry in enumerate(first)]
-    part = Index(seed=index.seed, leaves=index.leaves, layouts=index.layouts, entries=entries, next_id=count)
+    part = replace(index, calls=0, entries=entries, aside=[], next_id=count, id_step=1, opens=0)
     sources = {new: files[entry.id] for new, entry in enumerate(first)}
     formats = {index.layouts[entry.layout].format for entry in first}
     return Plan(part, sources, {source: {entry.id for entry in first}}, sorted(formats)[0])
@@ -171,29 +171,19 @@ def split(
     return plan
 
 
-def _reordered(where: str, folder: Path, index: Index, part: Index, layout: Layout) -> Layout:
-    assert index.leaves is not None
-    assert part.leaves is not None
-    if part.leaves == index.leaves:
-        return layout
-    at = {leaf: number for number, leaf in enumerate(part.leaves)}
-    if set(at) != set(index.leaves):
-        differing = sorted({str(leaf) for leaf in set(at) ^ set(index.leaves)})
-        raise SchemaError(f"{where}: {folder}: its rows are not those of the other folders: {', '.join(differing)}")
-    epochs = tuple(layout.epochs[at[leaf]] for leaf in index.leaves)
-    return layout._replace(epochs=epochs, offsets=tuple(layout.offsets[at[leaf]] for leaf in index.leaves))
-
-
-def _let_go(where: str, folder: Path, ids: set[int], allow_pickle: bool) -> None:
+def _let_go(where: str, folder: Path, ids: set[int], allow_pickle: bool, journal: Journal) -> None:
     """Takes trajectories out of a folder: first of its index, then their files."""
-    index, files = open_index(folder, where, allow_pickle)
+    index, files = open_index(folder, where, allow_pickle, with_aside=True)
     gone = [files[entry.id] for entry in index.entries if entry.id in ids]
-    index.entries = [entry for entry in index.entries if entry.id not in ids]
+    aside = {entry.id for entry in index.aside}
+    index.entries = [entry for entry in index.entries if entry.id not in aside]
     formats = {layout.format for layout in index.layouts}
-    had_upstream = any((folder / name).exists() for name in NAMES)
-    index.write(folder, sync=True)
-    if had_upstream:
-        write_upstream(folder, index, folder, sorted(formats)[0] if formats else "pt", sync=True)
+    # Not an index without them: the record by which their files are known as gone has to stand there.
+    dropped = [entry for entry in (*index.entries, *index.aside) if entry.id in ids]
+    journal.replace([*index.records(), drop_record(dropped), index.state_record()])
+    index.entries = [entry for entry in index.entries if entry.id not in ids]
+    if any((folder / name).exists() for name in NAMES):
+        write_upstream(folder, index, folder.resolve(), sorted(formats)[0] if formats else "pt", sync=True)
         (folder / NAMES[1]).unlink(missing_ok=True)
     for path in gone:
         path.unlink(missing_ok=True)

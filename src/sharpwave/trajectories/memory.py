@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 
 from .. import _core
+from .folder import Mapped
 
 __all__ = ["Memory"]
 
 Slab = tuple[np.ndarray[Any, Any], _core.SlabLayout]
 _MOST_MAPPED = 1_024  # files; a process may map 65,530 places, and every one costs the kernel something
+
+
+def _most_mapped() -> int:
+    """Every mapped file has a descriptor, by which its size is looked at: at most a quarter of those allowed."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_MAPPED if allowed == resource.RLIM_INFINITY else max(8, min(_MOST_MAPPED, allowed // 4))
 
 
 class Memory:
@@ -28,7 +36,9 @@ class Memory:
         self._rows, self._most, self._most_bytes = rows, most, most_bytes
         self._cached: OrderedDict[int, int] = OrderedDict()  # bytes by number
         self._unsaved: dict[int, Slab] = {}
-        self._mapped: OrderedDict[int, np.ndarray[Any, Any]] = OrderedDict()
+        self._mapped: OrderedDict[int, Mapped] = OrderedDict()
+        self._checked: dict[int, Any] = {}  # identities of files whose checksum held, mapped or not
+        self._most_mapped = _most_mapped()
         self.cached_bytes = 0
 
     def __len__(self) -> int:
@@ -77,6 +87,7 @@ class Memory:
         self.cached_bytes -= self._cached.pop(number, 0)
         self._unsaved.pop(number, None)
         self._mapped.pop(number, None)
+        self._checked.pop(number, None)
 
     def empty_cache(self) -> None:
         numbers, self.cached_bytes = list(self._cached), 0
@@ -86,14 +97,25 @@ class Memory:
             self._let_go(number)
 
     def mapped(self, number: int) -> np.ndarray[Any, Any] | None:
-        slab = self._mapped.get(number)
-        if slab is not None:
-            self._mapped.move_to_end(number)
-        return slab
+        """A mapped slab whose file is as it was when it was checked."""
+        file = self._mapped.get(number)
+        if file is None:
+            return None
+        if not file.file.is_unchanged:
+            del self._mapped[number]
+            self._checked.pop(number, None)
+            return None
+        self._mapped.move_to_end(number)
+        return file.slab  # type: ignore[no-any-return]
 
-    def keep_mapped(self, number: int, slab: np.ndarray[Any, Any]) -> None:
-        self._mapped[number] = slab
-        if len(self._mapped) > _MOST_MAPPED:
+    def checked(self, number: int) -> Any:
+        """The identity that a file had when its checksum was compared; None: not yet."""
+        return self._checked.get(number)
+
+    def keep_mapped(self, number: int, file: Mapped) -> None:
+        self._checked[number] = file.file.identity
+        self._mapped[number] = file
+        if len(self._mapped) > self._most_mapped:
             self._mapped.popitem(last=False)
 
     def _is_over(self) -> bool:

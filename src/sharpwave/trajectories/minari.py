@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..buffers.trajectory import TrajectoryReplayBuffer
-from ..errors import SchemaError, StorageError
+from ..errors import SchemaError, SharpwaveError, StorageError
+from ..files import replace_file
 from .checkpoint import each_trajectory
-from .files import write_whole
 from .trajectory import Trajectory, aligned
 
 __all__ = ["from_minari", "to_minari"]
@@ -30,13 +32,14 @@ def from_minari(name: str, folder: str | os.PathLike[str], storage_format: str =
         StorageError: The folder is not empty.
         SchemaError: An observation or action is something that arrays cannot hold.
     """
-    import minari
+    minari = _minari()
     from minari.serialization import serialize_space
 
     path = Path(folder)
     if path.exists() and os.listdir(path):
         raise StorageError(f"convert: {path}: expected a new or empty folder")
-    data = minari.load_dataset(name)
+    with _told(name):
+        data = minari.load_dataset(name)
     episodes = data.iterate_episodes()
     with TrajectoryReplayBuffer(storage_dir=path, storage_format=storage_format, cache_size=0) as buffer:
         waiting: list[Trajectory] = []
@@ -54,7 +57,7 @@ def from_minari(name: str, folder: str | os.PathLike[str], storage_format: str =
         "action_space": serialize_space(data.action_space),
         "env_spec": data.env_spec.to_json() if data.env_spec is not None else None,
     }
-    write_whole(path / _SPACES, [json.dumps(spaces, indent=2).encode()])
+    replace_file(path / _SPACES, [json.dumps(spaces, indent=2).encode()])
     return count
 
 
@@ -64,13 +67,20 @@ def to_minari(folder: str | os.PathLike[str], name: str, allow_pickle: bool = Fa
     A trajectory that does not end with an episode's end is truncated there. Spaces are those of the data set that the
     folder was made from, or told from the arrays.
 
+    The environment is named in the data set, not made: its package need not be installed. A call that fails leaves no
+    data set.
+
     Raises:
         SchemaError: Trajectories have no observations before and after every step, or no actions.
+        StorageError: There is a data set of that name, or it cannot be written.
     """
-    import minari
+    minari = _minari()
     from minari.data_collector import EpisodeBuffer
+    from minari.storage.datasets_root_dir import get_dataset_path
 
-    path = Path(folder)
+    path, place = Path(folder), Path(get_dataset_path(name))
+    if place.exists():
+        raise StorageError(f"convert: minari:{name}: there is a data set of that name in {place}; give another one")
     buffers: list[Any] = []
     count, every = each_trajectory("convert", path, allow_pickle)
     if count == 0:
@@ -79,8 +89,32 @@ def to_minari(folder: str | os.PathLike[str], name: str, allow_pickle: bool = Fa
         for episode in _episodes(trajectory):
             buffers.append(EpisodeBuffer(id=len(buffers), **episode))
     spaces = _spaces(path, buffers)
-    minari.create_dataset_from_buffers(name, buffers, jpeg_encoding=False, **spaces)
+    try:
+        with _told(name):
+            minari.create_dataset_from_buffers(name, buffers, jpeg_encoding=False, **spaces)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)  # it was not there before: an empty one would block the next try
+        raise
     return len(buffers)
+
+
+def _minari() -> Any:
+    try:
+        import minari
+    except ModuleNotFoundError:
+        raise SchemaError("convert: minari: needs the package minari: pip install 'minari[hdf5]'") from None
+    return minari
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """What Minari raises, with the name of the data set."""
+    try:
+        yield
+    except SharpwaveError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, ImportError, AssertionError) as error:
+        raise StorageError(f"convert: minari:{name}: {type(error).__name__}: {error}") from error
 
 
 def _to_trajectory(episode: Any) -> Trajectory:
@@ -155,15 +189,31 @@ def _episodes(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
 
 
 def _spaces(path: Path, buffers: list[Any]) -> dict[str, Any]:
+    import gymnasium
     from gymnasium import spaces
     from gymnasium.envs.registration import EnvSpec
     from minari.serialization import deserialize_space
 
     if (path / _SPACES).exists():
-        known = json.loads((path / _SPACES).read_bytes())
-        env = EnvSpec.from_json(known["env_spec"]) if known["env_spec"] else None
-        both = {key: deserialize_space(known[key]) for key in ("observation_space", "action_space")}
-        return both | ({"env": env} if env is not None else {})
+        try:
+            known = json.loads((path / _SPACES).read_bytes())
+            both = {key: deserialize_space(known[key]) for key in ("observation_space", "action_space")}
+            named = EnvSpec.from_json(known["env_spec"]) if known["env_spec"] else None
+        except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+            raise StorageError(
+                f"convert: {path / _SPACES}: not the spaces of a data set: {type(error).__name__}: {error}; remove it, "
+                "and spaces are told from the arrays"
+            ) from None
+        if named is None:
+            return both
+
+        class Described(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ignore]
+            """Stands for the environment: Minari makes one of a spec, and takes an environment as it is."""
+
+            spec = named
+            observation_space, action_space = both["observation_space"], both["action_space"]
+
+        return both | {"env": Described()}
 
     def told(parts: list[Any], is_action: bool) -> Any:
         if isinstance(parts[0], dict):

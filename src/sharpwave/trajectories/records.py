@@ -23,7 +23,7 @@ class Records:
         self._leaves, self._layout = leaves, layout
         offsets = np.cumsum([0, *(leaf.row_bytes for leaf in leaves)]).tolist()
         self._offsets: list[int] = offsets[:-1]
-        self._record_bytes = offsets[-1] + -offsets[-1] % _ALIGN
+        self._record_bytes = max(_ALIGN, offsets[-1] + -offsets[-1] % _ALIGN)
         at = self._record_bytes * layout.steps * layout.envs
         self._behind: dict[int, int] = {}  # where arrays with more rows stand, by leaf number
         for number, (leaf, extra) in enumerate(zip(leaves, layout.epochs, strict=True)):
@@ -31,13 +31,13 @@ class Records:
                 self._behind[number] = at
                 at += layout.leaf_bytes(leaf, number)
         self.bytes = at
-        places = [(offset, self._record_bytes, 0, 0) for offset in self._offsets]
-        self.core = _core.SlabLayout(layout.envs, self.bytes, self._record_bytes, places)
+        places = [(offset, leaf.row_bytes, 0, 0, 0, 0) for leaf, offset in zip(leaves, self._offsets, strict=True)]
+        self.core = _core.SlabLayout(layout.steps, layout.envs, self.bytes, self._record_bytes, places)
 
-    def make(self, slab: np.ndarray[Any, Any], layout: _core.SlabLayout, kinds: _core.RowKinds) -> np.ndarray[Any, Any]:
+    def make(self, slab: np.ndarray[Any, Any], layout: _core.SlabLayout) -> np.ndarray[Any, Any]:
         """Copies a slab of arrays."""
         records: Any = _core.new_slab(self.bytes)
-        _core.make_records(slab, layout, self._layout.steps, records, self.core, kinds)
+        _core.make_records(slab, layout, records, self.core)
         if self._behind:
             arrays = views(slab, self._leaves, self._layout)
             whole = [np.ascontiguousarray(arrays[number]) for number in self._behind]

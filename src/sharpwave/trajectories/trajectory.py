@@ -11,37 +11,54 @@ import numpy as np
 from ..errors import SchemaError
 
 __all__ = [
+    "BITS",
     "DTYPES",
     "FIELDS",
     "Leaf",
     "Parts",
     "Trajectory",
     "aligned",
+    "arrange",
+    "check_names",
+    "count_rows",
     "nest",
     "place",
     "read",
+    "rows_more",
     "to_device",
     "to_trajectory",
+    "walk",
 ]
 
-# By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16; its bits travel as uint16.
+# By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16 and no float8: their bits travel as
+# unsigned integers. safetensors has no name for complex128; "pt" files do.
 DTYPES = {
+    "C128": ("<c16", "complex128"),
+    "C64": ("<c8", "complex64"),
     "F64": ("<f8", "float64"),
     "F32": ("<f4", "float32"),
     "F16": ("<f2", "float16"),
     "BF16": ("<u2", "bfloat16"),
+    "F8_E4M3": ("|u1", "float8_e4m3fn"),
+    "F8_E5M2": ("|u1", "float8_e5m2"),
     "I64": ("<i8", "int64"),
     "I32": ("<i4", "int32"),
     "I16": ("<i2", "int16"),
     "I8": ("|i1", "int8"),
+    "U64": ("<u8", "uint64"),
+    "U32": ("<u4", "uint32"),
+    "U16": ("<u2", "uint16"),
     "U8": ("|u1", "uint8"),
     "BOOL": ("|b1", "bool"),
 }
-_FROM_NUMPY = {np.dtype(kind): name for name, (kind, _) in DTYPES.items() if name != "BF16"}
+BITS = {"BF16": "int16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}  # torch's dtype that their bits travel as
+_FROM_NUMPY = {np.dtype(kind): name for name, (kind, _) in DTYPES.items() if name not in BITS}
 _FROM_TORCH = {f"torch.{kind}": name for name, (_, kind) in DTYPES.items()}
 
+_MOST_AXES = 30  # NumPy before 2.0 has 32, and a batch has one more than a row
 _LEADING = frozenset({"terminations", "truncations", "dones"})  # one row more at the start of every epoch
 _TRAILING = frozenset({"prev_values"})  # one row more at the end of every epoch
+_SHARED = frozenset({"intervene_flags"})  # may have one column for all environments
 
 
 @dataclass
@@ -50,7 +67,8 @@ class Trajectory:
 
     It need not be an episode: it may hold many, or parts. Flags (``terminations``, ``truncations``, ``dones``) may
     bring one row more at the start of every epoch (the flag at its reset), ``prev_values`` one more at the end of
-    every epoch (the bootstrap value): they are aligned to the other fields when rows are drawn.
+    every epoch (the bootstrap value): they are aligned to the other fields when rows are drawn. ``intervene_flags`` of
+    shape ``(steps, 1, ...)`` are of all environments and are kept once for each.
 
     Args:
         max_episode_length: The longest that an episode may be; information only.
@@ -84,7 +102,7 @@ class Trajectory:
     @property
     def shape(self) -> tuple[int, int]:
         """Steps and environments."""
-        return _count("Trajectory", self)
+        return count_rows("Trajectory", self)
 
 
 FIELDS = tuple(
@@ -127,7 +145,7 @@ def read(where: str, trajectory: Any, drops: bool = False) -> Parts:
     Raises:
         SchemaError: It has no rewards and no log-probabilities, or an array does not fit the others.
     """
-    steps, envs = _count(where, trajectory)
+    steps, envs = count_rows(where, trajectory)
     leaves: list[Leaf] = []
     epochs: list[int] = []
     arrays: list[np.ndarray[Any, Any]] = []
@@ -135,11 +153,16 @@ def read(where: str, trajectory: Any, drops: bool = False) -> Parts:
         value = getattr(trajectory, name, None)
         if value is None:
             continue
-        for path, part in _walk(where, (name,), value):
+        for path, part in walk(where, (name,), value):
             if drops and not (hasattr(part, "ndim") and hasattr(part, "dtype") and part.ndim >= 2):
                 continue
+            check_names(where, path)
             dtype, array = _to_array(where, path, part)
-            extra = _check(where, path, array.shape, steps, envs)
+            if array.ndim > _MOST_AXES:
+                raise SchemaError(f"{where}: {'/'.join(path)}: expected at most {_MOST_AXES} axes, got {array.ndim}")
+            if name in _SHARED and array.ndim >= 2 and array.shape[:2] == (steps, 1):
+                array = np.ascontiguousarray(np.broadcast_to(array, (steps, envs, *array.shape[2:])))
+            extra = rows_more(where, path, array.shape, steps, envs)
             leaves.append(Leaf(path, dtype, array.shape[2:]))
             epochs.append(extra)
             arrays.append(array)
@@ -206,14 +229,15 @@ def to_device(dtype: str, array: Any, device: Any) -> Any:
         return array
     import torch
 
-    if dtype == "BF16":
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if dtype in BITS:
+        bits = array.view(getattr(np, BITS[dtype]))
+        tensor = torch.from_numpy(bits).view(getattr(torch, DTYPES[dtype][1]))
     else:
         tensor = torch.from_numpy(array)
     return tensor if device == "cpu" else tensor.to(device)
 
 
-def _count(where: str, trajectory: Any) -> tuple[int, int]:
+def count_rows(where: str, trajectory: Any) -> tuple[int, int]:
     for name in ("prev_logprobs", "rewards"):
         value = getattr(trajectory, name, None)
         if value is None:
@@ -227,7 +251,15 @@ def _count(where: str, trajectory: Any) -> tuple[int, int]:
     )
 
 
-def _walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def check_names(where: str, path: tuple[str, ...]) -> None:
+    """Names are UTF-8 in files: a surrogate by itself has none."""
+    try:
+        "/".join(path).encode()
+    except UnicodeEncodeError:
+        raise SchemaError(f"{where}: {path!r}: expected names that UTF-8 can hold") from None
+
+
+def walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if not isinstance(value, Mapping):
         yield path, value
         return
@@ -235,7 +267,7 @@ def _walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple
         if not isinstance(key, str):
             raise SchemaError(f"{where}: {'/'.join(path)}: expected names as keys, got {key!r}")
         if part is not None:
-            yield from _walk(where, (*path, key), part)
+            yield from walk(where, (*path, key), part)
 
 
 def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.ndarray[Any, Any]]:
@@ -249,16 +281,22 @@ def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.nd
         dtype = _FROM_TORCH.get(str(value.dtype))
         if value.requires_grad:
             value = value.detach()
-        if dtype == "BF16":
+        if dtype in BITS:
             import torch
 
-            value = value.contiguous().view(torch.int16)
+            value = value.contiguous().view(getattr(torch, BITS[dtype]))
+        elif dtype is not None and dtype.startswith("C"):
+            value = value.resolve_conj()
         try:
-            array = value.numpy() if dtype else np.empty(0)
+            array = value.resolve_neg().numpy() if dtype else np.empty(0)
         except (TypeError, RuntimeError) as error:
             raise SchemaError(f"{where}: {name}: {error}") from None
     else:
         raise SchemaError(f"{where}: {'/'.join(path)}: expected an array or a tensor, got {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise SchemaError(
+            f"{where}: {'/'.join(path)}: a masked array would lose its mask; pass .filled(...) or two fields"
+        )
     if dtype is None:
         raise SchemaError(
             f"{where}: {'/'.join(path)}: expected one of {', '.join(kind for _, kind in DTYPES.values())}, "
@@ -267,7 +305,7 @@ def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.nd
     return dtype, array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _check(where: str, path: tuple[str, ...], shape: tuple[int, ...], steps: int, envs: int) -> int:
+def rows_more(where: str, path: tuple[str, ...], shape: tuple[int, ...], steps: int, envs: int) -> int:
     """How many rows more than steps there are; they must be so many for every epoch."""
     if len(shape) >= 2 and shape[0] == steps and shape[1] == envs:
         return 0

@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageError
-from .files import Layout, Located, locate, write_whole
-from .index import Entry, Index, Missing
+from ..files import replace_file
+from .files import FORMATS, Layout, Located, locate, reordered
+from .index import Entry, Index, Missing, is_weights_id
 
-__all__ = ["METADATA", "NAMES", "is_upstream", "read_upstream", "write_upstream"]
+__all__ = [
+    "METADATA",
+    "NAMES",
+    "is_upstream",
+    "listed_names",
+    "read_metadata",
+    "read_upstream",
+    "storage_dir_of",
+    "write_upstream",
+]
 
 METADATA, NAMES = "metadata.json", ("trajectory_index.json", "trajector_index.json")  # the second as its tool spells it
 _OURS = "sharpwave"  # key of a metadata.json that was written here
@@ -22,8 +32,32 @@ def is_upstream(folder: Path) -> bool:
     """Whether RLinf wrote here last."""
     try:
         return _OURS not in json.loads((folder / METADATA).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
+
+
+def storage_dir_of(folder: Path, where: str) -> Path | None:
+    """The folder that a checkpoint was taken of, if it is still there."""
+    if not (folder / METADATA).exists():
+        return None
+    metadata = read_metadata(folder, where)
+    ours = metadata.get(_OURS)
+    named = ours.get("storage_dir") if isinstance(ours, dict) else metadata.get("storage_dir")
+    return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None
+
+
+def listed_names(folder: Path, where: str) -> set[str]:
+    """The names of the files that RLinf's index lists in a folder, read or not."""
+    metadata, listed = read_metadata(folder, where), _read_listed(folder, where)
+    format = _format(metadata)
+    every = listed.get("trajectory_index")
+    if not isinstance(every, dict):
+        return set()
+    return {
+        f"trajectory_{number}_{facts.get('model_weights_id', '')}.{format}"
+        for number, facts in every.items()
+        if isinstance(facts, dict)
+    }
 
 
 def read_metadata(folder: Path, where: str) -> dict[str, Any]:
@@ -35,12 +69,12 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
 
     Its checkpoints may list trajectories that have no file: those are left out, with a warning.
     """
-    metadata = read_metadata(folder, where)
-    named = next((folder / name for name in NAMES if (folder / name).exists()), folder / NAMES[0])
-    listed = _read_json(named, where)
-    format = metadata.get("storage_format", metadata.get("trajectory_format", "pt"))
-    places = [folder, *([Path(metadata["storage_dir"])] if metadata.get("storage_dir") else [])]
-    index = Index(seed=int(metadata.get("seed") or 1234))
+    metadata, listed = read_metadata(folder, where), _read_listed(folder, where)
+    named = folder / NAMES[0]
+    format, elsewhere = _format(metadata), metadata.get("storage_dir")
+    places = [folder, *([Path(elsewhere)] if isinstance(elsewhere, str) and elsewhere else [])]
+    seed = metadata.get("seed")
+    index = Index(seed=seed if type(seed) is int and 0 <= seed < 2**64 else 1234)
     found: dict[int, Path] = {}
     numbers: dict[Layout, int] = {}
     lost = []
@@ -48,6 +82,8 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
         facts = {int(key): value for key, value in listed["trajectory_index"].items()}
         order = [int(number) for number in listed.get("trajectory_id_list", facts)]
         for number in order:
+            if not 0 <= number < 2**62 or number in found:
+                raise ValueError(f"trajectory {number} twice, or with an id that is none")
             path = _find(places, number, str(facts[number].get("model_weights_id", "")), format)
             if path is None:
                 lost.append(number)
@@ -57,17 +93,21 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
                 index.leaves = located.leaves
             layout = _in_order(where, path, index, located)
             if layout not in numbers:
-                numbers[layout] = len(index.layouts)
-                index.layouts.append(layout)
+                numbers[layout] = index.add_layout(layout)
             weights_id = path.name.removeprefix(f"trajectory_{number}_").removesuffix(path.suffix)
+            if not is_weights_id(weights_id):
+                raise ValueError(f"{path.name[:80]!r}: a name that is too long")
             length = int(facts[number].get("max_episode_length", located.max_episode_length) or 0)
+            if not 0 <= length < 2**63:
+                raise ValueError(f"trajectory {number}: max_episode_length {length}")
             shape = layout.steps, layout.envs
-            known = str(facts[number].get("uuid") or uuid.uuid4().hex)
+            known = str(facts[number].get("uuid") or uuid.uuid4().hex)[:64]
             facts_of_file = numbers[layout], located.start, path.stat().st_size
             index.entries.append(Entry(number, known, *shape, length, weights_id, *facts_of_file))
             found[number] = path
-        index.next_id = max(int(metadata.get("trajectory_counter", 0)), max(order, default=-1) + 1)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        counter = metadata.get("trajectory_counter", 0)
+        index.next_id = max(counter if type(counter) is int and counter < 2**62 else 0, max(order, default=-1) + 1)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, StorageError):
             raise
         raise StorageError(f"{where}: {named}: {type(error).__name__}: {error}") from None
@@ -80,8 +120,20 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
     return index, found
 
 
-def write_upstream(folder: Path, index: Index, storage_dir: Path | str, format: str, sync: bool = False) -> None:
-    """Writes RLinf's two files beside ours, each in one step. RLinf reads "pt" and "pkl"."""
+def write_upstream(
+    folder: Path,
+    index: Index,
+    storage_dir: Path | str,
+    format: str,
+    sync: bool = False,
+    taken_of: Path | None = None,
+) -> None:
+    """Writes RLinf's two files beside ours, each in one step. RLinf reads "pt" and "pkl".
+
+    Args:
+        storage_dir: Where the folder is going to be: the first RLinf looks for the data there.
+        taken_of: The live folder that a checkpoint is of.
+    """
     trailing: tuple[int, ...] = ()
     for leaf in reversed(index.leaves or ()):
         if leaf.path in (("rewards",), ("prev_logprobs",)):
@@ -98,7 +150,7 @@ def write_upstream(folder: Path, index: Index, storage_dir: Path | str, format: 
         for entry in index.entries
     }
     listed = {"trajectory_index": entries, "trajectory_id_list": [entry.id for entry in index.entries]}
-    write_whole(folder / NAMES[0], [json.dumps(listed).encode()], sync)
+    replace_file(folder / NAMES[0], [json.dumps(listed).encode()], sync)
     metadata = {
         "storage_dir": str(storage_dir),
         "storage_format": format,
@@ -107,9 +159,19 @@ def write_upstream(folder: Path, index: Index, storage_dir: Path | str, format: 
         "total_samples": index.total_samples,
         "trajectory_counter": index.next_id,
         "seed": index.seed,
-        _OURS: 1,
+        _OURS: {"storage_dir": str(taken_of or storage_dir)},
     }
-    write_whole(folder / METADATA, [json.dumps(metadata, indent=2).encode()], sync)
+    replace_file(folder / METADATA, [json.dumps(metadata, indent=2).encode()], sync)
+
+
+def _format(metadata: dict[str, Any]) -> str:
+    format = metadata.get("storage_format", metadata.get("trajectory_format", "pt"))
+    return format if format in FORMATS else "pkl"  # as RLinf: what is not "pt" is a pickle
+
+
+def _read_listed(folder: Path, where: str) -> dict[str, Any]:
+    named = next((folder / name for name in NAMES if (folder / name).exists()), folder / NAMES[0])
+    return _read_json(named, where)
 
 
 def _read_json(path: Path, where: str) -> dict[str, Any]:
@@ -117,19 +179,21 @@ def _read_json(path: Path, where: str) -> dict[str, Any]:
         read = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise Missing(f"{where}: {path}: there is no such file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{where}: {path}: not JSON: {error}") from None
+    except OSError as error:
+        raise StorageError(f"{where}: {path}: {error.strerror}") from None
     if not isinstance(read, dict):
         raise StorageError(f"{where}: {path}: expected an object, got {type(read).__name__}")
     return read
 
 
 def _find(places: list[Path], number: int, weights_id: str, format: str) -> Path | None:
-    if "/" in weights_id or "\0" in weights_id or "/" in format:
+    if "/" in weights_id or "\0" in weights_id:
         raise ValueError(f"a name that is none: {weights_id!r}")
     for place in places:
         path = place / f"trajectory_{number}_{weights_id}.{format}"
-        if path.exists():
+        if path.is_file():
             return path
     for place in places:
         for path in sorted(place.glob(f"trajectory_{number}_*.{format}")) if place.is_dir() else ():
@@ -146,6 +210,4 @@ def _in_order(where: str, path: Path, index: Index, located: Located) -> Layout:
     if set(at) != set(index.leaves):
         differing = sorted({str(leaf) for leaf in set(at) ^ set(index.leaves)})
         raise StorageError(f"{where}: {path}: its rows are not those of the other files: {', '.join(differing)}")
-    layout = located.layout
-    epochs = tuple(layout.epochs[at[leaf]] for leaf in index.leaves)
-    return layout._replace(epochs=epochs, offsets=tuple(layout.offsets[at[leaf]] for leaf in index.leaves))
+    return reordered(located.layout, [at[leaf] for leaf in index.leaves])

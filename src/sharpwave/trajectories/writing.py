@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from .. import files
 from ..errors import StorageError
-from .folder import Folder
-from .index import Entry, line
+from .folder import UNLISTED, Folder
+from .index import ADD, Entry, add_record, clear_record, drop_record
 from .trajectory import Leaf
 
-__all__ = ["Drop", "Line", "Save", "Saver"]
+__all__ = ["Drop", "Note", "Save", "Saver"]
 
 # What may wait for the disk: whoever adds faster than the disk writes waits, rather than fill the memory.
 _MOST_PENDING_BYTES, _MOST_PENDING = 256 * 2**20, 1_024
-_TOGETHER = 16  # parts that the journal learns of with one write
 
 
 class Save:
@@ -30,18 +30,29 @@ class Save:
         self.is_written = False
 
 
-class Line:
+class Note:
     """Something that the journal has to say."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, record: files.Entry) -> None:
+        self.record = record
 
 
 class Drop:
-    """The oldest trajectories go, or all: first from the journal, then their files."""
+    """Trajectories go, or all: first from the journal, then their files."""
 
-    def __init__(self, entries: list[Entry], is_all: bool = False) -> None:
-        self.entries, self.is_all = entries, is_all
+    def __init__(self, entries: list[Entry], names: list[str], is_all: bool = False) -> None:
+        self.entries, self.names, self.is_all = entries, names, is_all
+
+
+def _joined(records: list[files.Entry]) -> list[files.Entry]:
+    """Trajectories that follow each other in one record: a tenth of the bytes to read when the folder is opened."""
+    made: list[files.Entry] = []
+    for record in records:
+        if made and record.kind == made[-1].kind == ADD:
+            made[-1] = files.Entry(ADD, {"add": made[-1].head["add"] + record.head["add"]})
+        else:
+            made.append(record)
+    return made
 
 
 class Saver:
@@ -56,7 +67,7 @@ class Saver:
 
     def __init__(self, folder: Folder, saved: Callable[[Save], None]) -> None:
         self._folder, self._saved = folder, saved
-        self._work: deque[Save | Line | Drop] = deque()
+        self._work: deque[Save | Note | Drop] = deque()
         self._pending = 0  # bytes
         self._given = self._done = 0  # parts, ever
         self._change = threading.Condition()
@@ -67,14 +78,31 @@ class Saver:
 
     # ---- for callers ------------------------------------------------------------------------------------------
 
-    def put(self, work: list[Save | Line | Drop]) -> None:
+    def start(self, where: str) -> None:
+        """Has the thread before anything relies on it: from then on put() cannot fail.
+
+        Raises:
+            StorageError: The system gives no thread.
+        """
+        with self._change:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="sharpwave-trajectories", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:
+                raise StorageError(
+                    f"{where}: cannot start the thread that saves trajectories: {error}; nothing was changed: allow "
+                    "this process more threads (ulimit -u) or memory"
+                ) from None
+            self._thread = thread
+
+    def put(self, work: list[Save | Note | Drop]) -> None:
+        """Gives the thread, which start() has made, something to do."""
         with self._change:
             self._work += work
             self._given += len(work)
             self._pending += sum(part.slab.nbytes for part in work if isinstance(part, Save))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sharpwave-trajectories", daemon=True)
-                self._thread.start()
             self._change.notify_all()
 
     def tell(self, where: str) -> None:
@@ -85,6 +113,7 @@ class Saver:
 
     def admit(self, where: str, size: int) -> None:
         """Waits until so many bytes more may wait for the disk. After a failure, the write is tried again first."""
+        self.start(where)
         with self._change:
             if self._failure is not None:
                 self._retry(where)
@@ -154,7 +183,7 @@ class Saver:
                     self._change.wait()
                 if self._is_ending:
                     return
-                batch = list(islice(self._work, _TOGETHER))
+                batch = list(islice(self._work, UNLISTED))
             done, failure = self._write(batch)
             with self._change:
                 self._done += done
@@ -165,33 +194,33 @@ class Saver:
                     self._failure, self._is_told = failure, False
                 self._change.notify_all()
 
-    def _write(self, batch: list[Save | Line | Drop]) -> tuple[int, Exception | None]:
+    def _write(self, batch: list[Save | Note | Drop]) -> tuple[int, Exception | None]:
         """Writes as much as it can; how many parts are done with, and why not more."""
-        lines: list[bytes] = []
+        records: list[files.Entry] = []
         gone: list[str] = []
         saved: list[Save] = []
         done = 0
         failure: Exception | None = None
         for part in batch:
             try:
-                if isinstance(part, Line):
-                    lines.append(part.data)
+                if isinstance(part, Note):
+                    records.append(part.record)
                 elif isinstance(part, Drop):
-                    lines.append(line({"clear": True} if part.is_all else {"drop": len(part.entries)}))
-                    gone += [self._folder.index.name(entry) for entry in part.entries]
+                    records.append(clear_record() if part.is_all else drop_record(part.entries))
+                    gone += part.names
                 else:
                     if not part.is_written:
                         self._folder.save(part.entry, part.slab, part.leaves)
                         part.is_written = True
-                    lines.append(line({"add": [part.entry.row()]}))
+                    records.append(add_record([part.entry]))
                     saved.append(part)
             except Exception as error:
                 failure = error
                 break
             done += 1
         try:
-            self._folder.append(lines)
-        except OSError as error:
+            self._folder.append(_joined(records))
+        except Exception as error:
             return 0, error
         try:
             self._folder.remove(gone)  # what stays is tried again with the next one

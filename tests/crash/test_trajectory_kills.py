@@ -18,9 +18,12 @@ import pytest
 from trajectory_child import check, make
 
 import sharpwave as sw
+from sharpwave.trajectories.folders import split
 
 SOAK = bool(os.environ.get("SHARPWAVE_SOAK"))
 KILLED = -signal.SIGKILL
+# What a process did not finish writing was not acknowledged: it is cut off, and that is said.
+pytestmark = pytest.mark.filterwarnings("ignore:.*its last record was not written whole")
 
 
 class Jobs:
@@ -60,7 +63,7 @@ def ways(do: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
             yield {"us": rng.randrange(500, 60_000 if do in ("add", "checkpoint", "budget") else 15_000)}
         else:
             how = ("before", "after", "middle")[number % 3]
-            yield {"calls": 1 + number % 40, "how": how}
+            yield {"calls": 1 + number % 60, "how": how}
 
 
 def said(root: Path) -> Counter[str]:
@@ -91,6 +94,7 @@ def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> N
             assert saved == list(range(len(saved)))
             assert len(saved) >= done["checkpoint"]
             shutil.rmtree(tmp_path / "look")
+            assert len(list(tmp_path.glob(".checkpoint.*.tmp"))) <= 2, "the next checkpoint takes leftovers away"
         if len(numbers) > 60:
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
@@ -98,7 +102,7 @@ def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> N
     assert kills > 30
 
 
-def test_killed_load_leaves_the_old_or_the_new_or_nothing(tmp_path: Path, jobs: Jobs) -> None:
+def test_killed_load_leaves_the_old_or_the_new_and_deletes_neither(tmp_path: Path, jobs: Jobs) -> None:
     with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "other") as buffer:
         buffer.add_trajectories([make(number) for number in range(100, 105)])
         buffer.save_checkpoint(tmp_path / "saved")
@@ -111,12 +115,15 @@ def test_killed_load_leaves_the_old_or_the_new_or_nothing(tmp_path: Path, jobs: 
         if jobs.run(do="load", folder=tmp_path, **way) != KILLED:
             continue
         numbers = check(tmp_path / "live")
-        if said(tmp_path)["loaded"]:
-            assert numbers[:5] == list(range(100, 105))
-            kills["new"] += 1
-        else:
-            assert numbers in ([], [0, 1, 2], list(range(100, 105)))
-            kills["old"] += 1
+        is_new = numbers[:5] == list(range(100, 105))
+        assert is_new or (numbers == [0, 1, 2] and not said(tmp_path)["loaded"])
+        kills["new" if is_new else "old"] += 1
+        if is_new:
+            with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
+                assert buffer.get_stats()["set_aside"] == 3
+            split(tmp_path / "live", tmp_path / "everything", len(numbers) + 3)
+            assert sorted(check(tmp_path / "everything"))[:3] == [0, 1, 2]
+            shutil.rmtree(tmp_path / "everything")
         shutil.copytree(tmp_path / "saved", tmp_path / "look")
         assert check(tmp_path / "look") == list(range(100, 105)), "the checkpoint is as it was"
         shutil.rmtree(tmp_path / "look")
@@ -141,5 +148,7 @@ def test_killed_tool_loses_nothing_and_lists_nothing_that_is_not_there(tmp_path:
         whole = [0, 10, 1, 11, 2, 12, 3, 13] if do == "merge" else [0, 1, 2]
         assert went in ([], whole), "whole or not there"
         assert left | set(went) == {0, 1, 2, 3, 10, 11, 12, 13}
+        for folder in tmp_path.glob(".merged.*.tmp"):
+            shutil.rmtree(folder)
     print(f"{do}: {kills} kills")
     assert kills > 20
