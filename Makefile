@@ -126,6 +126,7 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/python benchmarks/bench_scaling.py
 	$(BIN)/python benchmarks/bench_processes.py
 	$(BIN)/python benchmarks/bench_snapshot.py
+	$(BIN)/python benchmarks/bench_open.py
 	$(BIN)/python benchmarks/bench_returns.py
 	$(BIN)/python benchmarks/bench_sequences.py
 	$(BIN)/python benchmarks/bench_trajectories.py

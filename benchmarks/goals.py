@@ -323,6 +323,12 @@ def gpu_replay_goals(document: Document | None) -> Iterator[Verdict]:
     yield at_most("a DQN fed by stream(), as a CUDA graph: share of time waiting for data", 0.05, waits, percent)
 
 
+def no_goals(document: Document | None) -> Iterator[Verdict]:
+    """For figures that are told and not judged."""
+    del document
+    return iter(())
+
+
 GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "replay": replay_goals,
     "memory": memory_goals,
@@ -336,6 +342,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "compression": compression_goals,
     "processes": processes_goals,
     "snapshot": snapshot_goals,
+    "open": no_goals,
     "returns": returns_goals,
     "trajectories": trajectories_goals,
     "gpu_returns": gpu_returns_goals,

@@ -39,7 +39,7 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
                 yield contest, tables.contest(workload, document)
             if document.get("memory"):
                 yield f"{name}_memory", tables.footprints(document)
-    for name in ("memory", "scaling", "windows", "compression", "snapshot"):
+    for name in ("memory", "scaling", "windows", "compression", "snapshot", "open"):
         if document := documents[name]:
             yield name, getattr(tables, name)(document)
     if sequences := documents["sequences"]:

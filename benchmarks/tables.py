@@ -239,6 +239,24 @@ def snapshot(document: Document) -> str:
     return contest(document["workloads"]["snapshot"], document, how, more)
 
 
+def open(document: Document) -> str:
+    names = {
+        "verified": "open, every row checked",
+        "unverified": "open, verify=False",
+        "close": "close, nothing changed",
+        "read": "a read of the file, the limit",
+    }
+    rows = []
+    for workload in document["workloads"].values():
+        cases = workload["cases"]
+        ratio = cases["verified"]["min_ns"] / cases["read"]["min_ns"]
+        cells = [cell(cases[case]) for case in names]
+        rows.append([f"{workload['title']}, {size(workload['file_bytes'])}", *cells, f"{ratio:.2f}x"])
+    how = f"Minimum of {document['settings']['rounds']} interleaved calls, the median in brackets; files on "
+    how += f"{document['file_system']}, read while the system still has them in memory."
+    return "\n\n".join([table(["", *names.values(), "checked over the limit"], rows), machine_line(document, how)])
+
+
 def trajectories(document: Document) -> str:
     how = f"Minimum of {document['settings']['rounds']} interleaved bursts, the median in brackets; "
     how += "the ratio of adds is that of the medians."
