@@ -46,7 +46,9 @@ namespace sharpwave {
     X(leave_at_door)         /* the last one out */                                                   \
     X(leave_flushed)         /* everything is on the disk, the file is not called clean yet */        \
     X(clear_origin)          /* rows are cleared, the next ticket has not followed */                 \
-    X(clear_ticket)          /* it has; no writer has noticed */
+    X(clear_ticket)          /* it has; no writer has noticed */                                      \
+    X(claim_space)           /* the pages of a block's heap have their space, nothing else changed */ \
+    X(publish_renaming)      /* a file that replaces another has a second name, not yet its own */
 
 #if defined(SHARPWAVE_FAULTS)
 enum class Fault : int {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "base/wait.h"
 
 namespace sharpwave {
@@ -153,6 +154,7 @@ void NewFile::publish(bool replace, bool sync) {
         for (int tries = 0; result != 0 && tries < 1000; ++tries) {
             unlink(next.c_str());
             if (give_name(fd_, temporary_, next) != 0 && errno != EEXIST) break;
+            SHARPWAVE_FAULT(publish_renaming);
             result = rename(next.c_str(), path_.c_str());
             if (result != 0 && errno != ENOENT) break;
         }

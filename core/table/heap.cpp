@@ -150,7 +150,11 @@ std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t seri
     return place;
 }
 
-void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
+namespace {
+
+// The waiting places of a writer whose row is there, and has its next observation nowhere else.
+template <class Each>
+void each_needed_place(const Table& table, std::uint64_t pair, Each each) {
     for (std::uint64_t env = 0; env < table.width(); ++env) {
         for (std::uint64_t half = 0; half < 2; ++half) {
             std::byte* place = table.waiting(pair + env, half);
@@ -161,19 +165,32 @@ void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
             const std::uint64_t serial = name - 1;
             const std::uint64_t slot = table.slot_of(serial);
             if (slot >= table.header().slots) continue;
-            std::atomic_ref<std::uint64_t> word(table.word(slot));
-            const std::uint64_t seen = word.load(std::memory_order_acquire);
+            const std::uint64_t seen = std::atomic_ref<std::uint64_t>(table.word(slot)).load(std::memory_order_acquire);
             if (serial_of(seen) != serial || state_of(seen) != kCommitted || (seen & kHasFinalObservation)) continue;
             std::uint64_t next = seen, next_slot = slot;
-            if (table.successor(next_slot, next)) continue;
-            const std::uint64_t kept = keep_final(table, heap, serial, place);
-            if (kept == kNone) continue;
-            std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
-            word.fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),
-                          std::memory_order_release);
-            table.mark_changed(table.block_of(slot));
+            if (!table.successor(next_slot, next)) each(place, slot, seen);
         }
     }
+}
+
+}  // namespace
+
+void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
+    each_needed_place(table, pair, [&](std::byte* place, std::uint64_t slot, std::uint64_t seen) {
+        const std::uint64_t kept = keep_final(table, heap, serial_of(seen), place);
+        if (kept == kNone) return;
+        std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
+        std::atomic_ref<std::uint64_t>(table.word(slot))
+            .fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),
+                      std::memory_order_release);
+        table.mark_changed(table.block_of(slot));
+    });
+}
+
+bool is_waited_for(const Table& table, std::uint64_t pair) {
+    bool is_needed = false;
+    each_needed_place(table, pair, [&](std::byte*, std::uint64_t, std::uint64_t) { is_needed = true; });
+    return is_needed;
 }
 
 }  // namespace sharpwave

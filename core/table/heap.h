@@ -57,4 +57,7 @@ inline std::uint32_t next_checksum(std::uint64_t serial, const void* bytes, std:
 // writer's first pair of waiting places.
 void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair);
 
+// Whether that would find something to do.
+bool is_waited_for(const Table& table, std::uint64_t pair);
+
 }  // namespace sharpwave

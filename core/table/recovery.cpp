@@ -130,23 +130,38 @@ bool Table::settle_writer(WriterRecord& record) const {
         set_position(record, ticket, head);
     }
     if (layout_->gives_next()) {
-        // In the heap of a block that nobody else fills: its own, or the one that it was about to fill.
         const std::uint64_t index = static_cast<std::uint64_t>(&record - writers_);
-        for (std::uint64_t tried = 0; tried < header_->blocks; ++tried) {
-            const std::uint64_t own = (block + tried) % header_->blocks;
-            if (blocks_[own].owner.load(std::memory_order_acquire) != index + 1) continue;
-            try {
-                BlockHeap heap(*this, own);
-                settle_waiting(*this, heap, index * width);
-            } catch (const Error&) {
-                is_settled = false;  // no space: they stay where they wait, and the record stays taken
-            }
-            break;
-        }
+        is_settled = settle_next_observations(index, block);
     }
     end_newest_rows(ticket, head);
     counters_->late_ends.value.fetch_add(1, std::memory_order_acq_rel);
     return is_settled;
+}
+
+// Moves next observations that wait into a heap: that of a block which the writer held, else of one that nobody fills.
+bool Table::settle_next_observations(std::uint64_t writer, std::uint64_t near) const {
+    const std::uint64_t pair = writer * header_->width;
+    if (!is_waited_for(*this, pair)) return true;
+    const auto owner = static_cast<std::uint32_t>(writer + 1);
+    for (const bool borrows : {false, true}) {
+        for (std::uint64_t tried = 0; tried < header_->blocks; ++tried) {
+            BlockRecord& block = blocks_[(near + tried) % header_->blocks];
+            std::uint32_t holder = 0;
+            const bool is_held = borrows ? block.owner.compare_exchange_strong(holder, owner, std::memory_order_acq_rel)
+                                         : block.owner.load(std::memory_order_acquire) == owner;
+            if (!is_held) continue;
+            bool is_settled = true;
+            try {
+                BlockHeap heap(*this, (near + tried) % header_->blocks);
+                settle_waiting(*this, heap, pair);
+            } catch (const Error&) {
+                is_settled = false;  // no space: they stay where they wait, and the record stays taken
+            }
+            if (borrows) block.owner.store(0, std::memory_order_release);
+            return is_settled;
+        }
+    }
+    return false;
 }
 
 // The newest row of each env is the last of its episode. It may stand some blocks back: its writer had claimed the next

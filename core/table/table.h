@@ -308,6 +308,7 @@ private:
     // Finishes for a dead writer: rows past its head, a half-written step, open episodes. False: there was no space for
     // the next observations of its newest rows, and they still wait in its record's places.
     bool settle_writer(format::WriterRecord& record) const;
+    bool settle_next_observations(std::uint64_t writer, std::uint64_t near) const;
     void reclaim_dead_writers() const;
 
     // Rows whose stacks cannot be rebuilt any more are no longer drawn.

@@ -119,6 +119,7 @@ void Writer::claim_block(bool waits) {
                 if (holder != owner_) block.owner.store(0, std::memory_order_release);
                 throw;
             }
+            SHARPWAVE_FAULT(claim_space);
         }
         const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
         const std::uint64_t last = block.ticket.load(std::memory_order_relaxed);

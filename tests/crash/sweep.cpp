@@ -198,6 +198,8 @@ const Place kPlaces[] = {
     {Fault::leave_flushed, Job::open, true},
     {Fault::clear_origin, Job::clear},
     {Fault::clear_ticket, Job::clear},
+    {Fault::claim_space, Job::write},
+    {Fault::publish_renaming, Job::save},
 };
 static_assert(std::size(kPlaces) == static_cast<std::size_t>(Fault::count));
 
@@ -205,6 +207,8 @@ bool suits(const Setup& kind, Fault fault) {
     switch (fault) {
         case Fault::heap_placed:
             return kind.packed && has_codecs();
+        case Fault::claim_space:
+            return kind.derived || (kind.packed && has_codecs());
         case Fault::next_waiting:
         case Fault::final_kept:
             return kind.derived;

@@ -66,6 +66,26 @@ except StorageError: pass
 check(second, range(100))
 free(1 << 20); [add(second, i) for i in range(100, 200)]; check(second, range(200))
 """,
+    "closing with more open episodes than there is space for": """
+def wide(): return sw.ReplayBuffer(64 * 40, obs_shape=(1024,), next_obs="derived", storage=address, seed=0, num_envs=64)
+def push(buf, i):
+    obs = np.full((64, 1024), i, np.float32)
+    buf.add(obs=obs, action=np.zeros(64), reward=np.full(64, i), next_obs=obs + 1, done=np.zeros(64, bool))
+def whole(buf, steps):
+    seen = [0] * steps
+    for batch in buf.rows(batch_size=64):
+        assert (batch["next_obs"] == batch["reward"][:, None] + 1).all()
+        for reward in batch["reward"]: seen[int(reward)] += 1
+    assert seen == [64] * steps, seen
+    assert (lambda b: (b["next_obs"] == b["reward"][:, None] + 1).all())(buf.sample(512))
+buf = wide(); [push(buf, i) for i in range(5)]; second = sw.open(address); fill_up()
+try: buf.close(); closed = True
+except StorageError: closed = False
+whole(second, 5)
+free(3 << 20); second.stats(); whole(second, 5); [push(second, i) for i in range(5, 12)]; whole(second, 12)
+second.close()
+with sw.open(address) as third: whole(third, 12)
+""",
     "opening after a kill": """
 if os.fork() == 0:
     buf = make(); [add(buf, i) for i in range(100)]; os.kill(os.getpid(), 9)
