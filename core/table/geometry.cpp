@@ -110,13 +110,14 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
         header.regions[id] = {at, bytes};
         at += bytes;
     };
+    // First what never changes: a file that lost its end can be read as long as it has these.
+    place(kFields, header.field_count * sizeof(FieldRecord), 64);
+    place(kDescription, config.description.size(), 64);
     place(kRuntime, kRuntimeBytes);
     place(kCounters, sizeof(Counters));
     place(kWriters, header.max_writers * sizeof(WriterRecord), 128);
     place(kBlocks, header.blocks * sizeof(BlockRecord), 64);
     place(kTimes, header.blocks * 8, 64);
-    place(kFields, header.field_count * sizeof(FieldRecord), 64);
-    place(kDescription, config.description.size(), 64);
     place(kChecksums, config.checksums ? header.slots * 4 : 0, 64);
     place(kWords, layout.word_is_embedded() ? 0 : header.slots * 8, 64);
     place(kGiven, header.sampler == 1 ? header.slots * 4 : 0, 64);
@@ -266,10 +267,14 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kSelectors, 0);
     need(kFields, wide(header.field_count, sizeof(FieldRecord)));
     need(kDescription, header.regions[kDescription].bytes);
-    // Without these nothing tells what the rows mean: not even recover=True guesses.
+    // Without these nothing tells what the rows mean, nor how many there were: not even recover=True guesses.
     for (RegionId id : {kFields, kDescription}) {
         const Region& region = header.regions[id];
         if (region.offset + region.bytes > length) refuse("is damaged: it ends before its description");
+    }
+    for (RegionId id : {kCounters, kWriters, kBlocks}) {
+        const Region& region = header.regions[id];
+        if (region.offset + region.bytes > length) refuse("is damaged: it ends before the counts of its rows");
     }
     if (header.schema_crc != schema_checksum(base, header)) refuse("is damaged: its description has a wrong checksum");
     need(kRows, header.kind == kIncrement ? header.regions[kRows].bytes : wide(header.saved_slots, header.row_bytes));

@@ -497,6 +497,7 @@ def test_info_of_trajectories_prints_keys_shapes_and_counts(tmp_path: Path) -> N
     assert facts["bytes"] == sum(path.stat().st_size for path in (tmp_path / "all" / "rank_0").glob("trajectory_*"))
     assert {name: value for name, value in facts.items() if name != "bytes"} == {
         "trajectories": 3,
+        "set aside": 0,
         "transitions": 30,
         "format": "safetensors",
         "steps": "4 to 6",
