@@ -80,7 +80,8 @@ void bind_files(nb::module_& m) {
             "own",
             [](Made& made) {
                 FileLock lock = FileLock::reopen(made.file.fd(), made.path);
-                lock.try_lock(0);
+                if (!lock.try_lock(0))
+                    throw sharpwave::Error(sharpwave::ErrorKind::storage, "a new file is held already");
                 return lock;
             },
             "Holds the file before it has its name: nobody else can own it in between.")

@@ -44,7 +44,7 @@ bool Pauses::next() {
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
     pause_s_ = std::min(pause_s_ * 1.5, kLongestPause);
     since_check_s_ += pause;
-    if (since_check_s_ >= kWaitSlice) {
+    if (is_interruptible_ && since_check_s_ >= kWaitSlice) {
         since_check_s_ = 0;
         check_interrupt();
     }

@@ -70,12 +70,14 @@ void set_yield(void* (*begin)(), void (*end)(void*));
 // For things whose change no event announces, such as a file lock: sleeps from 50 us, growing to 5 ms, between looks.
 class Pauses {
 public:
-    explicit Pauses(Deadline deadline) : deadline_(deadline) {}
+    explicit Pauses(Deadline deadline, bool is_interruptible = true)
+        : deadline_(deadline), is_interruptible_(is_interruptible) {}
     // Sleeps once; false when the deadline is over.
     bool next();
 
 private:
     Deadline deadline_;
+    bool is_interruptible_;
     double pause_s_ = 50e-6, since_check_s_ = 0;
 };
 

@@ -135,8 +135,8 @@ bool FileLock::try_lock(std::uint64_t place) {
     refuse_locks(path_, errno);
 }
 
-bool FileLock::lock(std::uint64_t place, Deadline deadline) {
-    for (Pauses pauses(deadline); !try_lock(place);) {
+bool FileLock::lock(std::uint64_t place, Deadline deadline, bool is_interruptible) {
+    for (Pauses pauses(deadline, is_interruptible); !try_lock(place);) {
         if (!pauses.next()) return false;
     }
     return true;

@@ -41,7 +41,7 @@ public:
 
     // Byte `place` for us alone. False: another description holds it.
     bool try_lock(std::uint64_t place);
-    bool lock(std::uint64_t place, Deadline deadline);
+    bool lock(std::uint64_t place, Deadline deadline, bool is_interruptible = true);
     void unlock(std::uint64_t place);
 
     // Whether another description holds one of these bytes.

@@ -167,7 +167,10 @@ struct alignas(128) WriterRecord {
     std::uint64_t indexed_ticket;  // of the newest of its blocks that the index has seen
     std::atomic<std::int64_t> settled_live, settled_block;
     std::atomic<std::int64_t> gone;  // live rows it has taken out of other blocks, not yet off `live`
-    std::uint64_t reserved[3];
+    // A row of any block that is being taken out of the live ones, plus 1, and what `gone` will be then.
+    std::atomic<std::uint64_t> retiring;
+    std::atomic<std::int64_t> gone_then;
+    std::uint64_t reserved;
     // Reserved for writers behind a network, zeros in this version: whose rows these are, the last request whose rows
     // are all committed, and the one being written with the position at which it is.
     std::uint64_t client_token[2], client_sequence, pending_sequence, pending_position;

@@ -1,5 +1,7 @@
 #include "storage/presence.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <random>
 
@@ -24,11 +26,15 @@ std::uint64_t random_word() {
     return std::uint64_t{device()} << 32 | device();
 }
 
+// Held across a fork: a child never finds it locked by a thread that it does not have.
+std::mutex token_mutex;
+[[maybe_unused]] const int registered =
+    pthread_atfork([] { token_mutex.lock(); }, [] { token_mutex.unlock(); }, [] { token_mutex.unlock(); });
+
 // Random, of this process: a forked child gets another one.
 std::pair<std::uint64_t, std::uint64_t> process_token() {
-    static std::mutex mutex;
     static std::uint64_t generation = ~std::uint64_t{0}, first, second;
-    std::lock_guard<std::mutex> guard(mutex);
+    std::lock_guard<std::mutex> guard(token_mutex);
     if (generation != process_generation()) {
         generation = process_generation();
         first = random_word();
@@ -52,14 +58,15 @@ void each_held_seat(const FileLock& file, const Runtime& runtime, Each each) {
 Presence::Presence(const Storage& storage, const Runtime& runtime, Deadline deadline)
     : path_(storage.path()), file_(FileLock::reopen(storage.fd(), storage.name_now())) {
     if (!file_.lock(kDoor, deadline)) {
-        throw Error(ErrorKind::not_ready, "'" + path_ + "' is being opened or closed by process " +
-                                              std::to_string(runtime.door_pid.load()) +
-                                              ", which does not go on; is it stopped?");
+        throw Error(ErrorKind::not_ready,
+                    "'" + path_ + "' is being opened or closed by process " + std::to_string(runtime.door_pid.load()) +
+                        "; it checks a large file, or is stopped: give a longer timeout=, or end it");
     }
     at_door_ = true;
     first_ = !file_.is_held_elsewhere(kFirstSeat, kSeats);
     while (!file_.try_lock(kFirstSeat + seat_)) {
-        if (++seat_ == kSeats) throw Error(ErrorKind::storage, "'" + path_ + "' is open 1024 times already");
+        if (++seat_ == kSeats)
+            throw Error(ErrorKind::storage, "'" + path_ + "' is open 1024 times already; close some of them");
     }
 }
 
@@ -127,7 +134,8 @@ void Presence::give(Turn turn) const {
 }
 
 bool Presence::begin_leave(Deadline deadline) {
-    if (!at_door_) at_door_ = file_.lock(kDoor, deadline);
+    // Not interruptible: a destructor has no caller to tell.
+    if (!at_door_) at_door_ = file_.lock(kDoor, deadline, false);
     if (!at_door_) return false;
     runtime_->door_pid.store(process_id(), std::memory_order_relaxed);
     return !file_.is_held_elsewhere(kFirstSeat, kSeats);

@@ -194,9 +194,9 @@ void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
     for (std::uint64_t chunk = offset / kChunk; chunk * kChunk < offset + bytes; ++chunk) {
         if (sparse_->known && sparse_->known[chunk].load(std::memory_order_relaxed)) continue;
         const std::uint64_t begin = chunk * kChunk, end = std::min(begin + kChunk, bytes_);
-        if (!sparse_->known) fail("add(): '" + path_ + "' cannot grow", ENOMEM);
+        if (!sparse_->known) fail("'" + path_ + "' cannot grow", ENOMEM);
         if (const int code = allocate_blocks(sparse_->fd, begin, end - begin)) {
-            fail("add(): '" + path_ + "' cannot grow", code);
+            fail("'" + path_ + "' cannot grow", code);
         }
         sparse_->known[chunk].store(true, std::memory_order_relaxed);
     }

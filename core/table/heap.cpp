@@ -180,10 +180,9 @@ void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
         const std::uint64_t kept = keep_final(table, heap, serial_of(seen), place);
         if (kept == kNone) return;
         std::atomic_ref<std::uint64_t>(table.final_place(slot)).store(kept, std::memory_order_relaxed);
-        std::atomic_ref<std::uint64_t>(table.word(slot))
-            .fetch_or(kHasFinalObservation | (seen & kEndMask ? 0 : kTruncated | kClosedByEngine),
-                      std::memory_order_release);
-        table.mark_changed(table.block_of(slot));
+        const std::uint64_t end = seen & kEndMask ? 0 : kTruncated | kClosedByEngine;
+        if (table.add_flags(slot, serial_of(seen), kHasFinalObservation | end))
+            table.mark_changed(table.block_of(slot));
     });
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <set>
@@ -32,7 +33,7 @@ bool Table::are_records_sane() const {
     };
     sane = sane && is_within(counters_->alpha, 1) && is_within(counters_->beta_start, 1) &&
            is_within(counters_->beta_end, 1) && is_within(counters_->beta_steps, 1e18) &&
-           is_within(counters_->running_max, 1e38);
+           is_within(counters_->running_max, std::numeric_limits<float>::max());
     for (std::uint64_t b = 0; b < header_->blocks; ++b) {
         const std::uint64_t ticket = blocks_[b].ticket.load(std::memory_order_acquire);
         sane = sane && (ticket == kNone || (ticket % header_->blocks == b && ticket <= most_tickets));
@@ -48,6 +49,22 @@ void Table::check_records() const {
     if (are_records_sane()) return;
     throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counters contradict its header; " +
                                         "open it with recover=True to save what is whole");
+}
+
+std::uint64_t Table::rows_counted() const {
+    if (are_records_sane()) return size();
+    // Some number is damaged: of those that can be true, what most of them say.
+    std::uint64_t by_writers = 0, by_blocks = 0;
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        const std::int64_t live = writers_[i].live.load();
+        if (live > 0 && static_cast<std::uint64_t>(live) <= header_->slots)
+            by_writers += static_cast<std::uint64_t>(live);
+    }
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        const std::uint64_t live = blocks_[b].live.load();
+        if (live <= block_length(b)) by_blocks += live;
+    }
+    return std::min({std::max(by_writers, by_blocks), header_->capacity});
 }
 
 void Table::remake_records() {
@@ -82,7 +99,7 @@ void Table::remake_records() {
                               {&counters_->beta_start, usual.beta_start, 1},
                               {&counters_->beta_end, usual.beta_end, 1},
                               {&counters_->beta_steps, usual.beta_steps, 1e18},
-                              {&counters_->running_max, 1, 1e38}};
+                              {&counters_->running_max, 1, std::numeric_limits<float>::max()}};
     for (const auto& [counter, instead, most] : numbers) {
         const auto number = std::bit_cast<double>(counter->value.load());
         if (!(number >= 0 && number <= most)) counter->value.store(std::bit_cast<std::uint64_t>(instead));
@@ -90,14 +107,78 @@ void Table::remake_records() {
     counters_->index_origin.value.store(kNone);
 }
 
+// After a power loss the pages of counters, records and blocks may be older than those of rows. Tickets are never given
+// twice, and rows that are whole are seen.
+void Table::catch_up_with_words() {
+    std::uint64_t newest = kNone;
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        BlockRecord& block = blocks_[b];
+        std::uint64_t lap = kNone;
+        for (std::uint64_t i = 0; i < block_length(b); ++i) {
+            const std::uint64_t slot = b * header_->block_rows + i, seen = word(slot);
+            if (state_of(seen) != kCommitted && state_of(seen) != kVoid) continue;
+            if (slot_of(serial_of(seen)) != slot || is_damaged(slot, seen)) continue;
+            const std::uint64_t ticket = serial_of(seen) / header_->block_rows;
+            if (lap == kNone || ticket > lap) lap = ticket;
+        }
+        if (lap != kNone && (block.ticket.load() == kNone || block.ticket.load() < lap)) {
+            block.ticket.store(lap);
+            block.previous_ticket.store(kNone);
+        }
+        for (const std::uint64_t ticket : {block.ticket.load(), block.next_ticket.load()}) {
+            if (ticket == kNone || ticket > kMaxSerial / header_->block_rows) continue;
+            raise(counters_->next_ticket, ticket + 1);
+        }
+        if (lap != kNone && (newest == kNone || lap > newest)) newest = lap;
+    }
+    bool is_reached = newest == kNone;
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
+        const std::uint64_t ticket = position(i).ticket;
+        if (ticket == kNone) continue;
+        raise(counters_->next_ticket, ticket + 1);
+        raise(counters_->writers_used, i + 1);
+        if (newest != kNone && ticket >= newest) is_reached = true;
+    }
+    if (is_reached) return;
+    // Readers look as far as some writer got.
+    std::uint64_t head = 0;
+    const std::uint64_t block = newest % header_->blocks;
+    for (std::uint64_t i = 0; i < block_length(block); ++i) {
+        const std::uint64_t seen = word(block * header_->block_rows + i);
+        if (serial_of(seen) == newest * header_->block_rows + i && state_of(seen) != kEmpty) head = i + 1;
+    }
+    set_position(writers_[0], newest, (head + header_->width - 1) / header_->width * header_->width);
+    raise(counters_->writers_used, 1);
+}
+
 void Table::end_episode(std::uint64_t serial) const {
     const std::uint64_t slot = serial % (header_->blocks * header_->block_rows);
     if (slot >= header_->slots) return;
-    std::atomic_ref<std::uint64_t> seen(word(slot));
-    const std::uint64_t now = seen.load(std::memory_order_relaxed);
-    if (serial_of(now) != serial || state_of(now) != kCommitted || (now & kEndMask)) return;
-    seen.fetch_or(kTruncated | kClosedByEngine, std::memory_order_release);
+    if (!add_flags(slot, serial, kTruncated | kClosedByEngine, kEndMask)) return;
     mark_changed(block_of(slot));
+}
+
+// The row of that serial may leave its slot at any time: its successor's word is left alone.
+bool Table::add_flags(std::uint64_t slot, std::uint64_t serial, std::uint64_t flags, std::uint64_t unless) const {
+    std::atomic_ref<std::uint64_t> word(this->word(slot));
+    std::uint64_t now = word.load(std::memory_order_relaxed);
+    do {
+        if (serial_of(now) != serial || state_of(now) != kCommitted || (now & unless)) return false;
+    } while (!word.compare_exchange_weak(now, now | flags, std::memory_order_release, std::memory_order_relaxed));
+    return true;
+}
+
+// Where a process died between retiring a row and counting that: the count is made what it was about to be.
+void Table::finish_retiring(WriterRecord& record) const {
+    const std::uint64_t serial = record.retiring.load() - 1;
+    if (serial == kNone) return;
+    const std::uint64_t slot = slot_of(serial);
+    if (slot < header_->slots) {
+        const std::uint64_t seen = word(slot);
+        const bool is_gone = serial_of(seen) == serial && ((seen & kRetired) || state_of(seen) == kEmpty);
+        if (is_gone) record.gone.store(record.gone_then.load());
+    }
+    record.retiring.store(0);
 }
 
 bool Table::settle_writer(WriterRecord& record) const {
@@ -120,9 +201,14 @@ bool Table::settle_writer(WriterRecord& record) const {
             }
             if (begun == 0) break;
             for (std::uint64_t env = 0; finished != width && env < width; ++env) {
+                // WRITING first: a process that dies between checksum and word leaves a row that the next one makes
+                // VOID.
+                const std::uint64_t slot = base + head + env;
                 const std::uint64_t dropped = make_word(first + head + env, 0, kVoid);
-                if (checksums_) checksums_[base + head + env] = row_checksum(base + head + env, dropped);
-                word(base + head + env) = dropped;
+                std::atomic_ref<std::uint64_t>(word(slot)).store(make_word(first + head + env, 0, kWriting));
+                if (checksums_) checksums_[slot] = row_checksum(slot, dropped);
+                SHARPWAVE_FAULT(settle_void);
+                std::atomic_ref<std::uint64_t>(word(slot)).store(dropped);
             }
             if (finished != width) mark_uneven(block);
             head += width;
@@ -219,6 +305,7 @@ void Table::recount(std::uint64_t writer) const {
         if (blocks_[b].owner.load() == writer + 1) recount_block(record, b);
     }
     record.live.fetch_sub(record.gone.exchange(0));
+    record.settling.store(0);
 }
 
 void Table::reclaim_dead_writers() const {
@@ -241,10 +328,12 @@ void Table::reclaim_dead_writers() const {
         if (!is_dead(writers_[i].owner.load(std::memory_order_acquire))) continue;
         SHARPWAVE_FAULT(reclaim_begun);
         if (writers_[i].settling.load() == 0) writers_[i].settling.store(kNone);  // counts are in motion from here on
-        if (!settle_writer(writers_[i])) continue;                                // again when there is space
+        finish_retiring(writers_[i]);
+        const bool is_settled = settle_writer(writers_[i]);
         SHARPWAVE_FAULT(reclaim_settled);
         recount(i);
         SHARPWAVE_FAULT(reclaim_counted);
+        if (!is_settled) continue;  // again when there is space
         // Mostly one block; two where it died while it claimed the next.
         for (std::uint64_t b = 0; b < header_->blocks; ++b) {
             std::uint32_t owner = static_cast<std::uint32_t>(i + 1);
@@ -302,15 +391,19 @@ bool Table::are_counts_plausible() const {
         live += here;
     });
     const std::uint64_t origin = counters_->origin_ticket.value.load();
-    auto counted = static_cast<std::int64_t>(size());
-    std::int64_t slack = 0;
+    const bool retires = layout_->uses_heap() || layout_->gives_next() || header_->spare_rows;
+    // A row of another writer's block that was retired by a process which died then may still be counted.
+    std::int64_t counted = 0,
+                 slack = retires ? static_cast<std::int64_t>(counters_->writers_reclaimed.value.load()) : 0;
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
         const WriterRecord& record = writers_[i];
-        if (record.origin.load() == origin) counted -= record.gone.load();
+        const std::uint64_t settling = record.settling.load();
+        const bool is_counting = settling != 0 && settling <= header_->blocks;  // then settled_live is what it will be
+        if (record.origin.load() == origin)
+            counted += is_counting ? record.settled_live.load() : record.live.load() - record.gone.load();
         if (record.owner.load() == 0) continue;
-        // Retiring a row and counting that are two steps.
-        slack += layout_->uses_heap() || layout_->gives_next() || header_->spare_rows ? 1 : 0;
-        if (record.settling.load() != 0) slack += Writer::kGroupRows;
+        slack += retires ? 1 : 0;
+        if (settling != 0) slack += static_cast<std::int64_t>(Writer::kGroupRows + header_->width);
         const auto [ticket, head] = position(i);
         const std::uint64_t block = ticket % header_->blocks;
         for (std::uint64_t at = head; ticket != kNone && at < block_length(block); ++at) {
@@ -328,12 +421,17 @@ void Table::each_wrong_link(Each each) const {
         const std::uint64_t lap = blocks_[b].linked_ticket.load(), next = blocks_[b].next_ticket.load();
         if (lap == kNone || next == kNone) continue;
         BlockRecord& after = blocks_[next % header_->blocks];
-        // A claim changes previous_ticket first: where it was cut off there, that is no older than the block's ticket,
-        // and closes the way back.
+        // A claim that was cut off left no way back.
         const std::uint64_t back = after.previous_ticket.load();
-        const bool is_wrong = after.ticket.load() == next && back != lap && back < next;
+        const bool is_wrong = after.ticket.load() == next && back != lap && back != kNone;
         if (is_wrong || lap % header_->blocks != b || next <= lap) each(blocks_[b], after);
     }
+}
+
+bool Table::has_wrong_link() const {
+    bool is_wrong = false;
+    each_wrong_link([&](BlockRecord&, BlockRecord&) { is_wrong = true; });
+    return is_wrong;
 }
 
 void Table::drop_wrong_waiting() const {
@@ -417,10 +515,6 @@ bool Table::is_damaged(std::uint64_t slot, std::uint64_t seen) const {
 
 std::optional<std::uint64_t> Table::first_damaged_slot() const {
     std::atomic<std::uint64_t> first{kNone};
-    each_wrong_link([&](const BlockRecord& block, const BlockRecord&) {
-        const auto number = static_cast<std::uint64_t>(&block - blocks_);
-        first.store(std::min(first.load(), number * header_->block_rows + block_length(number) - 1));
-    });
     in_parallel(checksums_ ? header_->blocks : 0, [&](std::size_t begin, std::size_t end) {
         for (std::size_t b = begin; b < end && first.load(std::memory_order_relaxed) == kNone; ++b) {
             if (blocks_[b].ticket.load() == kNone) continue;

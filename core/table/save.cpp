@@ -125,6 +125,7 @@ public:
             copy_changed(pipe, cut_.reach, true);
             if (outcome_ != Outcome::done) return outcome_;
             pipe.drain();
+            if (header_.sampler) write_index();  // not before: writers go on, and the rows of the cut are in a hurry
             for (const SavePipe::Early& row : pipe.early()) {
                 if (row.serial >= cut_.reach[table_.block_of(row.slot)].end(table_.block_rows())) leave_out(row.slot);
             }
@@ -516,7 +517,6 @@ private:
             if (table_.given()) copy_given();
             for (RegionId id : {kWriters, kBlocks}) save_records(id);
         }
-        if (header_.sampler) write_index();
     }
 
     void save_records(RegionId id) {

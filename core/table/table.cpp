@@ -89,7 +89,10 @@ std::shared_ptr<Table> Table::attach(const std::string& path, const Opening& ope
         }
         const auto& runtime = *reinterpret_cast<Runtime*>(storage.data() + header.regions[kRuntime].offset);
         auto presence = std::make_unique<Presence>(storage, runtime, opening.deadline);
-        if (!presence->is_named()) continue;  // replaced or removed while we waited at the door
+        if (!presence->is_named()) {  // replaced or removed while we waited at the door
+            check_interrupt();
+            continue;
+        }
         SHARPWAVE_FAULT(attach_at_door);
         const bool is_shorter = storage.bytes() < header.total_bytes;
         if (is_shorter && !presence->is_first()) {
@@ -129,7 +132,8 @@ void Table::look_over(const Opening& opening, bool remakes) {
     presence_->sit(runtime());
     const std::uint64_t left_as = counters_->clean.value.load(std::memory_order_acquire);
     const bool was_clean = left_as == kClean;
-    const bool is_sealed = was_clean && seal() == counters_->seal.value.load();
+    const bool looks = opening.verify || opening.recover;
+    const bool is_sealed = was_clean && (!looks || seal() == counters_->seal.value.load());
     if (was_clean && !is_sealed && !opening.recover && opening.verify) {
         throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counts and index have a wrong checksum; " +
                                             "open it with recover=True to save what is whole");
@@ -138,6 +142,10 @@ void Table::look_over(const Opening& opening, bool remakes) {
     // reached the disk.
     const bool was_cut_off = !was_clean && (boot_id().empty() || boot_id() != counters_->boot_id);
     if (opening.verify && !opening.recover && !was_cut_off) {
+        if (has_wrong_link()) {
+            throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its blocks contradict each other; " +
+                                                "open it with recover=True to save what is whole");
+        }
         if (const auto slot = first_damaged_slot()) {
             throw Error(ErrorKind::storage, "'" + path() + "' is damaged: the row in slot " + std::to_string(*slot) +
                                                 " has a wrong checksum; open it with recover=True to save what is "
@@ -154,9 +162,12 @@ void Table::look_over(const Opening& opening, bool remakes) {
         const bool drops = opening.recover || (was_cut_off && opening.verify);
         if (opening.recover && was_clean && !is_sealed) forget_index();
         const std::uint64_t lost_before = counters_->rows_lost.value.load();
-        const std::uint64_t counted = drops && !remakes ? size() : 0;
+        const std::uint64_t counted = drops ? rows_counted() : 0;
         if (remakes) remake_records();
-        if (drops) drop_wrong_waiting();
+        if (drops) {
+            drop_wrong_waiting();
+            catch_up_with_words();
+        }
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
             if (writers_[i].owner.load()) settle_writer(writers_[i]);
         }
@@ -169,6 +180,8 @@ void Table::look_over(const Opening& opening, bool remakes) {
     }
     remember_system(*counters_);
     counters_->clean.value.store(kOpen, std::memory_order_release);
+    // Before the first row: a file that is written to never says on the disk that it was closed.
+    storage_.flush(header_->regions[kCounters].offset, sizeof(Counters));
     SHARPWAVE_FAULT(attach_before_settled);
 }
 
@@ -345,7 +358,8 @@ std::unique_ptr<Writer> Table::writer() {
     std::string who;
     for (const auto& [pid, count] : holders) {
         who += (who.empty() ? "" : ", ") + std::to_string(count) +
-               (pid ? " by process " + std::to_string(pid) : " by ended ones whose last rows need space to be kept");
+               (pid ? " by process " + std::to_string(pid)
+                    : " by closed writers whose last observations need disk or shared-memory space; free some");
         if (pid == process_id()) who += " (this one)";
     }
     throw Error(ErrorKind::buffer_full, "writer(): all " + std::to_string(header_->max_writers) +
@@ -425,12 +439,30 @@ void Table::take_off(std::uint64_t block, WriterRecord& by) const {
     const std::uint32_t owner = blocks_[block].owner.load(std::memory_order_relaxed);
     if (owner && owner <= header_->max_writers && writers_[owner - 1].settling.load() == block + 1)
         writers_[owner - 1].settled_block.fetch_sub(1, std::memory_order_relaxed);
-    by.gone.store(by.gone.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    SHARPWAVE_FAULT(retired_uncounted);
+    by.gone.store(by.gone_then.load(std::memory_order_relaxed), std::memory_order_release);
 }
+
+// Says which row is about to be taken out, and what the count will be then: see finish_retiring().
+class Table::Retiring {
+public:
+    Retiring(WriterRecord& by, std::uint64_t serial) : by_(by) {
+        by.gone_then.store(by.gone.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        by.retiring.store(serial + 1, std::memory_order_release);
+    }
+    ~Retiring() { by_.retiring.store(0, std::memory_order_release); }
+    Retiring(const Retiring&) = delete;
+    Retiring& operator=(const Retiring&) = delete;
+
+private:
+    WriterRecord& by_;
+};
 
 bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least, WriterRecord& by) const {
     std::atomic_ref<std::uint64_t> seen(word(slot));
     std::uint64_t now = seen.load(std::memory_order_relaxed);
+    if (!is_live(now, least) || serial_of(now) != serial_of(named)) return false;
+    const Retiring retiring(by, serial_of(named));
     while (is_live(now, least) && serial_of(now) == serial_of(named)) {
         if (!seen.compare_exchange_weak(now, now | kRetired, std::memory_order_relaxed)) continue;
         take_off(block_of(slot), by);
@@ -451,6 +483,7 @@ std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) const {
         if (!successor(place, neighbour)) break;
         gone += retire(place, neighbour, least, by);
     }
+    const Retiring retiring(by, serial);
     while (serial_of(now) == serial && state_of(now) == kCommitted) {
         if (!seen.compare_exchange_weak(now, make_word(serial, 0, kEmpty), std::memory_order_relaxed)) continue;
         if (is_live(now, least)) {

@@ -179,6 +179,8 @@ public:
     bool is_alone() const { return !presence_ || presence_->is_alone(); }  // no other process has it open
     // Whether the opening that was given a seat still has it; in memory there is but one.
     bool is_alive(std::uint32_t seat, std::uint64_t tag) const { return !presence_ || presence_->is_alive(seat, tag); }
+    // Adds flags to the word of a row that is still there and has none of `unless`; whether it did.
+    bool add_flags(std::uint64_t slot, std::uint64_t serial, std::uint64_t flags, std::uint64_t unless = 0) const;
     void end_episode(std::uint64_t serial) const;  // flags the row as truncated by the engine, if it is still there
     std::uint64_t blocks() const { return header_->blocks; }
     std::uint64_t block_rows() const { return header_->block_rows; }
@@ -292,6 +294,7 @@ public:
     const Storage& storage() const { return storage_; }
 
 private:
+    class Retiring;
     Table(Storage storage, RowLayout layout);
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
@@ -324,9 +327,13 @@ private:
     // Links between blocks that one side does not confirm. Rows would find neighbours there that are not theirs.
     template <class Each>
     void each_wrong_link(Each each) const;
+    bool has_wrong_link() const;
 
     // Makes the counts of live rows in a dead writer's blocks agree with their words. May be begun again by another.
     void recount(std::uint64_t writer) const;
+    void finish_retiring(format::WriterRecord& record) const;
+    void catch_up_with_words();
+    std::uint64_t rows_counted() const;  // size(), also where records make no sense
     void recount_block(format::WriterRecord& record, std::uint64_t block) const;
     void end_newest_rows(std::uint64_t ticket, std::uint64_t head) const;
 

@@ -29,6 +29,21 @@ void add_to(auto& counter, auto value) {
     counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
+// A block that was taken, and is nobody's again where something throws before it is wanted.
+class GiveBack {
+public:
+    GiveBack(BlockRecord& block, bool was_taken) : block_(was_taken ? &block : nullptr) {}
+    ~GiveBack() {
+        if (block_) block_->owner.store(0, std::memory_order_release);
+    }
+    GiveBack(const GiveBack&) = delete;
+    GiveBack& operator=(const GiveBack&) = delete;
+    void keep() { block_ = nullptr; }
+
+private:
+    BlockRecord* block_;
+};
+
 Value value_of(const FieldInput& input, const Field& field, std::size_t row) {
     if (input.starts) return {input.flat + input.starts[row], input.starts[row + 1] - input.starts[row]};
     return {input.flat + row * input.stride, field.full_bytes};
@@ -62,11 +77,10 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
     std::uint32_t nobody = 0;
     BlockRecord& record = table_->block_record(block);
     if (!record.owner.compare_exchange_strong(nobody, owner_, std::memory_order_acq_rel)) return;
-    if (record.ticket.load(std::memory_order_relaxed) == ticket) {
-        take_block(ticket, head);
-    } else {
-        record.owner.store(0, std::memory_order_release);
-    }
+    GiveBack give_back(record, true);
+    if (record.ticket.load(std::memory_order_relaxed) != ticket) return;
+    take_block(ticket, head);
+    give_back.keep();
 }
 
 Writer::~Writer() {
@@ -111,14 +125,10 @@ void Writer::claim_block(bool waits) {
         if (!block.owner.compare_exchange_strong(holder, owner_, std::memory_order_acq_rel) && holder != owner_)
             continue;
         SHARPWAVE_FAULT(claim_owner);
+        // Lack of space below leaves a ticket without rows, and nothing else.
+        GiveBack give_back(block, holder != owner_);
         if (table_->header().block_heap_bytes && table_->storage().is_file()) {
-            // What is looked at below must have its space. Lack of it leaves a ticket without rows, and nothing else.
-            try {
-                BlockHeap(*table_, ticket % table_->blocks());
-            } catch (...) {
-                if (holder != owner_) block.owner.store(0, std::memory_order_release);
-                throw;
-            }
+            BlockHeap(*table_, ticket % table_->blocks());  // what it looks at has its space from here on
             SHARPWAVE_FAULT(claim_space);
         }
         const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
@@ -138,7 +148,10 @@ void Writer::claim_block(bool waits) {
         }
         // A record's blocks form a chain, whoever wrote them: the index follows it. Episodes never do.
         const Position before = table_->position(owner_ - 1);
-        block.previous_ticket.store(before.ticket, std::memory_order_relaxed);
+        // No way back at all while the block changes hands: rows of the lap before must not find those of this writer.
+        give_back.keep();
+        block.previous_ticket.store(kNone, std::memory_order_release);
+        SHARPWAVE_FAULT(claim_unlinked);
         if (before.ticket != kNone && before.ticket >= origin) {
             // First, for the next block may be this very one.
             BlockRecord& previous = table_->block_record(before.ticket % table_->blocks());
@@ -156,6 +169,7 @@ void Writer::claim_block(bool waits) {
         block.heap_used.store(0, std::memory_order_relaxed);
         block.ticket.store(ticket, std::memory_order_release);
         SHARPWAVE_FAULT(claim_block_ticket);
+        block.previous_ticket.store(before.ticket, std::memory_order_release);
         take_block(ticket, 0);
         table_->set_position(record_, ticket, 0);
         SHARPWAVE_FAULT(claim_record_ticket);
@@ -332,6 +346,7 @@ void Writer::count(std::int64_t gained) {
     }
     SHARPWAVE_FAULT(row_half_counted);
     record_.live.store(in_record, in_order);
+    SHARPWAVE_FAULT(count_stored);
     if (!is_plain_) record_.gone.store(0, in_order);
     record_.settling.store(0, in_order);
 }
@@ -552,6 +567,7 @@ void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
         table_->retire(before_slot, before, table_->least_word(), record_);
         return;
     }
+    const GiveBack give_back(record, borrowed);
     if (serial_of(Word(table_->word(before_slot)).load(std::memory_order_acquire)) == serial_of(before)) {
         const std::uint64_t kept = keep_final(*table_, heap, serial_of(before), image_.data());
         if (kept != kNone) {
@@ -560,7 +576,6 @@ void Writer::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
             table_->mark_changed(table_->block_of(before_slot));
         }
     }
-    if (borrowed) record.owner.store(0, std::memory_order_release);
 }
 
 // Compares what an env shows now with what was said to come next. If they differ, an episode ended untold: the row
@@ -600,8 +615,7 @@ void Writer::end_untold(std::uint64_t env) {
         Word(table_->final_place(slot)).store(kept, std::memory_order_relaxed);
         flags |= kHasFinalObservation;
     }
-    word.fetch_or(flags, std::memory_order_release);
-    table_->mark_changed(table_->block_of(slot));
+    if (table_->add_flags(slot, serial, flags)) table_->mark_changed(table_->block_of(slot));
 }
 
 // Puts a row's next observation where it will be found: with an ended row into the heap, else into the waiting place
@@ -668,7 +682,7 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
         // What may fail comes first: nothing has changed yet.
         if (uses_heap) pack(batch, first, count);
         if (derives_ && table_->storage().is_file()) {
-            heap_.ensure_finals(2 * count + 2);
+            heap_.ensure_finals(3 * count + 2);
             for (std::size_t i = 0; i < count; ++i) {
                 const std::uint64_t pair = (owner_ - 1) * width + (head_ + i) % width;
                 table_->ensure(table_->waiting(pair, 0), 2 * image_.size());

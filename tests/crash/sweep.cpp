@@ -58,6 +58,9 @@ const Setup kSetups[] = {
     {"packed, derived, stacked", 600, 2, 40, true, true, true, false, true, 3},
     {"stacked", 600, 2, 40, false, false, false, false, false, 3},
     {"windows", 640, 2, 32, false, false, false, true},
+    {"wide", 64 * 20, 64, 64, false, false, false, false, true},
+    {"wide, derived", 40 * 30, 20, 40, false, true, false, false, true},
+    {"stacked, checksums", 600, 2, 40, false, false, false, false, true, 3},
 };
 
 TableConfig config_of(const Setup& kind) {
@@ -200,6 +203,10 @@ const Place kPlaces[] = {
     {Fault::clear_ticket, Job::clear},
     {Fault::claim_space, Job::write},
     {Fault::publish_renaming, Job::save},
+    {Fault::claim_unlinked, Job::write},
+    {Fault::settle_void, Job::write, false, true},
+    {Fault::retired_uncounted, Job::write},
+    {Fault::count_stored, Job::write},
 };
 static_assert(std::size(kPlaces) == static_cast<std::size_t>(Fault::count));
 
@@ -207,6 +214,10 @@ bool suits(const Setup& kind, Fault fault) {
     switch (fault) {
         case Fault::heap_placed:
             return kind.packed && has_codecs();
+        case Fault::retired_uncounted:
+            return kind.stack > 1;
+        case Fault::settle_void:
+            return kind.width > 1;
         case Fault::claim_space:
             return kind.derived || (kind.packed && has_codecs());
         case Fault::next_waiting:

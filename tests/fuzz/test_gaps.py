@@ -146,3 +146,47 @@ def test_old_pages_beside_new_counters_are_told(tmp_path: Path) -> None:
             for batch in again.rows():
                 assert (batch["obs"] == batch["reward"][:, None]).all()
             assert again.stats()["rows_lost"] > 0
+
+
+@pytest.mark.parametrize("stale", [("counters",), ("writers",), ("counters", "writers"), ("blocks",)])
+def test_old_records_beside_new_rows_give_no_serial_twice(stale: tuple[str, ...], tmp_path: Path) -> None:
+    """A power cut that lost the pages of counters or records, and kept those of rows."""
+    path = tmp_path / "live.sw"
+    buffer = sw.ReplayBuffer(1_000, obs_shape=(4,), storage=f"file://{path}", seed=0, writers=4)
+
+    def add(into: sw.ReplayBuffer, first: int, last: int) -> None:
+        for number in range(first, last):
+            obs = np.full(4, number)
+            into.add(obs=obs, action=0.0, reward=float(number), next_obs=obs, done=False)
+
+    add(buffer, 0, 100)
+    old = path.read_bytes()
+    add(buffer, 100, 400)
+    data = bytearray(path.read_bytes())
+    buffer.close()
+    regions = layout.regions_of(old)
+    for name in stale:
+        _, at, size = regions[name]
+        data[at : at + size] = old[at : at + size]
+    boot = regions["counters"].offset + next(span for span in layout.COUNTERS if span.name == "system").offset + 8
+    data[boot : boot + 40] = b"another boot".ljust(40, b"\0")
+    path.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = sw.open(f"file://{path}")
+
+    def serials() -> dict[int, float]:
+        found = {}
+        for batch in again.rows():
+            found |= dict(zip(batch["indices"].tolist(), batch["reward"].tolist(), strict=True))
+        return found
+
+    before = serials()
+    assert sorted(before.values()) == list(range(400))
+    assert len(again) == 400
+    add(again, 5_000, 5_060)
+    after = serials()
+    assert len(again) == len(after) == 460
+    assert all(after[serial] == before[serial] for serial in before)
+    assert set(again.sample(2_000)["reward"].tolist()) & set(range(300, 400))
+    again.close()

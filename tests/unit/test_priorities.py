@@ -526,3 +526,13 @@ def test_service_strategies_are_named_in_the_refusal() -> None:
     uniform.add(np.zeros(2), 0, 0.0, np.zeros(2), False)
     with pytest.raises(SchemaError, match=r"(?i)prioritized"):
         uniform.update_priorities([0], [1.0])
+
+
+def test_file_with_the_largest_priorities_opens_again(tmp_path):
+    address = f"file://{tmp_path}/live.sw"
+    with sw.ReplayBuffer(100, obs_shape=(2,), storage=address, seed=0, sampler=sw.Prioritized()) as buf:
+        for _ in range(10):
+            buf.add(obs=np.zeros(2), action=0.0, reward=0.0, next_obs=np.zeros(2), done=False)
+        buf.update_priorities(buf.sample(4)["indices"], np.full(4, 3e38))
+    with sw.open(address) as again:
+        assert len(again.sample(4)["weights"]) == 4
