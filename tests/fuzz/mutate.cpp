@@ -63,13 +63,14 @@ void mend_rows(Bytes& newest, const Bytes& source) {
                                   ? read_at<std::uint64_t>(source, row)
                                   : read_at<std::uint64_t>(newest, words.offset + slot * word_stride);
             const bool is_row = state_of(word) == kCommitted, is_live = header.kind == kLive;
-            const std::uint64_t name = is_live ? serial_of(word) : word;
-            std::uint32_t crc =
-                crc32c(crc32c(0, &name, 8), at(source, row + header.payload_offset), layout.payload_bytes());
+            const bool is_void = is_live && state_of(word) == kVoid;
+            const std::uint64_t name = is_live ? lasting_part(word) : word;
+            std::uint32_t crc = crc32c(0, &name, 8);
+            if (!is_void) crc = crc32c(crc, at(source, row + header.payload_offset), layout.payload_bytes());
             const std::uint64_t place =
                 !is_live && finals.bytes ? read_at<std::uint64_t>(newest, finals.offset + slot * 8) : 0;
             if (is_row) crc = heap_checksum(crc, layout, at(source, row), place, bytes_at);
-            if (is_row || !is_live) write_at(newest, header.regions[kChecksums].offset + slot * 4, crc);
+            if (is_row || is_void || !is_live) write_at(newest, header.regions[kChecksums].offset + slot * 4, crc);
             row += header.row_bytes;
         };
         if (from.kind != kIncrement) {
@@ -85,6 +86,38 @@ void mend_rows(Bytes& newest, const Bytes& source) {
     } catch (const Error&) {
         // Header or fields make no sense: nobody will look at the rows.
     }
+}
+
+// The seal of a live file, over what rows' checksums do not cover.
+void mend_seal(Bytes& bytes) {
+    const auto header = read_at<Header>(bytes, 0);
+    const Region &counters = header.regions[kCounters], &blocks = header.regions[kBlocks];
+    try {
+        check_header(at(bytes, 0), bytes.size(), "");
+    } catch (const Error&) {
+        return;  // nobody will look at it
+    }
+    if (header.kind != kLive) return;
+    const std::uint64_t stride = header.word_is_embedded ? header.row_bytes : 8;
+    std::vector<std::uint32_t> words(header.blocks, 0);
+    for (std::uint64_t b = 0; b < header.blocks; ++b) {
+        const std::uint64_t ticket_at = blocks.offset + b * sizeof(BlockRecord) + offsetof(BlockRecord, ticket);
+        if (read_at<std::uint64_t>(bytes, ticket_at) == kNone) continue;
+        const std::uint64_t end = std::min((b + 1) * header.block_rows, header.slots);
+        for (std::uint64_t slot = b * header.block_rows; slot < end; ++slot)
+            words[b] = crc32c(words[b], at(bytes, newest_words(header).offset + slot * stride), 8);
+    }
+    const std::uint64_t clean_at = counters.offset + offsetof(Counters, clean);
+    const std::uint64_t seal_at = counters.offset + offsetof(Counters, seal), none = 0;
+    const auto clean = read_at<std::uint64_t>(bytes, clean_at);
+    write_at(bytes, clean_at, none);
+    write_at(bytes, seal_at, none);
+    std::uint32_t crc = crc32c(0, words.data(), words.size() * sizeof words[0]);
+    for (RegionId id : {kCounters, kWriters, kBlocks, kChecksums, kPriorities, kGiven, kEpisodes, kReads, kFinals}) {
+        crc = crc32c(crc, at(bytes, header.regions[id].offset), header.regions[id].bytes);
+    }
+    write_at(bytes, clean_at, clean);
+    write_at(bytes, seal_at, std::uint64_t{crc});
 }
 
 void mend_header(Bytes& bytes, std::uint32_t base_crc) {
@@ -199,6 +232,7 @@ void mend_checksums(Bytes& bytes) {
         if (base) mend_rows(file, *base);
         if (read_at<Header>(file, 0).has_checksums) mend_rows(file, Bytes(file));
         mend_header(file, base_crc);
+        mend_seal(file);
     };
     mend(first, nullptr);
     if (!second.empty()) mend(second, &first);
