@@ -443,6 +443,7 @@ bool Writer::goes_on_from(const Field& field, std::uint64_t serial, const std::b
 void Writer::retire_ahead(std::size_t count) {
     std::uint64_t early = 0;
     const std::uint64_t least = table_->least_word(), rows = table_->block_rows(), blocks = table_->blocks();
+    const std::uint64_t writers = table_->counters().writers_used.value.load(std::memory_order_relaxed);
     for (std::size_t i = 0; i < count; ++i) {
         // The ticket whose rows stand where the ring comes to; while nothing is linked yet, that of the ring's order.
         std::uint64_t block = block_, offset = head_ + i + table_->header().spare_rows, hops = 0, told = kNone;
@@ -451,6 +452,9 @@ void Writer::retire_ahead(std::size_t count) {
             const BlockRecord& record = table_->block_record(block);
             const std::uint64_t linked = record.linked_ticket.load(std::memory_order_relaxed);
             told = linked == kNone || linked == ticket_ ? kNone : record.next_ticket.load(std::memory_order_relaxed);
+            // A record that nobody used for long goes on in one of the newest blocks: the ring does not come there
+            // soon.
+            if (told != kNone && told + blocks > ticket_ + hops + 1 + writers) told = kNone;
             block = told == kNone ? (block + 1) % blocks : told % blocks;
             ++hops;
         }
