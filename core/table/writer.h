@@ -48,7 +48,8 @@ public:
     void append(const RowBatch& batch, Deadline deadline = Deadline::never());
 
     // The same, but gives up at once where it would have to wait; then nothing was written.
-    bool try_append(const RowBatch& batch);
+    // (Hot: where the compiler puts these three among the others decides a twentieth of an add.)
+    [[gnu::hot]] bool try_append(const RowBatch& batch);
 
     // Ends open episodes as truncated and gives the record back. A second call does nothing.
     void close();
@@ -56,7 +57,7 @@ public:
     Table& table() const { return *table_; }
 
 private:
-    void append_locked(const RowBatch& batch, bool waits);
+    [[gnu::hot]] void append_locked(const RowBatch& batch, bool waits);
     bool is_held_back(const RowBatch& batch) const;
     std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void check_stacks(const RowBatch& batch);
@@ -66,7 +67,7 @@ private:
     void notice_clear();
     void take_block(std::uint64_t ticket, std::uint64_t head);
     void let_go_of_block();
-    void append_row(const RowBatch& batch);
+    [[gnu::hot]] void append_row(const RowBatch& batch);
     void append_groups(const RowBatch& batch, std::size_t& done, bool waits);
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void count(std::int64_t gained);
