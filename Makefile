@@ -9,7 +9,7 @@ CPP_FILES := $(shell find core bindings tests/cpp tests/crash tests/fuzz benchma
 PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-cpp test-aarch64 check format bench soak clean
+.PHONY: help demo test test-python test-cpp test-aarch64 compat check format bench soak clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -95,6 +95,15 @@ test-aarch64: $(BIN)/.test  ## the C++ tests, cross-compiled for aarch64 and run
 		$(BIN)/cmake --build $(ARM)/tests | grep -E 'error|warning|FAILED' && exit 1 || true; \
 		$(ARM_RUN) $(ARM)/tests/sharpwave_tests --gtest_brief=1 --gtest_filter=-$(ARM_LEFT_OUT); \
 		(cd $(ARM) && $(ARM_RUN) tests/sharpwave_fuzz --changes 20 $(CORPUS)); fi
+
+# What the other projects import besides torch, by package name. Their accelerators' packages are not needed.
+$(BIN)/.compat: $(BIN)/.test
+	$(BIN)/pip install --quiet networkx transformers pydantic hydra-core omegaconf tabulate tensorboardX psutil colorlog aiohttp pandas
+	@touch $@
+
+# AREAL, RLINF and APEXRL are paths to checkouts, e.g. make compat AREAL=../AReaL; those not given are left out.
+compat: $(BIN)/.compat  ## run other projects' own tests on our classes: AREAL=, RLINF=, APEXRL= are their checkouts
+	$(BIN)/python -m tests.originals $(if $(AREAL),--areal $(AREAL)) $(if $(RLINF),--rlinf $(RLINF)) $(if $(APEXRL),--apexrl $(APEXRL))
 
 format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/clang-format -i $(CPP_FILES)
