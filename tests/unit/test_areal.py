@@ -9,6 +9,7 @@ import pickle
 import queue
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +238,8 @@ def test_calls_know_their_graph() -> None:
     areal.build_graph([infer, train])
     assert (infer.is_src, infer.is_dst, train.is_src, train.is_dst) == (True, False, False, True)
     assert (infer.children, train.parents, infer.all_successors()) == ([train], [infer], [train])
-    assert infer.data_producers == {"b": infer}
-    assert train.data_consumers["a"] == [infer, train]
+    assert infer.data_producers == {"b": infer.model_name}
+    assert train.data_consumers["a"] == [infer.model_name, train.model_name]
     assert (infer.is_inference(), train.is_train(), train.is_generate()) == (True, True, False)
     assert pickle.loads(pickle.dumps(infer)).children[0].name == "train"
 
@@ -285,6 +286,20 @@ def test_what_json_lacks_is_a_type_error(pair: Any) -> None:
     assert puller.pull(2000) == "after"
 
 
+@dataclass
+class Args:
+    """What AReaL's configuration says of names."""
+
+    experiment_name: str = "e"
+    trial_name: str = "t"
+
+
+@dataclass
+class Utility:
+    dp_rank: int = 0
+    world_size: int = 1
+
+
 def test_pushers_find_their_pullers_by_name(tmp_path: Path) -> None:
     assert areal.grouping(5, 2) == {0: [0, 1, 4], 1: [2, 3]}
     made: list[Any] = []
@@ -292,35 +307,61 @@ def test_pushers_find_their_pullers_by_name(tmp_path: Path) -> None:
         target=lambda: made.extend(areal.NameResolvingZmqPusher("e", "t", i, 5, 2, root=tmp_path) for i in range(5))
     )
     maker.start()
-    pullers = [areal.NameResolvingZmqPuller("e", "t", i, root=tmp_path) for i in range(2)]
+    pullers = [areal.NameResolvingZmqPuller(Args(), i, root=tmp_path) for i in range(2)]
     maker.join(20)
     for at, pusher in enumerate(made):
         pusher.push(at)
     assert sorted(pullers[0].pull(2000) for _ in range(3)) == [0, 1, 4]
     assert sorted(pullers[1].pull(2000) for _ in range(2)) == [2, 3]
-    for end in (*made, *pullers):
+    for end in made:
         end.close()
-    with pytest.raises(NotReady):
-        areal.NameResolvingZmqPusher("e", "t", 0, 5, 2, root=tmp_path, timeout=0.1)
+    with areal.NameResolvingZmqPusher("e", "t", 2, 4, root=tmp_path) as found:  # it counts the pullers that are there
+        assert found.port == pullers[1].port
+    for end in pullers:
+        end.close()
+    with pytest.raises(NotReady, match=r"has the pullers \[\]"):
+        areal.NameResolvingZmqPusher("e", "t", 0, 5, root=tmp_path, timeout=0.1)
+    with pytest.raises(SchemaError, match="pusher_index"):
+        areal.NameResolvingZmqPusher("e", "t", 5, 5, root=tmp_path)
 
 
-def test_dataset_drains_holds_back_and_tells_of_its_death() -> None:
-    puller = areal.ZMQJsonPuller("127.0.0.1", 0)
-    data = areal.PullerStreamDataset(puller, dataset_size=7, queue_size=2)
-    pusher = areal.ZMQJsonPusher("127.0.0.1", puller.port, hwm=2)
-    assert (len(data), data[0]) == (7, [])
+def test_the_folder_of_names_may_come_from_the_environment(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SHARPWAVE_STREAM_ROOT", str(tmp_path))
+    with areal.NameResolvingZmqPuller(Args("one", "two"), 0) as puller:
+        assert (tmp_path / "one" / "two" / "puller0").read_text() == f"127.0.0.1:{puller.port}"
+        with areal.NameResolvingZmqPusher("one", "two", 0, 1) as pusher:
+            pusher.push(5)
+            assert puller.pull(2000) == 5
+    assert not (tmp_path / "one" / "two" / "puller0").exists()
+
+
+def test_a_context_that_fails_raises_its_own_exception() -> None:
+    def fail() -> None:
+        with areal.ZMQJsonPusher("127.0.0.1", 1) as pusher:
+            pusher.push("never taken")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def test_dataset_drains_and_holds_back(tmp_path: Path) -> None:
+    data = areal.PullerStreamDataset(Utility(), Args(), [range(1), range(1)], root=tmp_path)
+    pusher = areal.NameResolvingZmqPusher("e", "t", 0, 1, root=tmp_path, hwm=2)
+    assert (len(data), data[0], data.data_queue.empty()) == (2, [], True)
     pushed: list[int] = []
 
     def push() -> None:
         for at in range(10):
-            pusher.push(at)
+            one = areal.SequenceSample(ids=[at], seqlens={"a": [1]}, data={"a": torch.tensor([at])})
+            pusher.push([one.as_json_compatible()])
             pushed.append(at)
 
     worker = threading.Thread(target=push)
     worker.start()
     time.sleep(0.4)
     assert len(pushed) <= 6, "two in the queue, one held, two not taken, one waiting"
-    got: list[int] = []
+    got: list[areal.SequenceSample] = []
     deadline = time.monotonic() + 20
     while len(got) < 8 and time.monotonic() < deadline:
         got += data[len(got)]
@@ -328,12 +369,26 @@ def test_dataset_drains_holds_back_and_tells_of_its_death() -> None:
     worker.join(20)
     pusher.close()
     got += data.close()
-    assert got == list(range(10)), "what was acknowledged is not lost on close"
+    assert all(type(one) is areal.SequenceSample for one in got)
+    assert [one.ids for one in got] == [[str(at)] for at in range(10)], "what was acknowledged is not lost on close"
+    with pytest.raises(RuntimeError, match="it was stopped"):
+        _ = data[0]
 
-    broken = areal.PullerStreamDataset(areal.ZMQJsonPuller("127.0.0.1", 0), 1)
-    broken._puller._puller._is_open = False  # as if somebody closed it under the thread
-    broken._thread.join(5)
-    with pytest.raises(RuntimeError, match="thread died"):
-        _ = broken[0]
-    broken._puller._puller._is_open = True
-    broken._puller.close()
+
+def test_dataset_tells_of_a_message_that_is_no_sample(tmp_path: Path) -> None:
+    data = areal.PullerStreamDataset(Utility(), Args(), [range(4)], root=tmp_path)
+    with areal.NameResolvingZmqPusher("e", "t", 0, 1, root=tmp_path) as pusher:
+        pusher.push([{"ids": ["a"]}])
+    data.worker_thread.join(10)
+    with pytest.raises(RuntimeError, match=r"not alive: SchemaError.*from_json"):
+        _ = data[0]
+    assert not (tmp_path / "e" / "t" / "puller0").exists(), "pushers do not wait for it"
+
+
+def test_descriptions_of_data_sets_need_areal(tmp_path: Path) -> None:
+    @dataclass
+    class Described:
+        type_: str = "prompt"
+
+    with pytest.raises(ImportError, match="realhf is not installed"):
+        areal.PullerStreamDataset(Utility(), Args(), [Described()], root=tmp_path)

@@ -130,7 +130,9 @@ def test_writes_into_a_sample_are_refused_not_lost() -> None:
 
 
 def areal_sample() -> areal.SequenceSample:
-    return areal.SequenceSample(["x", "y"], {"a": [2, 1]}, {"a": torch.arange(3)}, metadata={"m": [1, 2]})
+    return areal.SequenceSample(
+        ids=["x", "y"], seqlens={"a": [2, 1]}, data={"a": torch.arange(3)}, metadata={"m": [1, 2]}
+    )
 
 
 def test_areal_metadata_and_data_are_stored() -> None:
@@ -189,7 +191,7 @@ def test_calls_know_their_interface_by_value(kind: Any) -> None:
     assert is_what("inference") == (False, False, True)
     assert is_what("evaluate") == (False, False, False)
     with pytest.raises(SchemaError, match="interface_type: expected one of GENERATE"):
-        areal.MFCDef("x", 1, "unheard of")  # type: ignore[arg-type]
+        areal.MFCDef("x", 1, "unheard of")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_areal_buffers_with_a_journal_keep_disk_work_off_the_loop(tmp_path: Path
     call = areal.MFCDef("train", 1, areal.ModelInterfaceType.TRAIN_STEP, input_keys=("a",))
 
     def one(name: str) -> areal.SequenceSample:
-        return areal.SequenceSample([name], {"a": [2]}, {"a": torch.arange(2)})
+        return areal.SequenceSample(ids=[name], seqlens={"a": [2]}, data={"a": torch.arange(2)})
 
     async def run() -> None:
         buffer = areal.AsyncIOSequenceBuffer([call], 10, journal=tmp_path / "journal")

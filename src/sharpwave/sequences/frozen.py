@@ -32,7 +32,7 @@ class FrozenList(list[Any]):
 class FrozenDict(dict[str, Any]):
     """A dict that cannot be written to. Copies are plain dicts."""
 
-    def __init__(self, values: dict[str, Any], what: str) -> None:
+    def __init__(self, values: Any = (), what: str = "sample") -> None:
         super().__init__(values)
         self._what = what
 

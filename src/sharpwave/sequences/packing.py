@@ -140,7 +140,7 @@ def pack(kind: type[SequenceSample], ids: Iterable[Any], padded: Mapping[str, An
         if tuple(values.shape[:2]) != tuple(mask.shape):
             raise SchemaError(f"pack(): key {key!r}: expected shape {tuple(mask.shape)} first, got {values.shape}")
     data = {key: values[_as_mask(mask, values)] for key, values in padded.items()}
-    return kind(ids, dict.fromkeys(data, lens), data)
+    return kind(ids=ids, seqlens=dict.fromkeys(data, lens), data=data)
 
 
 def _as_mask(mask: Any, values: Any) -> Any:

@@ -58,6 +58,7 @@ class SequenceSample:
     """
 
     __slots__ = ("_columns", "_ids", "_keys", "_metadata")
+    _fewest_ids = 1
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class SequenceSample:
                 raise SchemaError(f"{_WHERE}: {what}: expected a dict by key, got {given!r:.100}")
             if given is not None and not all(isinstance(key, str) for key in given):
                 raise SchemaError(f"{_WHERE}: {what}: expected text as keys, got {list(given)!r:.100}")
-        if not listed:
+        if len(listed) < self._fewest_ids:
             raise SchemaError(f"{_WHERE}: ids: expected at least one")
         _unique("ids", listed)
         names = list(seqlens)
@@ -342,7 +343,7 @@ class SequenceSample:
             if isinstance(error, SchemaError):
                 raise
             raise SchemaError(f"{where}: expected what to_json() gives, got {type(error).__name__}: {error}") from None
-        return cls(ids, seqlens, data, trailing_shapes=shapes, dtypes=dtypes, metadata=metadata)
+        return cls(ids=ids, seqlens=seqlens, data=data, trailing_shapes=shapes, dtypes=dtypes, metadata=metadata)
 
     def to_bytes(self) -> bytes:
         """The sample as the bytes of a safetensors file."""

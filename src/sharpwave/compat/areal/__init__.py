@@ -5,7 +5,7 @@ What differs on purpose, and why, stands in ``docs/how-to/feed-an-llm-trainer.md
 
 from .buffer import AsyncIOSequenceBuffer, BufferFull
 from .data import MicroBatchSpec, SequenceSample, SequenceSplitSpec, ffd_allocate
-from .graph import MFCDef, ModelInterfaceType, build_graph
+from .graph import MFCDef, ModelInterfaceType, ModelName, OffloadHook, ParamReallocHook, build_graph
 from .stream import (
     NameResolvingZmqPuller,
     NameResolvingZmqPusher,
@@ -21,8 +21,11 @@ __all__ = [
     "MFCDef",
     "MicroBatchSpec",
     "ModelInterfaceType",
+    "ModelName",
     "NameResolvingZmqPuller",
     "NameResolvingZmqPusher",
+    "OffloadHook",
+    "ParamReallocHook",
     "PullerStreamDataset",
     "SequenceSample",
     "SequenceSplitSpec",

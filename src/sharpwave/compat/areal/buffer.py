@@ -17,7 +17,7 @@ from sharpwave.sequences.incoming import OtherId
 from sharpwave.sequences.leases import Lease
 
 from .data import SequenceSample
-from .graph import MFCDef, build_graph
+from .graph import MFCDef, to_consumer
 
 __all__ = ["AsyncIOSequenceBuffer", "BufferFull"]
 
@@ -39,9 +39,10 @@ class AsyncIOSequenceBuffer:
 
     def __init__(self, rpcs: Sequence[MFCDef], max_size: int, **options: Any) -> None:
         self.rpcs = list(rpcs)
-        self.inner = sw.SequenceBuffer(build_graph(self.rpcs), max_size, **{"duplicate_ids": True, **options})
+        flow = sw.Dataflow([to_consumer(rpc) for rpc in self.rpcs])
+        self.inner = sw.SequenceBuffer(flow, max_size, **{"duplicate_ids": True, **options})
         self._writer = None if options.get("journal") is None else ThreadPoolExecutor(1, "sharpwave-areal")
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Condition()
         self._slots = threading.Lock()  # around what follows
         self._free: list[int] = []  # a heap of slots that were used before; those from _unused on never were
         self._unused = 0
@@ -57,8 +58,8 @@ class AsyncIOSequenceBuffer:
         return len(self.inner)
 
     @property
-    def lock(self) -> asyncio.Lock:
-        """Who holds it keeps ``put_batch`` and ``amend_batch`` waiting. Nothing here needs it."""
+    def lock(self) -> asyncio.Condition:
+        """Notified after each put, amend and get, which also wait for it. ``put_batch_synced`` does neither."""
         return self._lock
 
     @property
@@ -72,7 +73,9 @@ class AsyncIOSequenceBuffer:
             BufferFull: Not all fit. Nothing was changed.
         """
         async with self._lock:
-            return await self._off_loop(self._put, samples, birth_times)
+            slots = await self._off_loop(self._put, samples, birth_times)
+            self._lock.notify_all()
+            return slots
 
     def put_batch_synced(self, samples: Sequence[SequenceSample]) -> _Indices:
         """``put_batch`` for callers outside of an event loop; waiting getters are woken all the same."""
@@ -100,6 +103,7 @@ class AsyncIOSequenceBuffer:
         """
         async with self._lock:
             await self._off_loop(self._amend, indices, samples)
+            self._lock.notify_all()
 
     def _amend(self, indices: Any, samples: Sequence[SequenceSample]) -> None:
         slots = np.asarray(indices).reshape(-1)
@@ -120,7 +124,9 @@ class AsyncIOSequenceBuffer:
         """
         lease = await self.inner.get_async(rpc.name, batch_size=rpc.n_seqs)
         try:
-            slots = await self._off_loop(self._finish, lease)
+            async with self._lock:
+                slots = await self._off_loop(self._finish, lease)
+                self._lock.notify_all()
         except BaseException:
             lease.release()  # nothing where it was acknowledged
             raise
