@@ -98,7 +98,7 @@ test-aarch64: $(BIN)/.test  ## the C++ tests, cross-compiled for aarch64 and run
 
 # What the other projects import besides torch, by package name. Their accelerators' packages are not needed.
 $(BIN)/.compat: $(BIN)/.test
-	$(BIN)/pip install --quiet networkx transformers pydantic hydra-core omegaconf tabulate tensorboardX psutil colorlog aiohttp pandas
+	$(BIN)/pip install --quiet networkx transformers pydantic hydra-core tabulate tensorboardX psutil colorlog aiohttp numba nvidia-ml-py
 	@touch $@
 
 # AREAL, RLINF and APEXRL are paths to checkouts, e.g. make compat AREAL=../AReaL; those not given are left out.

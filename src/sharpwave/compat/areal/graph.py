@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ class ModelInterfaceType(enum.Enum):
     __hash__ = enum.Enum.__hash__  # of the name, as upstream's
 
 
-@dataclass(frozen=True, order=True)
+@functools.total_ordering
+@dataclass(frozen=True, eq=False)
 class ModelName:
     """A model's role, and the number of its copy. Equal to upstream's of the same two, also as a key of a dict."""
 
@@ -57,6 +59,11 @@ class ModelName:
         if type(other).__name__ != "ModelName":
             return NotImplemented
         return (self.role, self.replica_id) == (getattr(other, "role", None), getattr(other, "replica_id", None))
+
+    def __lt__(self, other: object) -> bool:
+        if type(other).__name__ != "ModelName":
+            return NotImplemented
+        return (self.role, self.replica_id) < (getattr(other, "role", ""), getattr(other, "replica_id", 0))
 
     def __hash__(self) -> int:
         return hash((self.role, self.replica_id))

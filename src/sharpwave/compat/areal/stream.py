@@ -232,12 +232,14 @@ class PullerStreamDataset:
         self.dataset_size = sum(len(_dataset(one, util)) for one in dataset_cfgs)
         self.data_queue: queue.Queue[list[SequenceSample]] = queue.Queue(self.dataset_size * util.world_size)
         self._options = options
-        self._stop_event = threading.Event()
+        self._stop_event, self._is_made = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self.worker_thread = threading.Thread(target=self._work, name="sharpwave-puller", daemon=True)
         self.worker_thread.start()
+        self._is_made.set()
 
     def _work(self) -> None:
+        self._is_made.wait()  # nothing is pulled before the constructor is done
         try:
             # Made here: a socket belongs to one thread.
             stream = NameResolvingZmqPuller(self.args, puller_index=self.util.dp_rank, **self._options)
