@@ -27,7 +27,7 @@ def split(sample: SequenceSample, sizes: int | Sequence[int]) -> list[SequenceSa
     if sum(sizes) != count:
         raise SchemaError(f"split(): sizes: expected parts of at least 1 datum, {count} in all, got {list(sizes)!r}")
     ends = list(accumulate(sizes))
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][: len(ends)]
     by_key: list[tuple[str, list[Column]]] = []
     for key, (lens, data, shape, dtype) in sample._columns.items():
         places = [0, *accumulate(map(sum, lens))]
