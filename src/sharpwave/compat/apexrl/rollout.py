@@ -111,7 +111,7 @@ class RolloutBuffer(sw.RolloutBuffer):
         """
         if self.is_full:
             raise _Full(f"Rollout buffer is full (capacity: {self.num_steps})")
-        given = (observations, privileged_observations, actions, rewards, dones, values, log_probs)
+        given: tuple[Any, ...] = (observations, privileged_observations, actions, rewards, dones, values, log_probs)
         given += (truncated, final_values)
         declares = self._privileged_is_open and privileged_observations is not None
         if declares:
