@@ -48,7 +48,8 @@ def _column_property(name: str) -> property:
             return leaf[: len(self)]
 
         with self._adding:
-            self.load_state_dict({**self.state_dict(), name: each(value, cut)})
+            # The actions' dtype is decided by now.
+            self._load(where, {**self.state_dict(), name: each(value, cut)}, self.action_dtype)
 
     return property(read, write, doc=f"The {name.replace('_', ' ')} by slot, (capacity, ...).")
 
@@ -236,7 +237,9 @@ class ReplayBuffer:
         Raises:
             SchemaError: It does not fit, or says two things about its size. Nothing was changed.
         """
-        where = "load_state_dict()"
+        self._load("load_state_dict()", state_dict, None)
+
+    def _load(self, where: str, state_dict: dict[str, Any], action_dtype: Any) -> None:
         wanted = {
             "capacity": self._capacity,
             "obs_shape": self._schema["obs"],
@@ -264,7 +267,7 @@ class ReplayBuffer:
         names = [name for name in _FIELDS if name not in _CRITIC or "critic_obs" in self._schema]
         row = {name: _in_order(where, name, state_dict.get(name), size, pos) for name in names}
         with self._adding:
-            inner = self._build(_dtype_of(row["actions"]))
+            inner = self._build(_dtype_of(row["actions"]) if action_dtype is None else action_dtype)
             inner.add(**{_FIELDS[name]: value for name, value in row.items()})
             rows = _Rows(self._capacity, pos if size == self._capacity else 0)
             rows.count(inner, size)
