@@ -416,6 +416,8 @@ def test_number_of_privileged_observations_alone_waits_for_the_first_step_in_the
     # What upstream's PPO passes where the environment tells a number and gives no such observations.
     without = RolloutBuffer(2, 2, (1,), (), torch.float32, "cpu", 3)
     step(without, 1.0)
+    with pytest.raises(SchemaError, match="privileged_observations: the buffer has no such field"):
+        step(without, 1.0, torch.zeros(2, 3))
     step(without, 1.0)
     assert without.get_all_data()["privileged_observations"] is None
     given = RolloutBuffer(2, 2, (1,), (), torch.float32, "cpu", 3)
@@ -425,6 +427,7 @@ def test_number_of_privileged_observations_alone_waits_for_the_first_step_in_the
     step(given, 1.0, torch.full((2, 3), 5.0))
     with pytest.raises(SchemaError, match="missing privileged_observations"):
         step(given, 1.0)
+    step(given, 1.0, torch.full((2, 3), 6.0))
     assert given.privileged_observations[0].tolist() == [[5, 5, 5]] * 2
 
 

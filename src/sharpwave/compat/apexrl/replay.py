@@ -14,6 +14,7 @@ from sharpwave.checks import check_settable, told, whole
 from sharpwave.errors import SchemaError, StaleHandle
 
 from .observations import as_tensordict, each, is_tree, read_spec, to_host
+from .slots import Slots
 from .stored import Stored
 
 __all__ = ["ReplayBuffer"]
@@ -101,7 +102,7 @@ class ReplayBuffer:
             critic = read_spec(where, "critic_obs_shape", critic_obs_shape, obs_dtype)
             self._schema |= {"critic_obs": critic, "next_critic_obs": critic}
         self.inner: sw.ReplayBuffer | None = None
-        self._rows = _Rows(self._capacity)
+        self._slots = Slots(self._capacity)
         self._adding = threading.RLock()
         self._build("int64" if action_dtype is None else action_dtype).close()  # what is wrong is an error here
 
@@ -148,7 +149,7 @@ class ReplayBuffer:
             inner.add(**{_FIELDS[name]: value for name, value in row.items()})
             if self.inner is None:
                 self.inner = inner  # only now: a first add that fails leaves nothing decided
-            self._rows.count(inner, row["rewards"].size)
+            self._slots.count(inner, row["rewards"].size)
 
     def _build(self, action_dtype: Any) -> sw.ReplayBuffer:
         dtype = action_dtype if self._action_dtype is None else self._action_dtype
@@ -160,7 +161,7 @@ class ReplayBuffer:
         with self._adding:
             if self.inner is not None:
                 self.inner.clear()
-            self._rows = _Rows(self._capacity)
+            self._slots = Slots(self._capacity)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -170,26 +171,25 @@ class ReplayBuffer:
         Raises:
             SchemaError: ``batch_size`` is not positive, or more than the buffer holds.
         """
-        if self.inner is None or not 1 <= batch_size <= len(self.inner):
-            raise SchemaError(f"sample(): batch_size: expected 1 to the {len(self)} rows held, got {batch_size}")
-        if self._seed is None and self._device.type == "cpu":
-            batch = self._draw_by_torch(self.inner, batch_size)
-        else:
-            batch = self.inner.sample(batch_size, device=self._device)
-        return {name: as_tensordict(batch[field], (batch_size,)) for name, field in _FIELDS.items() if field in batch}
-
-    def _draw_by_torch(self, inner: sw.ReplayBuffer, batch_size: int) -> dict[str, Any]:
-        while True:
+        size = whole("sample()", "batch_size", batch_size, -(2**63))
+        batch = None
+        while batch is None:
             with self._adding:
-                rows, added = self._rows, self._rows.added
-            slots = torch.randint(0, min(added, self._capacity), (batch_size,)).numpy()
+                inner, ring, added = self.inner, self._slots, self._slots.added
+            held = min(added, self._capacity)
+            if inner is None or not 1 <= size <= held:
+                raise SchemaError(f"sample(): batch_size: expected 1 to the {held} rows held, got {size}")
+            if self._seed is not None or self._device.type != "cpu":
+                batch = inner.sample(size, device=self._device)
+                break
+            slots = torch.randint(0, held, (size,)).numpy()
             try:
-                batch = inner.get(rows.serials(slots, added))
+                batch = each(inner.get(ring.serials(slots, added)), torch.from_numpy)
             except StaleHandle:
-                if rows is self._rows and added == rows.added:
+                if ring is self._slots and added == ring.added:
                     raise
-                continue  # another thread has written over one of them
-            return {name: each(value, torch.from_numpy) for name, value in batch.items()}
+                # Another thread has written over one of them meanwhile.
+        return {name: as_tensordict(batch[field], (size,)) for name, field in _FIELDS.items() if field in batch}
 
     def state_dict(self) -> dict[str, Any]:
         """The rows and what they must fit, as upstream's class writes and reads them."""
@@ -217,7 +217,7 @@ class ReplayBuffer:
                 name: each(field, lambda leaf: np.zeros((length, *leaf.shape), leaf.dtype))
                 for name, field in fields.items()
             }
-            at = self._rows.pos if self.full else 0
+            at = self._slots.pos if self.full else 0
             for part in inner.rows():
                 count = len(part["indices"])
                 slots = np.arange(at, at + count) % self._capacity
@@ -269,9 +269,9 @@ class ReplayBuffer:
         with self._adding:
             inner = self._build(_dtype_of(row["actions"]) if action_dtype is None else action_dtype)
             inner.add(**{_FIELDS[name]: value for name, value in row.items()})
-            rows = _Rows(self._capacity, pos if size == self._capacity else 0)
-            rows.count(inner, size)
-            self.inner, self._rows = inner, rows
+            ring = Slots(self._capacity, pos if size == self._capacity else 0)
+            ring.count(inner, size)
+            self.inner, self._slots = inner, ring
 
     # ---- facts --------------------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class ReplayBuffer:
     @property
     def pos(self) -> int:
         """The slot that is written next."""
-        return self._rows.pos
+        return self._slots.pos
 
     @property
     def full(self) -> bool:
@@ -341,34 +341,6 @@ class ReplayBuffer:
 
     def __repr__(self) -> str:
         return f"<apexrl.ReplayBuffer: {len(self)} of {self._capacity} rows>"
-
-
-class _Rows:
-    """Which row of the engine stands for which of upstream's slots."""
-
-    def __init__(self, capacity: int, first_slot: int = 0) -> None:
-        self.capacity, self.first_slot = capacity, first_slot
-        self.added = 0
-        self.first_serial = self.lap = 0
-
-    def count(self, inner: sw.ReplayBuffer, rows: int) -> None:
-        if not self.added:
-            stats = inner.stats()
-            self.lap = stats["blocks"] * stats["block_rows"]
-            self.first_serial = int(next(iter(inner.rows(1)))["indices"][0])
-        self.added += rows
-
-    @property
-    def pos(self) -> int:
-        return (self.first_slot + self.added) % self.capacity
-
-    def serials(self, slots: np.ndarray[Any, Any], added: int) -> np.ndarray[Any, Any]:
-        """Of the rows in these slots, after so many had been added."""
-        pos = (self.first_slot + added) % self.capacity
-        row = slots + (added - pos) - np.where(slots < pos, 0, self.capacity)
-        # One writer numbers its rows in turn. The engine's ring is made of whole blocks: a lap of it may have a few
-        # numbers more than the capacity, and those at its end are passed over.
-        return np.asarray(self.first_serial + row // self.capacity * self.lap + row % self.capacity)
 
 
 def _put(column: Any, slots: np.ndarray[Any, Any], values: Any) -> None:
