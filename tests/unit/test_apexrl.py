@@ -140,6 +140,27 @@ def test_critic_observations_come_if_and_only_if_they_are_declared() -> None:
     assert len(buffer) == 0
 
 
+def test_bfloat16_is_taken_and_dtypes_without_a_numpy_one_are_refused() -> None:
+    buffer = ReplayBuffer(5, (1,))
+    numbers = torch.tensor([[0.5], [3.0]])
+    buffer.add(numbers.bfloat16(), torch.arange(2), torch.ones(2, dtype=torch.bfloat16), numbers, torch.zeros(2))
+    assert buffer.observations[:2].tolist() == numbers.tolist()
+    with pytest.raises(
+        SchemaError, match=r"add\(\): next_observations: expected a dtype that NumPy has too, got torch.float8"
+    ):
+        buffer.add(numbers, torch.arange(2), torch.ones(2), numbers.to(torch.float8_e5m2), torch.zeros(2))
+    assert len(buffer) == 2
+
+
+def test_batch_sizes_and_devices_that_make_no_sense_are_refused_by_name() -> None:
+    buffer = filled(5, 3)
+    for wrong in (2.5, True, "2", None, 0, 4):
+        with pytest.raises(SchemaError, match=r"sample\(\): batch_size: expected 1 to the 3 rows held, got"):
+            buffer.sample(wrong)
+    with pytest.raises(SchemaError, match=r"ReplayBuffer\(\): device: expected a torch device, got 'nowhere'"):
+        ReplayBuffer(5, (1,), device="nowhere")
+
+
 # ---- replay: slots and draws -----------------------------------------------------------------------------------------
 
 

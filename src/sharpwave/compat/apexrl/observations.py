@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from sharpwave.errors import SchemaError
 from sharpwave.schema import Field, Node
@@ -71,9 +72,20 @@ def each(value: Any, of: Callable[[Any], Any]) -> Any:
     return None if value is None else of(value)
 
 
-def to_host(value: Any) -> Any:
+def to_host(what: str, value: Any) -> Any:
     """An observation as NumPy arrays, in plain dicts."""
-    return each(value, lambda leaf: leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else np.asarray(leaf))
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return np.asarray(leaf)
+        leaf = leaf.detach().cpu()
+        try:
+            # NumPy has no bfloat16; float32 holds all of its numbers.
+            return (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy()
+        except TypeError:
+            raise SchemaError(f"{what}: expected a dtype that NumPy has too, got {leaf.dtype}; convert it") from None
+
+    return each(value, convert)
 
 
 def read_spec(where: str, name: str, spec: Any, dtype: Any) -> Node:

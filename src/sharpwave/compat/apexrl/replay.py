@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 import sharpwave as sw
+from sharpwave.buffers.torch_batch import read_device
 from sharpwave.checks import check_settable, told, whole
 from sharpwave.errors import SchemaError, StaleHandle
 
@@ -89,7 +91,7 @@ class ReplayBuffer:
     ) -> None:
         where = "ReplayBuffer()"
         self._capacity = whole(where, "capacity", capacity, 1)
-        self._device = torch.device(device)
+        self._device: torch.device = read_device(f"{where}: device", device)[1]
         self._seed = seed
         self._given = {"obs_shape": obs_shape, "obs_dtype": obs_dtype, "critic_obs_shape": critic_obs_shape}
         self._action_shape = sw.Field(action_shape).shape
@@ -137,7 +139,11 @@ class ReplayBuffer:
             critic_observations,
             next_critic_observations,
         )
-        row = {name: to_host(value) for name, value in zip(_FIELDS, given, strict=True) if value is not None}
+        row = {
+            name: to_host(f"add(): {name}", value)
+            for name, value in zip(_FIELDS, given, strict=True)
+            if value is not None
+        }
         for name in _CRITIC:
             if (name in row) != ("critic_obs" in self._schema):
                 problem = "the buffer has none; give it critic_obs_shape=" if name in row else "missing"
@@ -171,14 +177,14 @@ class ReplayBuffer:
         Raises:
             SchemaError: ``batch_size`` is not positive, or more than the buffer holds.
         """
-        size = whole("sample()", "batch_size", batch_size, -(2**63))
+        size = operator.index(batch_size) if hasattr(batch_size, "__index__") and batch_size is not True else 0
         batch = None
         while batch is None:
             with self._adding:
                 inner, ring, added = self.inner, self._slots, self._slots.added
             held = min(added, self._capacity)
             if inner is None or not 1 <= size <= held:
-                raise SchemaError(f"sample(): batch_size: expected 1 to the {held} rows held, got {size}")
+                raise SchemaError(f"sample(): batch_size: expected 1 to the {held} rows held, got {told(batch_size)}")
             if self._seed is not None or self._device.type != "cpu":
                 batch = inner.sample(size, device=self._device)
                 break
@@ -374,4 +380,4 @@ def _in_order(where: str, name: str, value: Any, size: int, pos: int) -> Any:
             raise SchemaError(f"{where}: {name}: expected {size} rows, as size says, got shape {tuple(leaf.shape)}")
         return np.roll(leaf, -(pos % size), axis=0)
 
-    return each(to_host(value), turn)
+    return each(to_host(f"{where}: {name}", value), turn)
