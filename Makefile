@@ -4,74 +4,106 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt pyproject.toml examples/per_dqn.py $(shell find core bindings src -type f -not -name '*.pyc')
 CPP_BUILD := build/cpp
+GOOGLETEST := build/googletest
+WHEELS := build/wheels
+COMMA := ,
 CORPUS := $(CURDIR)/tests/fuzz/corpus
 CPP_FILES := $(shell find core bindings tests/cpp tests/crash tests/fuzz benchmarks examples -name '*.h' -o -name '*.cpp' -o -name '*.inc')
 PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-cpp test-aarch64 compat check format bench soak clean
+.PHONY: help demo test test-python test-cpp test-cpp-release test-cpp-address test-cpp-thread test-aarch64 compat check format bench soak clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# torch is pinned, and installed before anything that could ask for another one.
-$(BIN)/.torch:
+# What compiling needs is small and comes first: compiling goes on while the large packages are fetched.
+$(BIN)/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --group build
+	@touch $@
+
+# torch is pinned, and installed before anything that could ask for another one.
+$(BIN)/.torch: $(BIN)/.tools
 	$(BIN)/pip install --quiet torch==2.13.0
 	@touch $@
 
-$(BIN)/.demo: $(BIN)/.torch $(SOURCES)
-	$(BIN)/pip install --quiet ".[demo]"
+# Not isolated: the compiler's flags stay the same from one build to the next, so only what changed is compiled again,
+# and the C++ tests run on the library that was compiled for the wheel.
+$(WHEELS)/.built: $(BIN)/.tools $(SOURCES)
+	@rm -rf $(WHEELS)
+	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEELS) \
+		--config-settings=build-dir=$(CPP_BUILD)/release --config-settings=build.targets="_core;_core_stub" .
 	@touch $@
 
-$(BIN)/.test: $(BIN)/.torch $(SOURCES)
-	$(BIN)/pip install --quiet ".[demo,test]" cmake ninja
+# In two steps: pip would leave an older build of the same version where it is.
+$(BIN)/.demo: $(BIN)/.torch $(WHEELS)/.built
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(WHEELS)/sharpwave-*.whl
+	$(BIN)/pip install --quiet "$$(echo $(WHEELS)/sharpwave-*.whl)[demo]"
+	@touch $@
+
+$(BIN)/.test: $(BIN)/.torch $(WHEELS)/.built
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(WHEELS)/sharpwave-*.whl
+	$(BIN)/pip install --quiet "$$(echo $(WHEELS)/sharpwave-*.whl)[demo]" --group test
 	@touch $@ $(BIN)/.demo
 
 $(BIN)/.check: $(BIN)/.test
-	$(BIN)/pip install --quiet ".[check]"
+	$(BIN)/pip install --quiet --group check
 	@touch $@
 
 demo: $(BIN)/.demo  ## set up, then train DQN on CartPole on the real buffer
 	$(BIN)/sharpwave demo
 
-# Both halves at once: the Python tests keep one core busy.
-test: $(BIN)/.test  ## set up, then run every test
-	$(MAKE) --no-print-directory -j2 --output-sync=target test-python test-cpp
+test:  ## set up, then run every test (CPP=0 leaves out those in C++)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-python $(if $(filter 0,$(CPP)),,test-cpp)
 
 test-python: $(BIN)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
-# Three builds: as users get it, with address and undefined-behaviour sanitizers, with the thread sanitizer (which is
-# slow, and has nothing to say about one thread).
-test-cpp: $(BIN)/.test
-	@unset MAKEFLAGS; if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then \
-		echo "GoogleTest is not installed (Debian: libgtest-dev): the C++ tests were left out"; \
-	else set -e; for sanitize in none address,undefined thread; do \
-		echo "C++ tests, sanitizers: $$sanitize"; \
-		build=$(CPP_BUILD)/$${sanitize%%,*}; \
-		$(BIN)/cmake -S . -B $$build -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_TESTS=ON \
-			-DPython_EXECUTABLE=$(abspath $(BIN))/python \
-			-DCMAKE_BUILD_TYPE=RelWithDebInfo -DSHARPWAVE_FAULTS=$$([ $$sanitize = address,undefined ] && echo ON || echo OFF) \
-			-DSHARPWAVE_SANITIZE=$$(echo $$sanitize | sed s/none//) >/dev/null; \
-		$(BIN)/cmake --build $$build | grep -E 'error|warning|FAILED' && exit 1 || true; \
-		if [ $$sanitize = thread ]; then only='Threads.*:Workers.*:Face.IsSafeForThreads'; else only='*'; fi; \
-		$$build/sharpwave_tests --gtest_brief=1 --gtest_filter="$$only"; \
-		if [ $$sanitize = address,undefined ]; then (cd $$build && ./sharpwave_fuzz --changes 100 $(CORPUS)); fi; \
-	done; \
-	for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
+$(GOOGLETEST)/.ready: $(BIN)/.tools tests/cpp/get_googletest.sh
+	@tests/cpp/get_googletest.sh $(GOOGLETEST) $(BIN)/cmake $(abspath $(BIN))/ninja
+
+# $(call cpp_build,NAME,DEFINITIONS,TARGETS): says what went wrong, else nothing.
+define cpp_build
+@$(BIN)/cmake -S . -B $(CPP_BUILD)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_TESTS=ON \
+	-DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_PREFIX_PATH=$(abspath $(GOOGLETEST))/usr $(2) >/dev/null
+@$(BIN)/cmake --build $(CPP_BUILD)/$(1) --target $(3) >$(CPP_BUILD)/$(1).log || { cat $(CPP_BUILD)/$(1).log; exit 1; }
+endef
+# Sanitizers take time in the compiler's optimiser, which has little to do here.
+SANITIZED := -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
+THREADED := Threads.*:Workers.*:Face.IsSafeForThreads
+
+# One after the other: each build keeps every core busy.
+test-cpp:
+	@unset MAKEFLAGS; for part in release address thread; do $(MAKE) --no-print-directory test-cpp-$$part || exit 1; done
+
+test-cpp-release: $(GOOGLETEST)/.ready $(WHEELS)/.built  # what users get, and the example against it, installed
+	@echo "C++ tests on the library of the wheel"
+	$(call cpp_build,release,,sharpwave_tests)
+	@$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1
+	@$(BIN)/cmake --install $(CPP_BUILD)/release --component cpp --prefix $(CPP_BUILD)/installed >/dev/null
+	@$(BIN)/cmake -S examples/cpp -B $(CPP_BUILD)/example -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+		-DCMAKE_PREFIX_PATH=$(abspath $(CPP_BUILD)/installed) >/dev/null
+	@$(BIN)/cmake --build $(CPP_BUILD)/example >/dev/null
+	@$(CPP_BUILD)/example/replay
+
+test-cpp-address: $(GOOGLETEST)/.ready  # with the sanitizers for memory and undefined behaviour, and with crashes
+	@echo "C++ tests with the address and undefined-behaviour sanitizers"
+	$(call cpp_build,address,$(SANITIZED) -DSHARPWAVE_FAULTS=ON -DSHARPWAVE_SANITIZE=address$(COMMA)undefined,all)
+	@$(CPP_BUILD)/address/sharpwave_tests --gtest_brief=1
+	@cd $(CPP_BUILD)/address && ./sharpwave_fuzz --changes 100 $(CORPUS)
+	@for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
 		folder=$$place/sharpwave-crash-$$$$; \
 		echo "Processes die, others go on: 50 rounds in $$place, $$locks locks"; \
 		(if [ $$locks = file ]; then export SHARPWAVE_FILE_LOCKS=1; fi; \
-		 $(CPP_BUILD)/address/sharpwave_crash 50 $$$$ $$folder); rmdir $$folder; \
-	done; done; \
-	echo "C++ example against the installed library"; \
-	$(BIN)/cmake --install $(CPP_BUILD)/none --prefix $(CPP_BUILD)/installed >/dev/null; \
-	$(BIN)/cmake -S examples/cpp -B $(CPP_BUILD)/example -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-		-DCMAKE_PREFIX_PATH=$(abspath $(CPP_BUILD)/installed) >/dev/null; \
-	$(BIN)/cmake --build $(CPP_BUILD)/example >/dev/null; \
-	$(CPP_BUILD)/example/replay; fi
+		 $(CPP_BUILD)/address/sharpwave_crash 50 $$$$ $$folder) && rmdir $$folder || exit 1; \
+	done; done
+
+test-cpp-thread: $(GOOGLETEST)/.ready  # with the thread sanitizer: only tests that have several threads
+	@echo "C++ tests with the thread sanitizer"
+	$(call cpp_build,thread,$(SANITIZED) -DSHARPWAVE_SANITIZE=thread,sharpwave_tests)
+	@$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_filter='$(THREADED)'
 
 # The processors whose order of loads and stores is weaker than x86's. Under qemu it is the code that is tested, not the
 # order: that is the host's.

@@ -107,6 +107,25 @@ void Table::remake_records() {
     counters_->index_origin.value.store(kNone);
 }
 
+// Records were made anew from the words. Where a block has none that makes sense, its rows are lost if it ever had any:
+// nothing else would count them.
+std::uint64_t Table::drop_unnamed_rows() {
+    std::uint64_t lost = 0;
+    for (std::uint64_t b = 0; b < header_->blocks; ++b) {
+        if (blocks_[b].ticket.load() != kNone) continue;
+        for (std::uint64_t i = 0; i < block_length(b); ++i) {
+            const std::uint64_t slot = b * header_->block_rows + i;
+            const std::byte* row = rows_ + slot * header_->row_bytes;
+            const auto is_set = [](std::byte byte) { return byte != std::byte{0}; };
+            const bool was_row = word(slot) != 0 || (!is_hole(row, header_->row_bytes) &&
+                                                     std::any_of(row, row + header_->row_bytes, is_set));
+            lost += was_row;
+            word(slot) = 0;
+        }
+    }
+    return lost;
+}
+
 // After a power loss the pages of counters, records and blocks may be older than those of rows. Tickets are never given
 // twice, and rows that are whole are seen.
 void Table::catch_up_with_words() {
@@ -402,7 +421,7 @@ bool Table::are_counts_plausible() const {
         if (record.origin.load() == origin)
             counted += is_counting ? record.settled_live.load() : record.live.load() - record.gone.load();
         if (record.owner.load() == 0) continue;
-        slack += retires ? 1 : 0;
+        slack += retires && record.retiring.load() != 0 ? 1 : 0;
         if (settling != 0) slack += static_cast<std::int64_t>(Writer::kGroupRows + header_->width);
         const auto [ticket, head] = position(i);
         const std::uint64_t block = ticket % header_->blocks;

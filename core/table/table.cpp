@@ -163,7 +163,12 @@ void Table::look_over(const Opening& opening, bool remakes) {
         if (opening.recover && was_clean && !is_sealed) forget_index();
         const std::uint64_t lost_before = counters_->rows_lost.value.load();
         const std::uint64_t counted = drops ? rows_counted() : 0;
-        if (remakes) remake_records();
+        std::uint64_t unnamed = 0;
+        if (remakes) {
+            remake_records();
+            unnamed = drop_unnamed_rows();
+            counters_->rows_lost.value.fetch_add(unnamed);
+        }
         if (drops) {
             drop_wrong_waiting();
             catch_up_with_words();
@@ -171,7 +176,7 @@ void Table::look_over(const Opening& opening, bool remakes) {
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
             if (writers_[i].owner.load()) settle_writer(writers_[i]);
         }
-        const std::uint64_t lost = recover(drops), left = size();
+        const std::uint64_t lost = unnamed + recover(drops), left = size();
         // Rows whose words are gone too are known by their number alone.
         if (counted > left + lost) counters_->rows_lost.value.fetch_add(counted - left - lost);
         counters_->recoveries.value.fetch_add(1, std::memory_order_relaxed);

@@ -307,6 +307,7 @@ private:
     bool are_records_sane() const;
     void check_records() const;
     void remake_records();
+    std::uint64_t drop_unnamed_rows();  // returns how many; after remake_records()
 
     // Finishes for a dead writer: rows past its head, a half-written step, open episodes. False: there was no space for
     // the next observations of its newest rows, and they still wait in its record's places.

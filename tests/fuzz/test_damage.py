@@ -187,6 +187,29 @@ def test_count_of_rows_that_cannot_be_is_not_believed(files: Any, opener: Opener
     assert found["rows"] == whole.rows
 
 
+@pytest.mark.parametrize("table", [table for table in TABLES if table != "empty"])
+def test_one_row_less_than_was_counted_is_noticed(table: str, files: Any, opener: Opener, folder: Path) -> None:
+    """Nobody was in the middle of anything when this file was left: there is nothing to forgive."""
+    live = next(span for span in layout.RECORDS["writers"] if span.name == "live")
+    at = layout.regions_of(files(table, "killed").data)["writers"].offset + live.offset
+    found = used_after((at, 0), table, "killed", files, opener, folder)
+    assert "another number of rows than it counted" in found.get("refused", str(found))
+
+
+@pytest.mark.parametrize("filler", [b"\0", b"\0\0\x80\x3f"], ids=["zeros", "numbers"])
+def test_rows_without_any_record_are_counted_as_lost(filler: bytes, files: Any, opener: Opener, folder: Path) -> None:
+    """Counters, records, words and checksums are gone at once: rows are known by their bytes alone."""
+    whole = files("wide", "killed")
+    regions = layout.regions_of(whole.data)
+    first = min(regions[name].offset for name in ("counters", "writers", "blocks", "words", "checksums"))
+    size = regions["rows"].offset - first
+    data = whole.data[:first] + (filler * size)[:size] + whole.data[first + size :]
+    found = opener.use("wide", put(data, whole, folder / "damaged.sw", "killed"), recover=True)
+    assert found["strange"] == []
+    assert found["rows"] == {}
+    assert found["lost"] >= len(whole.rows)
+
+
 def test_exponent_that_cannot_be_is_not_believed(files: Any, opener: Opener, folder: Path) -> None:
     alpha = next(span for span in layout.COUNTERS if span.name == "alpha")
     at = layout.regions_of(files("writers", "closed").data)["counters"].offset + alpha.offset + 7

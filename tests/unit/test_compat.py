@@ -218,10 +218,10 @@ def test_apexrl_empty_batch_does_nothing_and_critic_observations_come_back(apex:
     torch = pytest.importorskip("torch")
     buffer = apex(5, (1,), critic_obs_shape=(2,))
     empty = [value[:0] for value in numbers(0, 3)]
-    buffer.add(*empty, critic_obs=torch.zeros(0, 2), next_critic_obs=torch.zeros(0, 2))
+    buffer.add(*empty, critic_observations=torch.zeros(0, 2), next_critic_observations=torch.zeros(0, 2))
     assert len(buffer) == 0
     critic = torch.arange(6.0).reshape(3, 2)
-    buffer.add(*numbers(0, 3), critic_obs=critic, next_critic_obs=critic + 1)
+    buffer.add(*numbers(0, 3), critic_observations=critic, next_critic_observations=critic + 1)
     batch = buffer.sample(3)
     assert torch.equal(batch["critic_observations"], critic[batch["rewards"].long()])
     assert torch.equal(batch["next_critic_observations"], critic[batch["rewards"].long()] + 1)
@@ -233,7 +233,7 @@ def test_apexrl_state_goes_round(apex: Any) -> None:
     buffer.add(*numbers(3, 4))
     other.load_state_dict(buffer.state_dict())
     assert len(other) == 5
-    assert other.state_dict()["rows"]["reward"].tolist() == [2, 3, 4, 5, 6]
+    assert other.state_dict()["rewards"].tolist() == [5, 6, 2, 3, 4], "by slot, as upstream has them"
     with pytest.raises(SchemaError, match="capacity: expected 6, got 5"):
         apex(6, (1,)).load_state_dict(buffer.state_dict())
     fresh = apex(5, (1,))

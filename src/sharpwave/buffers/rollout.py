@@ -313,9 +313,12 @@ class RolloutBuffer:
             returns, values; the extras; and ``mask`` where rows are left out.
         """
         self._check_returns("get_all_data()")
+        return self._whole(truth("get_all_data()", "normalize_advantages", normalize_advantages))
+
+    def _whole(self, normalize_advantages: bool) -> dict[str, Any]:
         batch = {key: self._rows(name) for name, key in self._names().items()}
         batch.setdefault("privileged_observations", None)
-        if truth("get_all_data()", "normalize_advantages", normalize_advantages):
+        if normalize_advantages:
             batch["advantages"] = self._place.normalize(batch["advantages"], batch.get("mask"))
         return batch
 
@@ -350,7 +353,7 @@ class RolloutBuffer:
         self, changes: int, rows: int, count: int, epochs: int, drop: bool, over: str | None
     ) -> Iterator[dict[str, Any]]:
         self._check_unchanged("minibatches()", changes)
-        flat = self.get_all_data(normalize_advantages=over == "rollout")
+        flat = self._whole(over == "rollout")
         place = self._place
         sizes = [rows // count + (not drop and i < rows % count) for i in range(count)]
         for _ in range(epochs):
@@ -395,7 +398,7 @@ class RolloutBuffer:
     ) -> Iterator[dict[str, Any]]:
         place = self._place
         self._check_unchanged("recurrent_minibatches()", changes)
-        flat = self.get_all_data(normalize_advantages=over == "rollout")
+        flat = self._whole(over == "rollout")
         flat.pop("mask", None)
         hidden = self._rows("hidden_states") if "hidden_states" in self._columns.nodes else None
         # Where episodes ended is asked once; what follows from it is worked out on the host.
