@@ -9,7 +9,7 @@ __all__ = ["Stored"]
 
 
 class Stored(dict[str, Any]):
-    """Upstream's attributes are plain dicts of the sample. A write into a copy of them would be lost without a word.
+    """Upstream's attributes are plain dicts of the sample. A write into a copy of them would be lost silently.
 
     Without ``store`` and ``drop`` it is a dict like any other: copies are.
     """

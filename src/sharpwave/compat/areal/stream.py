@@ -135,7 +135,7 @@ class NameResolvingZmqPuller(ZMQJsonPuller):
     Args:
         args: Anything with ``experiment_name`` and ``trial_name``: AReaL's configuration is that.
         puller_index: From 0; the data-parallel rank.
-        host: Of the loopback: nobody is asked who they are, so nobody else can connect.
+        host: A loopback address. Connections are not authenticated, so other machines are not let in.
         root: The folder; the environment variable SHARPWAVE_STREAM_ROOT unless told, else one in the temporary folder.
     """
 
