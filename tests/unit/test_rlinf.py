@@ -120,7 +120,7 @@ def test_names_of_today_work_too(tmp_path: Path) -> None:
         assert buffer.storage_dir is None
         buffer.add_trajectories([make(number) for number in range(200)])
         assert len(buffer) == 200
-    assert Trajectory is sw.Trajectory
+    assert issubclass(Trajectory, sw.Trajectory)
 
 
 def test_returns_are_upstream_s(tmp_path: Path) -> None:

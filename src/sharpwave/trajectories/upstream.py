@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .index import Entry, Index, Missing, is_weights_id
 __all__ = [
     "METADATA",
     "NAMES",
+    "facts_by_id",
     "is_upstream",
     "listed_names",
     "read_metadata",
@@ -132,24 +134,19 @@ def write_upstream(
 
     Args:
         storage_dir: Where the folder is going to be: the first RLinf looks for the data there.
+        format: Of files to come. RLinf looks for files of one format: if all that are there have another one, that one
+            is named.
         taken_of: The live folder that a checkpoint is of.
     """
-    trailing: tuple[int, ...] = ()
-    for leaf in reversed(index.leaves or ()):
-        if leaf.path in (("rewards",), ("prev_logprobs",)):
-            trailing = leaf.shape
-    entries = {
-        str(entry.id): {
-            "num_samples": entry.steps * entry.envs,
-            "trajectory_id": entry.id,
-            "max_episode_length": entry.max_episode_length,
-            "shape": [entry.steps, entry.envs, *trailing],
-            "model_weights_id": entry.weights_id,
-            "uuid": entry.uuid,
-        }
-        for entry in index.entries
+    formats = {index.layouts[entry.layout].format for entry in index.entries}
+    if len(formats) == 1:
+        format = formats.pop()
+    entries = facts_by_id(index, index.entries)
+    uuids = {entry.id: entry.uuid for entry in index.entries}
+    listed = {
+        "trajectory_index": {str(number): facts | {"uuid": uuids[number]} for number, facts in entries.items()},
+        "trajectory_id_list": list(entries),
     }
-    listed = {"trajectory_index": entries, "trajectory_id_list": [entry.id for entry in index.entries]}
     replace_file(folder / NAMES[0], [json.dumps(listed).encode()], sync)
     metadata = {
         "storage_dir": str(storage_dir),
@@ -162,6 +159,24 @@ def write_upstream(
         _OURS: {"storage_dir": str(taken_of or storage_dir)},
     }
     replace_file(folder / METADATA, [json.dumps(metadata, indent=2).encode()], sync)
+
+
+def facts_by_id(index: Index, entries: Iterable[Entry]) -> dict[int, dict[str, Any]]:
+    """What RLinf's index says of every trajectory."""
+    trailing: tuple[int, ...] = ()
+    for leaf in reversed(index.leaves or ()):
+        if leaf.path in (("rewards",), ("prev_logprobs",)):
+            trailing = leaf.shape
+    return {
+        entry.id: {
+            "num_samples": entry.steps * entry.envs,
+            "trajectory_id": entry.id,
+            "max_episode_length": entry.max_episode_length,
+            "shape": (entry.steps, entry.envs, *trailing),
+            "model_weights_id": entry.weights_id,
+        }
+        for entry in entries
+    }
 
 
 def _format(metadata: dict[str, Any]) -> str:
