@@ -369,8 +369,8 @@ class TrajectoryReplayBuffer:
         key = part.steps, part.envs, part.epochs, leaves
         made = self._plans.get(key)
         if made is None:
-            format = self._format if self._saves else "safetensors"
-            made = self._plans[key] = plan(format, leaves, part.steps, part.envs, part.epochs)
+            rest = leaves, part.steps, part.envs, part.epochs
+            made = self._plans[key] = plan(self._format, *rest, in_memory=not self._saves)
         return made
 
     # ---- out --------------------------------------------------------------------------------------------------

@@ -117,8 +117,19 @@ class Located(NamedTuple):
     weights_id: str
 
 
-def plan(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: tuple[int, ...]) -> Layout:
+def plan(
+    format: str,
+    leaves: tuple[Leaf, ...],
+    steps: int,
+    envs: int,
+    epochs: tuple[int, ...],
+    *,
+    in_memory: bool = False,
+) -> Layout:
     """The layout of trajectories that are written here.
+
+    Args:
+        in_memory: The arrays only follow each other; files of that format are written of them later, if at all.
 
     Raises:
         SchemaError: The format cannot hold a dtype, or so many bytes.
@@ -129,7 +140,7 @@ def plan(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: t
                 f"add_trajectories(): {leaf}: {format} files cannot hold {DTYPES[leaf.dtype][1]}; give "
                 "storage_format='pt', or cast it"
             )
-    return _lined_up(format, leaves, steps, envs, epochs)
+    return _lined_up("safetensors" if in_memory else format, leaves, steps, envs, epochs)
 
 
 def _lined_up(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: tuple[int, ...]) -> Layout:

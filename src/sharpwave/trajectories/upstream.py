@@ -163,10 +163,8 @@ def write_upstream(
 
 def facts_by_id(index: Index, entries: Iterable[Entry]) -> dict[int, dict[str, Any]]:
     """What RLinf's index says of every trajectory."""
-    trailing: tuple[int, ...] = ()
-    for leaf in reversed(index.leaves or ()):
-        if leaf.path in (("rewards",), ("prev_logprobs",)):
-            trailing = leaf.shape
+    shapes = {leaf.path[0]: leaf.shape for leaf in index.leaves or () if len(leaf.path) == 1}
+    trailing = shapes.get("prev_logprobs", shapes.get("rewards", ()))  # as RLinf takes steps and environments
     return {
         entry.id: {
             "num_samples": entry.steps * entry.envs,
