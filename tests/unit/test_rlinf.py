@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -465,6 +467,42 @@ def test_files_of_rlinf_that_cannot_be_written_stop_nothing_and_close_tells(
         assert len(buffer) == 3
         buffer.add_trajectories([make(3)])
     assert sorted(read_rlinf(tmp_path)) == [0, 1, 2, 3]
+
+
+GROWS = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from slabs import make
+from sharpwave.compat.rlinf import TrajectoryReplayBuffer
+TrajectoryReplayBuffer._tell_rlinf_every_s = 0.0
+buffer = TrajectoryReplayBuffer(storage_dir=sys.argv[1], enable_cache=False)
+print("open", flush=True)
+for number in range(len(buffer), 1_000_000):
+    buffer.add_trajectories([make(number)])
+"""
+
+
+def test_killed_while_it_tells_rlinf_the_folder_opens_and_rlinf_reads_it(tmp_path: Path) -> None:
+    rounds = 20 if os.environ.get("SHARPWAVE_SOAK") else 1
+    for round in range(rounds):
+        command = [sys.executable, "-c", GROWS, str(tmp_path), str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "open\n"
+            end = time.monotonic() + 20
+            while not (tmp_path / "metadata.json").exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.2 + 0.013 * round)
+            child.kill()
+        listed = json.loads((tmp_path / "trajectory_index.json").read_text())
+        for number, facts in listed["trajectory_index"].items():
+            found = torch.load(tmp_path / f"trajectory_{number}_{facts['model_weights_id']}.pt", weights_only=True)
+            assert int(found["rewards"][0, 0]) == 1000 * int(number)
+        with TrajectoryReplayBuffer(storage_dir=tmp_path, enable_cache=False, sample_window_size=0) as buffer:
+            assert len(buffer) >= len(listed["trajectory_id_list"]) > 0
+            assert buffer._trajectory_id_list == list(range(len(buffer)))
+            check(buffer.sample(64), 64)
+        assert sorted(read_rlinf(tmp_path)) == list(range(len(buffer)))
 
 
 @pytest.mark.timeout(60)
