@@ -491,6 +491,8 @@ def _compare(found: dict[int, Any] | str, expected: dict[int, Any]) -> None:
         assert got.keys() == wanted.keys(), f"{number}: {sorted(got)}, expected {sorted(wanted)}"
         for path, tensor in wanted.items():
             other = got[path]
+            if path == "prev_values" and tensor.shape[1:2] == (1,) and other.dim() == tensor.dim() + 1:
+                tensor = tensor[:, None]  # of one environment: which axis RLinf left out cannot be seen in one file
             assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape), f"{number} {path}: {other.shape}"
             assert bool((_bits(other) == _bits(tensor)).all()), f"{number} {path}: other values"
 

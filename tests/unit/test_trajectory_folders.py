@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import struct
@@ -256,6 +257,42 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path, value: Any, word
 
 
 # ---- set aside -------------------------------------------------------------------------------------------------------
+
+
+def flat_values(folder: Path, envs: tuple[int, ...], format: str) -> None:
+    """A checkpoint as RLinf writes it of a buffer without files: values with one row more have both axes in one."""
+    made = {number: make(number, envs=count, epochs=1) for number, count in enumerate(envs)}
+    for trajectory in made.values():
+        trajectory.prev_values = trajectory.prev_values[..., None]
+    write_rlinf(folder, made, era=2)
+    for number, trajectory in made.items():
+        trajectory.prev_values = trajectory.prev_values.flatten(0, 1)
+        path = folder / f"trajectory_{number}_w_0.pt"
+        torch.save(as_dict(trajectory), path)
+        if format == "pkl":
+            path.with_suffix(".pkl").write_bytes(pickle.dumps(as_dict(trajectory)))
+            path.unlink()
+    metadata = json.loads((folder / "metadata.json").read_text()) | {"trajectory_format": format}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+
+
+@pytest.mark.parametrize("format", ["pt", "pkl"])
+@pytest.mark.parametrize("envs", [(2, 2), (1, 2), (2, 1), (1, 1, 3)])
+@pytest.mark.parametrize("cache", [0, 5])
+def test_flat_values_get_their_axes_back_in_every_format_and_for_one_environment(
+    tmp_path: Path, format: str, envs: tuple[int, ...], cache: int
+) -> None:
+    flat_values(tmp_path / "rlinf", envs, format)
+    options: dict[str, Any] = {"cache_size": cache, "device": "cpu", "allow_pickle": True}
+    for folder in (tmp_path / "live", tmp_path / "rlinf"):
+        with build(folder, **options) as buffer:
+            buffer.load_checkpoint(tmp_path / "rlinf")
+            for number, trajectory in buffer.trajectories():
+                assert trajectory.prev_values.shape == (4, envs[number], 1)
+        with build(folder, **options) as buffer:
+            batch = buffer.sample(6)
+            assert batch["prev_values"].shape == (6, 1)
+            check(batch | {"prev_values": batch["prev_values"][:, 0]}, 6)
 
 
 @pytest.mark.parametrize("way", ["closed", "checkpoint", "own"])

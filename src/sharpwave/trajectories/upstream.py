@@ -90,7 +90,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
             if path is None:
                 lost.append(number)
                 continue
-            located = locate(where, path, allow_pickle)
+            located = locate(where, path, allow_pickle, index.leaves or ())
             if index.leaves is None:
                 index.leaves = located.leaves
             layout = _in_order(where, path, index, located)
@@ -220,6 +220,15 @@ def _in_order(where: str, path: Path, index: Index, located: Located) -> Layout:
     if located.leaves == index.leaves:
         return located.layout
     at = {leaf: number for number, leaf in enumerate(located.leaves)}
+    if all(entry.envs == 1 for entry in index.entries):
+        # Values of one environment may be saved with one axis less (see locate()), and these tell.
+        rows = {leaf.path: leaf for leaf in located.leaves}
+        index.leaves = tuple(
+            rows[leaf.path]
+            if leaf.path == ("prev_values",) and rows.get(leaf.path) == leaf._replace(shape=(1, *leaf.shape))
+            else leaf
+            for leaf in index.leaves
+        )
     if set(at) != set(index.leaves):
         differing = sorted({str(leaf) for leaf in set(at) ^ set(index.leaves)})
         raise StorageError(f"{where}: {path}: its rows are not those of the other files: {', '.join(differing)}")
