@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import struct
@@ -256,6 +257,88 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path, value: Any, word
 
 
 # ---- set aside -------------------------------------------------------------------------------------------------------
+
+
+def flat_values(folder: Path, envs: tuple[int, ...], format: str) -> None:
+    """A checkpoint as RLinf writes it of a buffer without files: values with one row more have both axes in one."""
+    made = {number: make(number, envs=count, epochs=1) for number, count in enumerate(envs)}
+    for trajectory in made.values():
+        trajectory.prev_values = trajectory.prev_values[..., None]
+    write_rlinf(folder, made, era=2)
+    for number, trajectory in made.items():
+        trajectory.prev_values = trajectory.prev_values.flatten(0, 1)
+        path = folder / f"trajectory_{number}_w_0.pt"
+        torch.save(as_dict(trajectory), path)
+        if format == "pkl":
+            path.with_suffix(".pkl").write_bytes(pickle.dumps(as_dict(trajectory)))
+            path.unlink()
+    metadata = json.loads((folder / "metadata.json").read_text()) | {"trajectory_format": format}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+
+
+@pytest.mark.parametrize("format", ["pt", "pkl"])
+@pytest.mark.parametrize("envs", [(2, 2), (1, 2), (2, 1), (1, 1, 3)])
+@pytest.mark.parametrize("cache", [0, 5])
+def test_flat_values_get_their_axes_back_in_every_format_and_for_one_environment(
+    tmp_path: Path, format: str, envs: tuple[int, ...], cache: int
+) -> None:
+    flat_values(tmp_path / "rlinf", envs, format)
+    options: dict[str, Any] = {"cache_size": cache, "device": "cpu", "allow_pickle": True}
+    for folder in (tmp_path / "live", tmp_path / "rlinf"):
+        with build(folder, **options) as buffer:
+            buffer.load_checkpoint(tmp_path / "rlinf")
+            for number, trajectory in buffer.trajectories():
+                assert trajectory.prev_values.shape == (4, envs[number], 1)
+        with build(folder, **options) as buffer:
+            batch = buffer.sample(6)
+            assert batch["prev_values"].shape == (6, 1)
+            check(batch | {"prev_values": batch["prev_values"][:, 0]}, 6)
+
+
+@pytest.mark.parametrize("way", ["closed", "checkpoint", "own"])
+def test_rlinf_is_told_the_format_that_the_files_have(tmp_path: Path, way: str) -> None:
+    fill(tmp_path / "live", range(2), storage_format="pkl", allow_pickle=True)
+    target = tmp_path / ("live" if way == "own" else "checkpoint")
+    with build(tmp_path / "live", storage_format="pt", allow_pickle=True) as buffer:
+        if way == "closed":
+            buffer.load_checkpoint(tmp_path / "live")
+            target = tmp_path / "live"
+        else:
+            buffer.save_checkpoint(target)
+    metadata = json.loads((target / "metadata.json").read_text())
+    assert (metadata["storage_format"], metadata["trajectory_format"]) == ("pkl", "pkl")
+    assert (target / "trajectory_1_w_0.pkl").exists()
+
+
+def test_folder_with_files_of_two_formats_stays_for_rlinf_what_it_was(tmp_path: Path) -> None:
+    fill(tmp_path, range(2))
+    fill(tmp_path, [2], storage_format="pkl", allow_pickle=True)
+    assert sorted(read_rlinf(tmp_path)) == [0, 1], "RLinf looks for files of one format only"
+    assert held(tmp_path, allow_pickle=True) == [0, 1, 2]
+
+
+def test_shape_in_rlinf_s_index_is_that_of_the_log_probabilities(tmp_path: Path) -> None:
+    trajectory = make(0)
+    trajectory.prev_logprobs = torch.zeros(3, 2, 7)
+    with build(tmp_path) as buffer:
+        buffer.add_trajectories([trajectory])
+    listed = json.loads((tmp_path / "trajectory_index.json").read_text())["trajectory_index"]
+    assert listed["0"]["shape"] == [3, 2, 7]
+
+
+def test_buffer_without_files_keeps_what_its_format_can_hold(tmp_path: Path) -> None:
+    trajectory = make(0)
+    trajectory.forward_inputs = {"x": torch.full((3, 2, 1), 1 - 2j, dtype=torch.complex128)}
+    with sw.TrajectoryReplayBuffer(save_trajectories=False, device="cpu") as buffer:
+        buffer.add_trajectories([trajectory])
+        assert buffer.sample(2)["forward_inputs"]["x"].tolist() == [[1 - 2j]] * 2
+        buffer.save_checkpoint(tmp_path)
+    assert read_rlinf(tmp_path)[0]["forward_inputs"]["x"].dtype == torch.complex128
+    with (
+        sw.TrajectoryReplayBuffer(save_trajectories=False, storage_format="safetensors") as buffer,
+        pytest.raises(SchemaError, match="safetensors files cannot hold complex128"),
+    ):
+        buffer.add_trajectories([trajectory])
 
 
 def test_load_of_one_rank_s_part_deletes_nothing(tmp_path: Path) -> None:

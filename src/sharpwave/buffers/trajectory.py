@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import uuid
@@ -35,10 +36,12 @@ from ..trajectories.trajectory import (
     to_device,
     to_trajectory,
 )
-from ..trajectories.upstream import storage_dir_of, write_upstream
+from ..trajectories.upstream import storage_dir_of
 from ..trajectories.writing import Drop, Note, Save, Saver
 
 __all__ = ["TrajectoryReplayBuffer"]
+
+_PATIENCE_S = 0.1  # of the saving thread for the buffer's lock, where it can try again later
 
 
 class TrajectoryReplayBuffer:
@@ -83,6 +86,8 @@ class TrajectoryReplayBuffer:
     """
 
     _drops_the_rest = False  # True leaves out what is no array of rows, as RLinf does
+    # How often RLinf's files are written while the folder is open; None: by close() only.
+    _tell_rlinf_every_s: float | None = None
 
     if not TYPE_CHECKING:  # to a type checker every name could be set
 
@@ -166,7 +171,8 @@ class TrajectoryReplayBuffer:
         """Makes a folder this buffer's."""
         self._folder = self._kinds = folder
         self._on_saved = _Saved(self._lock)
-        self._saver = Saver(folder, self._on_saved)
+        tell = functools.partial(folder.tell_rlinf, self._on_saved.index_of(folder, _PATIENCE_S), self._format)
+        self._saver = Saver(folder, self._on_saved, tell, self._tell_rlinf_every_s)
         self._finish = weakref.finalize(self, _finish, self._saver, folder, self._on_saved, self._format, self._pid)
 
     def _newest(self, where: str, index: Index, file: Callable[[Entry], Path]) -> list[np.ndarray[Any, Any]]:
@@ -363,8 +369,8 @@ class TrajectoryReplayBuffer:
         key = part.steps, part.envs, part.epochs, leaves
         made = self._plans.get(key)
         if made is None:
-            format = self._format if self._saves else "safetensors"
-            made = self._plans[key] = plan(format, leaves, part.steps, part.envs, part.epochs)
+            rest = leaves, part.steps, part.envs, part.epochs
+            made = self._plans[key] = plan(self._format, *rest, in_memory=not self._saves)
         return made
 
     # ---- out --------------------------------------------------------------------------------------------------
@@ -516,7 +522,7 @@ class TrajectoryReplayBuffer:
                 if target.exists() and target.samefile(folder.path):
                     saver.put([Note(index.state_record())])
                     saver.wait(where)
-                    write_upstream(folder.path, index, folder.path.resolve(), self._format, sync=True)
+                    folder.tell_rlinf(lambda: index, self._format, is_asked=True)
                 else:
                     put, live = link_from(index, folder.path), folder.path.resolve()
                     write_checkpoint(where, index, put, target, self._format, live)
@@ -728,7 +734,7 @@ class TrajectoryReplayBuffer:
                 changed = self._folder.is_changed
                 self._folder.append([index.state_record()])
                 self._folder.is_changed = changed
-                self._folder.tell_rlinf(index, self._format)
+                self._folder.tell_rlinf(lambda: index, self._format)
             self._folder.close(index)
         finally:
             self._folder.close()
@@ -765,10 +771,24 @@ class _Saved:
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
 
-    def files(self) -> list[Entry]:
-        """The trajectories that have one."""
-        with self._lock:
-            return [entry for entry in self._entries.values() if entry.bytes]
+    def index_of(self, folder: Folder, patience_s: float = -1) -> Callable[[], Index]:
+        """Makes the index of the trajectories that have files now.
+
+        Args:
+            patience_s: How long it waits for the buffer's lock; -1: until it has it. The saving thread must not wait
+                for ever: a load that changes the folder holds the lock and waits for the thread's end.
+        """
+
+        def index() -> Index:
+            if not self._lock.acquire(timeout=patience_s):
+                raise BlockingIOError("the buffer is busy")
+            try:
+                entries = [entry for entry in self._entries.values() if entry.bytes]
+            finally:
+                self._lock.release()
+            return replace(folder.index, entries=entries)
+
+        return index
 
     def look_at(self, entries: dict[int, Entry], memory: Memory, kinds: Kinds) -> None:
         self._entries, self._memory, self._kinds = entries, memory, kinds
@@ -794,7 +814,7 @@ def _finish(saver: Saver, folder: Folder, saved: _Saved, format: str, pid: int) 
         return
     try:
         saver.end("close()")
-        folder.tell_rlinf(replace(folder.index, entries=saved.files()), format)
+        folder.tell_rlinf(saved.index_of(folder), format)
     finally:
         folder.close()
 

@@ -117,8 +117,19 @@ class Located(NamedTuple):
     weights_id: str
 
 
-def plan(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: tuple[int, ...]) -> Layout:
+def plan(
+    format: str,
+    leaves: tuple[Leaf, ...],
+    steps: int,
+    envs: int,
+    epochs: tuple[int, ...],
+    *,
+    in_memory: bool = False,
+) -> Layout:
     """The layout of trajectories that are written here.
+
+    Args:
+        in_memory: The arrays only follow each other; files of that format are written of them later, if at all.
 
     Raises:
         SchemaError: The format cannot hold a dtype, or so many bytes.
@@ -129,7 +140,7 @@ def plan(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: t
                 f"add_trajectories(): {leaf}: {format} files cannot hold {DTYPES[leaf.dtype][1]}; give "
                 "storage_format='pt', or cast it"
             )
-    return _lined_up(format, leaves, steps, envs, epochs)
+    return _lined_up("safetensors" if in_memory else format, leaves, steps, envs, epochs)
 
 
 def _lined_up(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: tuple[int, ...]) -> Layout:
@@ -286,7 +297,7 @@ def _pickled(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layou
     return pickle.dumps(nest(leaves, values) | facts, protocol=4)
 
 
-def unpickle(where: str, path: Path, allow_pickle: bool) -> Trajectory:
+def unpickle(where: str, path: Path, allow_pickle: bool, leaves: tuple[Leaf, ...] = ()) -> Trajectory:
     if not allow_pickle:
         raise StorageError(
             f"{where}: {path.name} is a pickle, and loading one runs what it says; give allow_pickle=True if you "
@@ -297,7 +308,11 @@ def unpickle(where: str, path: Path, allow_pickle: bool) -> Trajectory:
     if not isinstance(found, dict):
         raise StorageError(f"expected a dict, got {type(found).__name__}")
     fields = {name: value for name, value in found.items() if name in Trajectory.__dataclass_fields__}
-    return Trajectory(**{name: value for name, value in fields.items() if value is not None})
+    made = Trajectory(**{name: value for name, value in fields.items() if value is not None})
+    values = made.prev_values
+    if values is not None and hasattr(values, "reshape"):
+        made.prev_values = values.reshape(_with_axes(tuple(values.shape), *count_rows(where, made), leaves))
+    return made
 
 
 # ---- files of others -------------------------------------------------------------------------------------------------
@@ -319,8 +334,22 @@ class _Found(NamedTuple):
     shape: tuple[int, ...]
 
 
-def locate(where: str, path: Path, allow_pickle: bool = False) -> Located:
+def _with_axes(shape: tuple[int, ...], steps: int, envs: int, leaves: tuple[Leaf, ...]) -> tuple[int, ...]:
+    """The shape of values. RLinf saves those with more rows than steps as it caches them: both axes in one. With one
+    environment the two forms may look the same: what the folder's other files have decides."""
+    wanted = next((leaf.shape for leaf in leaves if leaf.path == ("prev_values",)), None)
+    if len(shape) and (shape[1:2] != (envs,) or shape[0] > 2 * steps or (envs == 1 and shape[1:] == wanted)):
+        rows, left = divmod(shape[0], envs)
+        if left == 0 and rows > steps:
+            return (rows, envs, *shape[1:])
+    return shape
+
+
+def locate(where: str, path: Path, allow_pickle: bool = False, leaves: tuple[Leaf, ...] = ()) -> Located:
     """Finds the leaves of a file that somebody else wrote, without reading them (a pickle is read).
+
+    Args:
+        leaves: Of the folder's other files.
 
     Raises:
         StorageError: It is damaged, or not a trajectory.
@@ -329,14 +358,14 @@ def locate(where: str, path: Path, allow_pickle: bool = False) -> Located:
     one_of(where, "format", format, FORMATS)
     with _told(where, path):
         if format == "pkl":
-            found = unpickle(where, path, allow_pickle)
+            found = unpickle(where, path, allow_pickle, leaves)
             parts = read(where, found, drops=True)
             layout = plan(format, parts.leaves, parts.steps, parts.envs, parts.epochs)
             _check_size(path, parts.leaves, layout)
             return Located(parts.leaves, layout, 0, *_facts(vars(found)))
         tree, storages, start = (*locate_tensors(path), 0) if format == "pt" else _locate_safetensors(path)
-        leaves, layout = _lay_out(where, path, format, tree, storages, start)
-        return Located(leaves, layout, start, *_facts(tree))
+        own, layout = _lay_out(where, path, format, tree, storages, start, leaves)
+        return Located(own, layout, start, *_facts(tree))
 
 
 def _facts(tree: dict[str, Any]) -> tuple[int, str]:
@@ -378,7 +407,7 @@ def _check_depth(tree: dict[str, Any]) -> None:
         waiting += [part for part in waiting.pop().values() if isinstance(part, dict)]
 
 
-def _find(where: str, tree: dict[str, Any]) -> tuple[int, int, Iterator[_Found]]:
+def _find(where: str, tree: dict[str, Any], leaves: tuple[Leaf, ...]) -> tuple[int, int, Iterator[_Found]]:
     """Steps, environments, and the leaves of a described file."""
     _check_depth(tree)
     shaped = Trajectory()
@@ -393,11 +422,8 @@ def _find(where: str, tree: dict[str, Any]) -> tuple[int, int, Iterator[_Found]]
                 if not isinstance(value, (Stored, Array)) or not value.shape:
                     continue  # nothing that rows could be drawn from
                 shape = value.shape
-                if name == "prev_values" and (shape[1:2] != (envs,) or shape[0] > 2 * steps):
-                    # RLinf saves values with rows more than steps as it caches them: both axes in one.
-                    rows, left = divmod(shape[0], envs)
-                    if left == 0 and rows > steps:
-                        shape = (rows, envs, *shape[1:])
+                if name == "prev_values":
+                    shape = _with_axes(shape, steps, envs, leaves)
                 if len(shape) < 2:
                     continue
                 if value.dtype not in DTYPES:
@@ -413,10 +439,16 @@ def _find(where: str, tree: dict[str, Any]) -> tuple[int, int, Iterator[_Found]]
 
 
 def _lay_out(
-    where: str, path: Path, format: str, tree: dict[str, Any], storages: dict[str, Storage], start: int
+    where: str,
+    path: Path,
+    format: str,
+    tree: dict[str, Any],
+    storages: dict[str, Storage],
+    start: int,
+    others: tuple[Leaf, ...],
 ) -> tuple[tuple[Leaf, ...], Layout]:
     size = path.stat().st_size
-    steps, envs, every = _find(where, tree)
+    steps, envs, every = _find(where, tree, others)
     leaves, epochs, offsets, strides = list[Leaf](), list[int](), list[int](), list[tuple[int, int]]()
     end, is_packed, is_dense = 0, False, True
     for found in every:
@@ -503,7 +535,7 @@ def read_whole(
     """
     with _told(where, path):
         if layout.format == "pkl":
-            return _arranged(read(where, unpickle(where, path, allow_pickle), drops=True), leaves, layout)
+            return _arranged(read(where, unpickle(where, path, allow_pickle, leaves), drops=True), leaves, layout)
         with path.open("rb", buffering=0) as file:
             _check_file_size(file.fileno(), size)
             if layout.is_packed:
@@ -541,7 +573,7 @@ def check_file(
                 raise StorageError("damaged: its checksum is not the index's")
             return
         tree, storages, begin = (*locate_tensors(path), 0) if layout.format == "pt" else _locate_safetensors(path)
-        found, now = _lay_out(where, path, layout.format, tree, storages, begin)
+        found, now = _lay_out(where, path, layout.format, tree, storages, begin, leaves)
         at = {leaf: number for number, leaf in enumerate(found)}
         if (
             set(at) != set(leaves)
@@ -606,8 +638,8 @@ def _arranged(parts: Parts, leaves: tuple[Leaf, ...], layout: Layout) -> np.ndar
 def _unpacked(where: str, path: Path, file: int, leaves: tuple[Leaf, ...], layout: Layout) -> np.ndarray[Any, Any]:
     """The slab of a file with NumPy arrays or permuted tensors in it."""
     tree, storages = locate_tensors(path)
-    _lay_out(where, path, layout.format, tree, storages, 0)  # all sizes are checked
-    steps, envs, every = _find(where, tree)
+    _lay_out(where, path, layout.format, tree, storages, 0, leaves)  # all sizes are checked
+    steps, envs, every = _find(where, tree, leaves)
     raw: dict[str, np.ndarray[Any, Any]] = {}
     made = []
     for found in every:

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +112,7 @@ class Folder(Kinds):
         self.path, self._where, self._allow_pickle, self._recover = path, where, allow_pickle, recover
         self._pinned, self._condemned, self._removing = 0, list[str](), threading.Lock()
         self._claimed = 0
+        self._telling = threading.Lock()
         self.is_changed = False  # since RLinf's files were written
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -376,11 +377,27 @@ class Folder(Kinds):
             if path.name in back:
                 path.unlink(missing_ok=True)
 
-    def tell_rlinf(self, index: Index, format: str) -> None:
-        """Writes RLinf's two files, so that it and its tools can read the folder, where something changed since."""
-        if self.is_changed and all(index.layouts[entry.layout].format in ("pt", "pkl") for entry in index.entries):
-            write_upstream(self.path, index, self.path.resolve(), format)
-        self.is_changed = False
+    def tell_rlinf(self, index: Callable[[], Index], format: str, *, is_asked: bool = False) -> None:
+        """Writes RLinf's two files, so that it and its tools can read the folder, where something changed since. RLinf
+        looks for files of one format: a folder with several, or with one that it does not know, is not told of.
+
+        Args:
+            index: Of the trajectories that have files; it is asked for after ``is_changed`` was reset, so that what
+                changes meanwhile is told the next time.
+            is_asked: Also if nothing changed, and for every format; synced.
+        """
+        with self._telling:  # the thread that saves, and save_checkpoint() into the folder itself
+            if is_asked:
+                write_upstream(self.path, index(), self.path.resolve(), format, sync=True)
+            elif self.is_changed:
+                self.is_changed = False
+                try:
+                    known = index()
+                    if {known.layouts[entry.layout].format for entry in known.entries} in ({"pt"}, {"pkl"}, set[str]()):
+                        write_upstream(self.path, known, self.path.resolve(), format)
+                except BaseException:
+                    self.is_changed = True
+                    raise
 
     def close(self, index: Index | None = None) -> None:
         """Lets go of the folder. Where the journal has become much longer than what it says, ``index`` (what it says)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .index import Entry, Index, Missing, is_weights_id
 __all__ = [
     "METADATA",
     "NAMES",
+    "facts_by_id",
     "is_upstream",
     "listed_names",
     "read_metadata",
@@ -88,7 +90,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
             if path is None:
                 lost.append(number)
                 continue
-            located = locate(where, path, allow_pickle)
+            located = locate(where, path, allow_pickle, index.leaves or ())
             if index.leaves is None:
                 index.leaves = located.leaves
             layout = _in_order(where, path, index, located)
@@ -132,24 +134,19 @@ def write_upstream(
 
     Args:
         storage_dir: Where the folder is going to be: the first RLinf looks for the data there.
+        format: Of files to come. RLinf looks for files of one format: if all that are there have another one, that one
+            is named.
         taken_of: The live folder that a checkpoint is of.
     """
-    trailing: tuple[int, ...] = ()
-    for leaf in reversed(index.leaves or ()):
-        if leaf.path in (("rewards",), ("prev_logprobs",)):
-            trailing = leaf.shape
-    entries = {
-        str(entry.id): {
-            "num_samples": entry.steps * entry.envs,
-            "trajectory_id": entry.id,
-            "max_episode_length": entry.max_episode_length,
-            "shape": [entry.steps, entry.envs, *trailing],
-            "model_weights_id": entry.weights_id,
-            "uuid": entry.uuid,
-        }
-        for entry in index.entries
+    formats = {index.layouts[entry.layout].format for entry in index.entries}
+    if len(formats) == 1:
+        format = formats.pop()
+    entries = facts_by_id(index, index.entries)
+    uuids = {entry.id: entry.uuid for entry in index.entries}
+    listed = {
+        "trajectory_index": {str(number): facts | {"uuid": uuids[number]} for number, facts in entries.items()},
+        "trajectory_id_list": list(entries),
     }
-    listed = {"trajectory_index": entries, "trajectory_id_list": [entry.id for entry in index.entries]}
     replace_file(folder / NAMES[0], [json.dumps(listed).encode()], sync)
     metadata = {
         "storage_dir": str(storage_dir),
@@ -162,6 +159,22 @@ def write_upstream(
         _OURS: {"storage_dir": str(taken_of or storage_dir)},
     }
     replace_file(folder / METADATA, [json.dumps(metadata, indent=2).encode()], sync)
+
+
+def facts_by_id(index: Index, entries: Iterable[Entry]) -> dict[int, dict[str, Any]]:
+    """What RLinf's index says of every trajectory."""
+    shapes = {leaf.path[0]: leaf.shape for leaf in index.leaves or () if len(leaf.path) == 1}
+    trailing = shapes.get("prev_logprobs", shapes.get("rewards", ()))  # as RLinf takes steps and environments
+    return {
+        entry.id: {
+            "num_samples": entry.steps * entry.envs,
+            "trajectory_id": entry.id,
+            "max_episode_length": entry.max_episode_length,
+            "shape": (entry.steps, entry.envs, *trailing),
+            "model_weights_id": entry.weights_id,
+        }
+        for entry in entries
+    }
 
 
 def _format(metadata: dict[str, Any]) -> str:
@@ -207,6 +220,15 @@ def _in_order(where: str, path: Path, index: Index, located: Located) -> Layout:
     if located.leaves == index.leaves:
         return located.layout
     at = {leaf: number for number, leaf in enumerate(located.leaves)}
+    if all(entry.envs == 1 for entry in index.entries):
+        # Values of one environment may be saved with one axis less (see locate()), and these tell.
+        rows = {leaf.path: leaf for leaf in located.leaves}
+        index.leaves = tuple(
+            rows[leaf.path]
+            if leaf.path == ("prev_values",) and rows.get(leaf.path) == leaf._replace(shape=(1, *leaf.shape))
+            else leaf
+            for leaf in index.leaves
+        )
     if set(at) != set(index.leaves):
         differing = sorted({str(leaf) for leaf in set(at) ^ set(index.leaves)})
         raise StorageError(f"{where}: {path}: its rows are not those of the other files: {', '.join(differing)}")

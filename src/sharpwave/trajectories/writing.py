@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -20,6 +22,7 @@ __all__ = ["Drop", "Note", "Save", "Saver"]
 
 # What may wait for the disk: whoever adds faster than the disk writes waits, rather than fill the memory.
 _MOST_PENDING_BYTES, _MOST_PENDING = 256 * 2**20, 1_024
+_TELLING_SHARE = 0.02  # of the thread's time at most goes into telling others of a folder that grows
 
 
 class Save:
@@ -63,10 +66,20 @@ class Saver:
 
     Args:
         saved: Told of every trajectory whose file and index line are written.
+        tell: Writes the files by which RLinf knows the folder; called at most every ``tell_every_s`` where something
+            changed.
+        tell_every_s: None: never. ``close()`` of the buffer does it then.
     """
 
-    def __init__(self, folder: Folder, saved: Callable[[Save], None]) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        saved: Callable[[Save], None],
+        tell: Callable[[], None] | None = None,
+        tell_every_s: float | None = None,
+    ) -> None:
         self._folder, self._saved = folder, saved
+        self._tell, self._tell_every_s, self._told_until = tell, tell_every_s, 0.0
         self._work: deque[Save | Note | Drop] = deque()
         self._pending = 0  # bytes
         self._given = self._done = 0  # parts, ever
@@ -180,11 +193,15 @@ class Saver:
         while True:
             with self._change:
                 while not self._is_ending and (not self._work or self._failure is not None):
-                    self._change.wait()
+                    left = self._until_telling()
+                    if left is not None and left <= 0:
+                        break
+                    self._change.wait(left)
                 if self._is_ending:
                     return
-                batch = list(islice(self._work, UNLISTED))
-            done, failure = self._write(batch)
+                batch = list(islice(self._work, UNLISTED)) if self._failure is None else []
+            self._tell_others()
+            done, failure = self._write(batch) if batch else (0, None)
             with self._change:
                 self._done += done
                 for _ in range(done):
@@ -193,6 +210,22 @@ class Saver:
                 if failure is not None:
                     self._failure, self._is_told = failure, False
                 self._change.notify_all()
+
+    def _until_telling(self) -> float | None:
+        """Seconds; None: there is nothing to tell."""
+        if self._tell_every_s is None or not self._folder.is_changed:
+            return None
+        return self._told_until - time.monotonic()
+
+    def _tell_others(self) -> None:
+        left = self._until_telling()
+        if left is None or left > 0 or self._tell is None or self._tell_every_s is None:
+            return
+        begin = time.monotonic()
+        with suppress(OSError):  # the folder stays marked as changed: close() tries again, and tells
+            self._tell()
+        end = time.monotonic()
+        self._told_until = end + max(self._tell_every_s, (end - begin) / _TELLING_SHARE)
 
     def _write(self, batch: list[Save | Note | Drop]) -> tuple[int, Exception | None]:
         """Writes as much as it can; how many parts are done with, and why not more."""
