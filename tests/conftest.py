@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ settings.register_profile("soak", parent=settings.get_profile("sharpwave"), dera
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sharpwave"))
 
 _PREFIX = f"test-{os.getpid()}-"
+
+# A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _shared_files(part: str) -> list[Path]:

@@ -43,9 +43,9 @@ def file_of(address: str) -> Path:
 
 
 @pytest.fixture(params=["shm", "file"])
-def address(request: Any, tmp_path: Path) -> Iterator[str]:
+def address(request: Any, tmp_path: Path) -> str:
     (tmp_path / "run").mkdir()
-    yield request.getfixturevalue("shm_address") if request.param == "shm" else f"file://{tmp_path}/run/live.sw"
+    return request.getfixturevalue("shm_address") if request.param == "shm" else f"file://{tmp_path}/run/live.sw"
 
 
 def make(address: str, capacity: int = 1_000, **options: Any) -> sw.ReplayBuffer:
@@ -286,12 +286,7 @@ def test_opening_waits_at_the_door_no_longer_than_its_timeout(address: str, door
 def test_interrupt_ends_the_wait_at_the_door(address: str, door_is_held: Any) -> None:
     with make(address):
         door_is_held()
-        code = (
-            "import signal, sys, sharpwave as sw\n"
-            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-            "print('opens', flush=True)\n"
-            "sw.open(sys.argv[1], timeout=600)\n"
-        )
+        code = "import sys, sharpwave as sw; print('opens', flush=True); sw.open(sys.argv[1], timeout=600)"
         with subprocess.Popen(
             [sys.executable, "-c", code, address], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as opener:

@@ -456,7 +456,9 @@ print("fine")
 
 
 def test_block_full_of_ends_has_room_for_those_of_its_neighbours() -> None:
-    done = subprocess.run([sys.executable, "-c", FULL_OF_ENDS], capture_output=True, text=True, timeout=2 * HANG_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_OF_ENDS], capture_output=True, text=True, timeout=2 * HANG_S, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-500:]
 
 
@@ -572,7 +574,9 @@ def build_for_damage(folder: Path, kind: str) -> Path:
         "buffer.close()\n"
     )
     path = folder / "whole.sw"
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(path), kind], check=True, timeout=2 * HANG_S)
+    subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(path), kind], check=True, timeout=2 * HANG_S
+    )
     return path
 
 

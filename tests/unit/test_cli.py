@@ -1,6 +1,5 @@
 """The command line: what it prints, and how it fails."""
 
-import functools
 import json
 import os
 import pty
@@ -297,8 +296,8 @@ def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer,
         lines = shown.stdout.splitlines()
         assert len(lines) == 2
         for line in lines:
-            added, sampled = re.findall(r"(?:added|sampled) ([\d,]+)/s", line)
-            assert 0 < int(added.replace(",", "")) < int(sampled.replace(",", ""))
+            added, sampled = (int(rate.replace(",", "")) for rate in re.findall(r"(?:added|sampled) ([\d,]+)/s", line))
+            assert 0 < added < sampled
             assert "8 of 8 rows" in line
             assert "2 of 5 writers" in line
             assert line.endswith(", ".join(map(str, sorted([os.getpid(), child.pid]))))
@@ -311,9 +310,7 @@ def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer,
 def test_watch_redraws_its_table_on_a_terminal_until_ctrl_c(live: sw.ReplayBuffer, shm_address: str) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "sharpwave", "info", shm_address, "--watch", "--interval", "0.1"]
-    # A shell starts what runs in the background with this signal ignored, and children inherit that.
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, preexec_fn=heeds) as child:
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as child:
         try:
             os.close(theirs)
             seen = b""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import HANG_S, seconds_of_other_threads, until, until_asleep, until_thread_waits
+from patience import HANG_S, seconds_of_other_threads, until_asleep, until_thread_waits
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
@@ -472,8 +472,7 @@ def test_waiting_in_threads_leaves_no_descriptor_behind() -> None:
 @pytest.mark.parametrize("verb", ["get", "put"])
 def test_an_interrupt_ends_a_wait_at_once(verb: str, timeout: str) -> None:
     code = f"""
-import signal, numpy as np, sharpwave as sw
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import numpy as np, sharpwave as sw
 flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=2)])
 seq = sw.SequenceBuffer(flow, 1)
 one = lambda name: sw.SequenceSample([name], {{"a": [3]}}, {{"a": np.arange(3)}})

@@ -617,7 +617,7 @@ except sw.errors.StorageError as error:
     print(error)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = run(code, tmp_path / "rlinf", timeout=20)
+    done = run(code, tmp_path / "rlinf", timeout=120)
     assert done.returncode == 0, done.stderr
     error, grown = done.stdout.splitlines()
     assert "trajectory_0_w_0.pt" in error
@@ -751,7 +751,7 @@ buffer.flush()
 with buffer._lock, buffer._adding:  # as another thread may have them when this one forks
     pid = os.fork()
 if pid == 0:
-    signal.alarm(20)
+    signal.alarm(120)
     told = 0
     for call in (
         lambda: buffer.add_trajectories([make(1)]), lambda: buffer.sample(1), buffer.flush, buffer.clear,
@@ -841,7 +841,7 @@ print(len(buffer), buffer.total_samples, buffer.get_stats()["unsaved"])
 buffer.close()
 print("closed")
 """
-    done = run(code, tmp_path / "live", timeout=30)
+    done = run(code, tmp_path / "live", timeout=120)
     assert done.returncode == 0, done.stderr
     first, second, counts, end = done.stdout.splitlines()
     assert first.startswith("add_trajectories(): cannot start the thread that saves trajectories: ")

@@ -174,9 +174,8 @@ def test_ctrl_c_ends_a_wait_for_the_index(shm_address: str, tmp_path: Path, call
     with stopped_in_the_index(shm_address):
         child = python(
             f"""
-            import signal, sys
+            import sys
             import numpy as np, sharpwave as sw
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             buffer = sw.open(sys.argv[1])
             print("in", flush=True)
             {call}
@@ -275,9 +274,8 @@ INTERRUPTED = """
     int posix_fallocate64(int fd, off_t offset, off_t bytes) { return posix_fallocate(fd, offset, bytes); }
 """
 LARGE_BUFFER = """
-    import signal, sys
+    import sys
     import sharpwave as sw
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("in", flush=True)
     sw.ReplayBuffer(200_000, obs_shape=(17,), storage=sys.argv[1]).close(unlink=True)
 """
