@@ -288,9 +288,10 @@ def test_ls_passes_over_what_has_none_of_our_names(live: sw.ReplayBuffer, shm_ad
             strange.unlink()
 
 
+@pytest.mark.timing  # in half a second the other process gets a processor
 def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer, shm_address: str) -> None:
     with process(shm_address, "work") as child:
-        options = ["info", shm_address, "--watch", "--interval", "0.2", "--count", "2"]
+        options = ["info", shm_address, "--watch", "--interval", "0.5", "--count", "2"]
         shown = run_module(*options)
         assert shown.returncode == 0, shown.stderr
         lines = shown.stdout.splitlines()
@@ -303,7 +304,7 @@ def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer,
             assert line.endswith(", ".join(map(str, sorted([os.getpid(), child.pid]))))
         first, second = map(json.loads, run_module(*options, "--json").stdout.splitlines())
         passed_s = (second["rows_added"] - first["rows_added"]) / second["added_per_s"]
-        assert passed_s >= 0.2
+        assert passed_s >= 0.5
         assert second["rows_sampled"] - first["rows_sampled"] == pytest.approx(second["sampled_per_s"] * passed_s)
 
 
