@@ -123,11 +123,10 @@ import os, time, numpy as np, sharpwave as sw
 flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=1)])
 seq = sw.SequenceBuffer(flow, 10, journal={str(tmp_path / "journal")!r})
 seq.put(sw.SequenceSample(["a"], {{"a": [3]}}, {{"a": np.arange(3)}}))
-worker = os.fork()
-if worker == 0:
-    time.sleep(60)
-print(worker, flush=True)
-time.sleep(60)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # it runs: until then it has all that its parent has
+    time.sleep(600)
+time.sleep(600)
 """
     flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=1)])
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:

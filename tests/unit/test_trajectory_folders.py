@@ -783,12 +783,10 @@ from slabs import make
 buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
 buffer.add_trajectories([make(0)])
 buffer.flush()
-pid = os.fork()
-if pid == 0:
-    time.sleep(60)
-    os._exit(0)
-print(pid, flush=True)
-time.sleep(60)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # it runs: until then it has all that its parent has
+    time.sleep(600)
+time.sleep(600)
 """
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {HERE!r})\n{code}", str(tmp_path / "live")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
