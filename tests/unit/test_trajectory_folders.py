@@ -986,7 +986,7 @@ def test_index_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
         {"storage_dir": "a\0b"},
         {"log_dir": None},
         {"device": "nowhere"},
-        {"device": object()},
+        pytest.param({"device": object()}, id="a device of no kind"),
         {"storage_format": ["pt"]},
         {"seed": None},
         {"cache_size": 2.5},
