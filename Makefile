@@ -174,13 +174,18 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/python benchmarks/report.py
 
 soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damaged files, the threaded tests over and over
+	$(BIN)/python -m pytest -o addopts=-q -p randomly --numprocesses 2
+	@echo "What is about time, ten times beside two busy loops"
+	@sh -c 'while :; do :; done' & one=$$!; sh -c 'while :; do :; done' & two=$$!; \
+	trap "kill $$one $$two" EXIT; trap 'exit 1' INT TERM; \
+	for turn in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/python -m pytest -m timing || exit 1; done
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model tests/unit/test_threads.py tests/fuzz
 	SHARPWAVE_SOAK=1 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model/test_sequences.py tests/unit/test_sequence_journal.py \
 		tests/crash/test_journal_kills.py tests/fuzz/test_journal_damage.py
 	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash/test_trajectory_kills.py tests/fuzz/test_trajectory_damage.py tests/unit/test_trajectories.py
 	$(MAKE) test-cpp
 	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)
-	$(CPP_BUILD)/none/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
+	$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
 	$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_repeat=5 --gtest_filter='Threads.*'
 	$(BIN)/cmake -S . -B $(CPP_BUILD)/faults -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_FAULTS=ON \
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null

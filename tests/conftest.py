@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,16 @@ settings.register_profile("soak", parent=settings.get_profile("sharpwave"), dera
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sharpwave"))
 
 _PREFIX = f"test-{os.getpid()}-"
+
+# A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes that share the tests must call them alike: an address is another one in each."""
+    if wrong := [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]:
+        raise pytest.UsageError(f"{wrong[0]}: its id holds an address; give the value an id by pytest.param(..., id=)")
 
 
 def _shared_files(part: str) -> list[Path]:

@@ -161,7 +161,7 @@ TEST_F(Holds, EndWithTheirProcess) {
     const std::uint64_t back_at = steady_ns();
     killer.join();
     EXPECT_GE(back_at, killed_at) << "it was held back while the saver lived";
-    EXPECT_LT(static_cast<double>(back_at - killed_at) * 1e-9, 1.0);
+    EXPECT_LT(static_cast<double>(back_at - killed_at) * 1e-9, 30) << "its time would have been up after 60 s";
     EXPECT_FALSE(table->are_adds_held()) << "the next one need not look again";
 }
 
@@ -192,7 +192,7 @@ TEST_F(Holds, LetSmallAddsGiveUpAndOthersWaitUntilTheirDeadline) {
             EXPECT_EQ(error.kind(), ErrorKind::not_ready);
             EXPECT_NE(std::string(error.what()).find("save()"), std::string::npos) << error.what();
         }
-        EXPECT_LT(seconds_since(began), 10);
+        EXPECT_LT(seconds_since(began), 30) << "the hold ends after 60 s";
         EXPECT_EQ(table->size(), table->block_rows()) << "nothing was written";
     }
     EXPECT_TRUE(writer->try_append({fields.data(), 1}));
@@ -240,7 +240,7 @@ TEST(Writers, SayAtTheDeadlineThatAnotherThreadHasTheirTurn) {
     Rows rows(1);
     const auto fields = rows.inputs();
     std::string said;
-    for (const Deadline limit = Deadline::in(20); said.empty() && !limit.is_over();) {
+    for (const Deadline limit = Deadline::in(60); said.empty() && !limit.is_over();) {
         try {
             writer->append({fields.data(), 1}, Deadline::in(0));
         } catch (const Error& error) {

@@ -39,7 +39,7 @@ def kill_one(
 ) -> tuple[list[Op], Op | None]:
     """The operations that a child finished before it was killed, and the one that it was in.
 
-    The time counts from its first operation, or ``from_start``: then it may die while it opens the file.
+    The time counts from the end of its first operation, or ``from_start``: then it may die while it opens the file.
     """
     read, say = os.pipe()
     child = os.fork()
@@ -61,7 +61,8 @@ def kill_one(
         if not part:
             break  # it failed, and said why
         said += part
-        end = time.monotonic() + after_s if end is None else end
+        if end is None and b'["done"' in said:
+            end = time.monotonic() + after_s
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while part := os.read(read, 1 << 16):

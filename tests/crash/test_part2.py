@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import HANG_S, until
 
 import sharpwave as sw
 
@@ -146,12 +147,12 @@ class Process:
         ready = _processes.Event()
         self._process = _processes.Process(target=target, args=(*arguments, ready), daemon=True)
         self._process.start()
-        assert ready.wait(30), "the process did not get going"
+        assert ready.wait(2 * HANG_S), "the process did not get going"
 
     def kill(self) -> None:
         if self._process.is_alive():
             os.kill(self._process.pid, signal.SIGKILL)
-        self._process.join(10)
+        self._process.join(HANG_S)
         assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
 
 
@@ -206,14 +207,10 @@ def test_learner_killed_inside_the_index_holds_nobody_up(shm_address: str) -> No
         with running(victim, other):
             time.sleep(float(stream.uniform(0, 0.06)))
             victim.kill()
-            begin = time.monotonic()
-            batch = buffer.sample(512)
+            batch = buffer.sample(512, timeout=HANG_S)
             buffer.update_priorities(batch["indices"], stream.uniform(0.5, 1.5, 512))
             calls = buffer.stats()["sample_calls"]
-            while buffer.stats()["sample_calls"] == calls:
-                assert time.monotonic() - begin < 5, "the other learner waits for a dead one"
-                time.sleep(0.001)
-            assert time.monotonic() - begin < 5
+            until(lambda calls=calls: buffer.stats()["sample_calls"] != calls, "a batch of the other learner")
         for name in ("obs", "next_obs"):
             expected = batch["reward"][:, None] + (name == "next_obs")
             np.testing.assert_array_equal(batch[name], np.broadcast_to(expected, (512, 4)))
@@ -232,9 +229,7 @@ def test_process_killed_while_it_makes_every_mass_anew(shm_address: str) -> None
         buffer.update_priorities(np.arange(100_000), stream.uniform(0.5, 1.5, 100_000))
         with running(Process(tune_forever, shm_address)):
             time.sleep(float(stream.uniform(0, 0.02)))
-        begin = time.monotonic()
-        buffer.sample(32)
-        assert time.monotonic() - begin < 5
+        buffer.sample(32, timeout=HANG_S)
         check_index(buffer)
     buffer.close()
 
@@ -343,7 +338,7 @@ os._exit(0)
 
 def test_row_lost_by_a_power_failure_takes_only_its_neighbours_along(tmp_path: Path) -> None:
     path = tmp_path / "live.sw"
-    subprocess.run([sys.executable, "-c", POWER_LOSS, f"file://{path}"], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", POWER_LOSS, f"file://{path}"], check=True, timeout=2 * HANG_S)
     whole = bytearray(path.read_bytes())
     regions = regions_of(bytes(whole))
     (row_bytes,) = struct.unpack_from("<Q", whole, PLACES["row_bytes"])
@@ -371,8 +366,7 @@ def test_snapshot_of_a_running_buffer_is_whole(shm_address: str, tmp_path: Path)
     processes = [Process(write_forever, shm_address, run) for run in range(2)]
     processes.append(Process(learn_forever, shm_address, 0))
     with running(*processes):
-        while len(buffer) < 4000:
-            time.sleep(0.01)
+        until(lambda: len(buffer) >= 4000)
         for turn in range(8):
             buffer.save(tmp_path / "snapshot")
             loaded = sw.open(tmp_path / "snapshot")
@@ -433,7 +427,7 @@ print("fine")
 
 def test_close_in_another_thread_waits_for_tune_to_be_over() -> None:
     command = [sys.executable, "-c", TUNE_AND_CLOSE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * HANG_S, check=False)
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-500:]
 
 
@@ -462,7 +456,9 @@ print("fine")
 
 
 def test_block_full_of_ends_has_room_for_those_of_its_neighbours() -> None:
-    done = subprocess.run([sys.executable, "-c", FULL_OF_ENDS], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_OF_ENDS], capture_output=True, text=True, timeout=2 * HANG_S, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-500:]
 
 
@@ -544,7 +540,7 @@ def find_wrongs(folder: Path, source: Path, prefix: str, changes: list[tuple[str
         command = [sys.executable, "-c", USE, str(source), str(folder / "damaged.sw"), prefix]
         text = "".join(json.dumps([at, data.hex()]) + "\n" for _, at, data in changes)
         try:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=4 * HANG_S, check=False)
             output, code = done.stdout, str(done.returncode)
         except subprocess.TimeoutExpired as hung:
             output, code = (hung.stdout or b"").decode(), "a hang"
@@ -568,7 +564,7 @@ def find_wrongs(folder: Path, source: Path, prefix: str, changes: list[tuple[str
 def build_for_damage(folder: Path, kind: str) -> Path:
     """Everything switched on, a ring that went round, an open episode in each env."""
     code = (
-        "import sys, os; sys.path.insert(0, sys.argv[1]); import test_part2 as t\n"
+        "import sys, os; sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]; import test_part2 as t\n"
         "options = {'storage': 'file://' + sys.argv[2]} if sys.argv[3] != 'snapshot' else {}\n"
         "options |= {'sampler': t.sw.Prioritized(mix=0.1), 'view': t.sw.Transitions(n_step=2), 'writers': 2}\n"
         "buffer = t.make(60, **options)\n"
@@ -578,7 +574,9 @@ def build_for_damage(folder: Path, kind: str) -> Path:
         "buffer.close()\n"
     )
     path = folder / "whole.sw"
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(path), kind], check=True, timeout=30)
+    subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(path), kind], check=True, timeout=2 * HANG_S
+    )
     return path
 
 
@@ -702,7 +700,7 @@ except sw.errors.SharpwaveError:
 def test_header_forged_to_reach_far_never_crashes(kind: str, tmp_path: Path) -> None:
     """More rows than the file has, in numbers that agree with each other."""
     path = tmp_path / "plain.sw"
-    subprocess.run([sys.executable, "-c", PLAIN, kind, str(path)], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", PLAIN, kind, str(path)], check=True, timeout=2 * HANG_S)
     whole = path.read_bytes()
     value = {name: struct.unpack_from("<Q", whole, place)[0] for name, place in PLACES.items()}
     huge = 1 << 30
@@ -713,6 +711,6 @@ def test_header_forged_to_reach_far_never_crashes(kind: str, tmp_path: Path) -> 
     path.write_bytes(forged(whole, **numbers) + whole[HEADER_BYTES:])
     address = str(path) if kind == "snapshot" else f"file://{path}"
     done = subprocess.run(
-        [sys.executable, "-c", USE_PLAIN, address], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", USE_PLAIN, address], capture_output=True, text=True, timeout=2 * HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr[-300:]

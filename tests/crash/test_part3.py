@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import HANG_S, until, until_asleep
 
 import sharpwave as sw
 from sharpwave.errors import NotReady
@@ -35,13 +36,13 @@ def process(work: Any, *arguments: Any) -> Iterator[Any]:
     finally:
         if child.is_alive():
             os.kill(child.pid, signal.SIGKILL)
-        child.join(10)
+        child.join(HANG_S)
 
 
 def kill_after(child: Any, seconds: float) -> None:
     time.sleep(seconds)
     os.kill(child.pid, signal.SIGKILL)
-    child.join(10)
+    child.join(HANG_S)
 
 
 def add_steps(target: Any, run: int, first: int, count: int, **options: Any) -> None:
@@ -99,10 +100,8 @@ def test_writer_and_learner_killed_at_random_instants(end: str, shm_address: str
         for run in range(1, 9):
             with process(write_for_ever, shm_address, run) as writer, process(learn_for_ever, shm_address) as learner:
                 kill_after(writer if run % 2 else learner, 0.05 + 0.1 * stream.random())
-                began = time.monotonic()
-                for _ in range(50):
-                    check_windows(buffer.sample(32), 4)
-                assert time.monotonic() - began < 5
+                for _ in range(50):  # a call that waits for the dead one would have no end
+                    check_windows(buffer.sample(32, timeout=HANG_S), 4)
             for _ in range(50):
                 check_windows(buffer.sample(32), 4)
         with buffer.writer() as last:  # whoever comes next goes on where the dead stopped
@@ -121,7 +120,7 @@ def empty_queue(address: str, path: str) -> None:
     with open(path, "ab", buffering=0) as log:
         while True:
             try:
-                log.write(buffer.sample(2, timeout=20)["indices"].tobytes())
+                log.write(buffer.sample(2, timeout=HANG_S)["indices"].tobytes())
             except NotReady:
                 continue
 
@@ -132,10 +131,9 @@ def test_row_of_a_queue_is_given_once_whoever_dies(shm_address: str, tmp_path: A
         for run in range(6):
             logs.append(tmp_path / str(run))
             with process(empty_queue, shm_address, str(logs[-1])) as reader:
-                while not logs[-1].exists():
-                    time.sleep(0.01)
+                until(logs[-1].exists)
                 for step in range(40):
-                    add_steps(buffer, run, step, 1, timeout=20)
+                    add_steps(buffer, run, step, 1, timeout=HANG_S)
                 kill_after(reader, 0.02)
         given = [np.frombuffer(log.read_bytes(), np.int64) for log in logs]
         while True:
@@ -153,11 +151,12 @@ def test_row_of_a_queue_is_given_once_whoever_dies(shm_address: str, tmp_path: A
 
 
 def hold_a_batch(address: str, ready: Any) -> None:
-    batches = sw.open(address).batches(8, prefetch=4)
+    buffer = sw.open(address)
+    batches = buffer.batches(8, prefetch=4)
     next(batches)
-    time.sleep(0.2)  # others are drawn ahead meanwhile
+    until(lambda: buffer.stats()["sample_calls"] >= 2, "a batch that is drawn ahead")
     ready.set()
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_reservation_ends_with_its_process(shm_address: str) -> None:
@@ -165,12 +164,12 @@ def test_reservation_ends_with_its_process(shm_address: str) -> None:
         add_steps(buffer, 0, 0, 20)  # forty rows: forty samples
         ready = _processes.Event()
         with process(hold_a_batch, shm_address, ready) as child:
-            assert ready.wait(30)
+            assert ready.wait(2 * HANG_S)
             assert buffer.stats()["pace_samples"] == 8
             with pytest.raises(NotReady):
                 buffer.sample(32, timeout=0.1)
             kill_after(child, 0)
-        assert len(buffer.sample(32, timeout=5)["indices"]) == 32
+        assert len(buffer.sample(32, timeout=HANG_S)["indices"]) == 32
         assert buffer.stats()["pace_samples"] == 40
         buffer.close(unlink=True)
 
@@ -178,7 +177,7 @@ def test_reservation_ends_with_its_process(shm_address: str) -> None:
 def wait_for_rows(address: str, ready: Any) -> None:
     buffer = sw.open(address)
     ready.set()
-    buffer.sample(8, timeout=60)
+    buffer.sample(8, timeout=600)
 
 
 def test_dead_waiter_harms_nobody(shm_address: str) -> None:
@@ -186,10 +185,11 @@ def test_dead_waiter_harms_nobody(shm_address: str) -> None:
         for _ in range(3):
             ready = _processes.Event()
             with process(wait_for_rows, shm_address, ready) as child:
-                assert ready.wait(30)
-                kill_after(child, 0.05)
-        add_steps(buffer, 0, 0, 8, timeout=5)
-        assert len(buffer.sample(16, timeout=5)["indices"]) == 16
+                assert ready.wait(2 * HANG_S)
+                until_asleep(child.pid)
+                kill_after(child, 0)
+        add_steps(buffer, 0, 0, 8, timeout=HANG_S)
+        assert len(buffer.sample(16, timeout=HANG_S)["indices"]) == 16
         with pytest.raises(NotReady):
             buffer.sample(1, timeout=0.1)
         buffer.close(unlink=True)

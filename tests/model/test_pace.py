@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from order_model import Draw, Limiter
+from patience import HANG_S, until
 
 import sharpwave as sw
 from sharpwave.errors import NotReady, SchemaError
@@ -225,7 +226,7 @@ def test_counts_go_on_in_an_opened_copy(tmp_path: Path) -> None:
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 
-def run_threads(jobs: list[Callable[[], None]], seconds: float = 60) -> None:
+def run_threads(jobs: list[Callable[[], None]], seconds: float = 4 * HANG_S) -> None:
     errors: list[BaseException] = []
 
     def guarded(job: Callable[[], None]) -> None:
@@ -260,7 +261,7 @@ def test_inequalities_hold_while_writers_and_learners_run(spi: float) -> None:
         with buffer.writer() as writer:
             for number in range(rows):
                 obs = np.full(2, number, np.float32)
-                writer.add(obs=obs, action=0.0, reward=float(number), next_obs=obs, done=False, timeout=30)
+                writer.add(obs=obs, action=0.0, reward=float(number), next_obs=obs, done=False, timeout=HANG_S)
 
     def learn(name: int) -> None:
         while going.is_set():
@@ -281,8 +282,8 @@ def test_inequalities_hold_while_writers_and_learners_run(spi: float) -> None:
 
     def write_all() -> None:
         try:
-            run_threads([write, write], 50)
-            time.sleep(0.5)  # learners take what is left
+            run_threads([write, write], 2 * HANG_S)
+            until(lambda: 2 * rows * spi - buffer.stats()["pace_samples"] < low + batch, "learners take what is left")
         finally:
             going.clear()
 
@@ -305,11 +306,11 @@ def test_queue_between_threads_loses_and_repeats_nothing() -> None:
     def write() -> None:
         for number in range(rows):
             obs = np.full(2, number, np.float32)
-            buffer.add(obs, 0.0, float(number), obs, False, timeout=30)
+            buffer.add(obs, 0.0, float(number), obs, False, timeout=HANG_S)
 
     def learn() -> None:
         while len(got) < rows:
-            got.extend(buffer.sample(4, timeout=30)["reward"].astype(int).tolist())
+            got.extend(buffer.sample(4, timeout=HANG_S)["reward"].astype(int).tolist())
 
     run_threads([write, learn])
     assert got == list(range(rows))

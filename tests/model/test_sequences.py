@@ -20,6 +20,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle
@@ -236,7 +237,7 @@ class Machine(RuleBasedStateMachine):
         if consumer.name in self.pending or len(enough) >= consumer.batch_size // (consumer.group_size or 1):
             return
         self.pending[consumer.name] = self.way.wait(self.seq, consumer.name)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while not self.seq.stats()["consumers"][consumer.name]["waiting"]:
             assert time.monotonic() < deadline
 
@@ -247,7 +248,7 @@ class Machine(RuleBasedStateMachine):
             if expected is None:
                 assert not future.done()
                 continue
-            self.same(expected, future.result(10))
+            self.same(expected, future.result(HANG_S))
             del self.pending[name]
 
     def same(self, expected: Out, lease: Any) -> None:

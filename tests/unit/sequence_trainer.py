@@ -75,10 +75,10 @@ def main(folder: Path, epochs: int, form: str) -> None:
             if ready["inf"] < BATCH:
                 seq.put([sample(name) for name in loader.take(seq, BATCH)])
                 continue
-            with seq.get("inf", timeout=10) as lease:
+            with seq.get("inf", timeout=60) as lease:
                 seq.amend(lease.handles, [sample(name, "b") for name in lease.batch.ids])
         time.sleep(0.005)  # so that kills fall on every line here
-        with seq.get("train", timeout=10) as lease:
+        with seq.get("train", timeout=60) as lease:
             trained += [name.partition(":")[2] for name in lease.batch.ids]
         if step % EVERY == 0:
             if form == "journal":

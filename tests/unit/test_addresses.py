@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import make, row
+from patience import HANG_S, seconds_of_other_threads, until_thread_waits
 
 import sharpwave as sw
 from sharpwave.buffers.replay import ReplayBuffer
@@ -156,9 +157,9 @@ def test_processes_that_attach_at_once_all_succeed_and_share_one_table(shm_addre
     ]
     for process in processes:
         process.start()
-    told = [said.get(timeout=60) for _ in range(count * rounds)]
+    told = [said.get(timeout=2 * HANG_S) for _ in range(count * rounds)]
     for process in processes:
-        process.join(60)
+        process.join(HANG_S)
     assert told == [count] * (count * rounds)
 
 
@@ -270,13 +271,12 @@ def test_batches_of_an_empty_buffer_wait_without_work() -> None:
     found: list[Any] = []
     taker = threading.Thread(target=lambda: found.append(next(buffer.batches(4))))
     taker.start()
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.1, "a thread that tries again and again would take 0.5 s"
+    until_thread_waits(taker)
+    assert seconds_of_other_threads(0.5) < 0.15, "a thread that tries again and again would take 0.5 s"
     buffer.add(**row(1))
-    taker.join(10)
+    taker.join(HANG_S)
     assert len(found[0]["reward"]) == 4
     began = time.monotonic()
     with pytest.raises(NotReady):
         next(make().batches(4, timeout=0.2))
-    assert 0.15 < time.monotonic() - began < 5
+    assert 0.15 < time.monotonic() - began < HANG_S

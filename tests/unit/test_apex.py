@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from patience import HANG_S, until
 
 from sharpwave import _core
 from sharpwave.tools import segments
@@ -51,13 +51,6 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     raise AssertionError(f"no {pattern!r} in {seen} before the run ended")
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -69,7 +62,7 @@ def is_gone(pid: int) -> bool:
 
 def assert_nothing_is_left(process: subprocess.Popen[str], actors: list[int], folder: Path) -> None:
     for pid in actors:
-        wait_until(lambda pid=pid: is_gone(pid), 5)
+        until(lambda pid=pid: is_gone(pid))
     assert list(Path(_core.shared_memory_folder).glob(f"*apex-{process.pid}*")) == []
     assert list(folder.glob("apex-*")) == []
 
@@ -80,7 +73,7 @@ def test_apex_trains_at_the_pace_it_promises_and_leaves_nothing_behind(tmp_path:
         told = read_until(process, r"([\d,]+) steps, ([\d,]+)/s, samples ([\d,]+)/s, best return ([\d.]+)")
         by_actor = [read_until(process, rf"actor {actor}: +([\d,]+) steps, return +([\d.]+)") for actor in range(2)]
         final = read_until(process, r"greedy return over 20 episodes: ([\d.]+)")
-        assert process.wait(30) == 0
+        assert process.wait(2 * HANG_S) == 0
 
     steps, added, sampled = (int(number.replace(",", "")) for number in told.groups()[:3])
     # 500 updates of 64 at 16 samples a row; each side may be 16 batches ahead.
@@ -98,24 +91,24 @@ def test_run_goes_on_when_actors_are_killed_and_ends_at_ctrl_c(tmp_path: Path) -
     with learner(tmp_path, str(EXAMPLES / "apex.py"), *endless) as process:
         address = f"shm://apex-{process.pid}"
         first, second = (int(read_until(process, rf"actor {actor}: process (\d+)")[1]) for actor in range(2))
-        wait_until(lambda: {first, second} < set(segments.read(address).pids))
-        wait_until(lambda: segments.read(address).rows_added > 600)
+        until(lambda: {first, second} < set(segments.read(address).pids))
+        until(lambda: segments.read(address).rows_added > 600)
 
         os.kill(first, signal.SIGKILL)
         rows = segments.read(address).rows_added
         read_until(process, rf"actor 0: process {first} died \(-9\)")
         third = int(read_until(process, r"actor 0: process (\d+), epsilon 0.4000")[1])
-        wait_until(lambda: segments.read(address).rows_added > rows + 200)
-        wait_until(lambda: third in segments.read(address).pids)
+        until(lambda: segments.read(address).rows_added > rows + 200)
+        until(lambda: third in segments.read(address).pids)
 
         os.kill(second, signal.SIGKILL)  # now every row comes from an actor that took a dead one's place
         rows = segments.read(address).rows_added
         read_until(process, rf"actor 1: process {second} died \(-9\)")
         fourth = int(read_until(process, r"actor 1: process (\d+)")[1])
-        wait_until(lambda: segments.read(address).rows_added > rows + 200)
+        until(lambda: segments.read(address).rows_added > rows + 200)
 
         os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=2 * HANG_S)
         assert process.returncode == 1
         assert "the actors and the buffer are gone" in errors
         assert "Traceback" not in errors
@@ -136,7 +129,7 @@ apex.train(apex.Config(actors=1))
 """
     with learner(tmp_path, "-c", code) as process:
         actor = int(read_until(process, r"actor 0: process (\d+)")[1])
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=2 * HANG_S)
     assert process.returncode == 1
     assert "broken on purpose" in errors
     assert_nothing_is_left(process, [actor], tmp_path)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fuzz import layout
 from numbered import filled, make, numbers_in, row, state_of
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave.errors import StorageError
@@ -72,7 +73,7 @@ def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     code = f"import sharpwave as sw\ntry: sw.open('{tmp_path}/pipe')\nexcept sw.errors.StorageError: print('refused')"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=3, check=False)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False)
     except subprocess.TimeoutExpired:
         pytest.fail("open() hangs")
     assert done.stdout == "refused\n"

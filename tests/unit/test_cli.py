@@ -1,6 +1,5 @@
 """The command line: what it prints, and how it fails."""
 
-import functools
 import json
 import os
 import pty
@@ -289,31 +288,30 @@ def test_ls_passes_over_what_has_none_of_our_names(live: sw.ReplayBuffer, shm_ad
             strange.unlink()
 
 
+@pytest.mark.timing  # in half a second the other process gets a processor
 def test_watch_tells_rates_line_by_line_and_takes_no_seat(live: sw.ReplayBuffer, shm_address: str) -> None:
     with process(shm_address, "work") as child:
-        options = ["info", shm_address, "--watch", "--interval", "0.2", "--count", "2"]
+        options = ["info", shm_address, "--watch", "--interval", "0.5", "--count", "2"]
         shown = run_module(*options)
         assert shown.returncode == 0, shown.stderr
         lines = shown.stdout.splitlines()
         assert len(lines) == 2
         for line in lines:
-            added, sampled = re.findall(r"(?:added|sampled) ([\d,]+)/s", line)
-            assert 0 < int(added.replace(",", "")) < int(sampled.replace(",", ""))
+            added, sampled = (int(rate.replace(",", "")) for rate in re.findall(r"(?:added|sampled) ([\d,]+)/s", line))
+            assert 0 < added < sampled
             assert "8 of 8 rows" in line
             assert "2 of 5 writers" in line
             assert line.endswith(", ".join(map(str, sorted([os.getpid(), child.pid]))))
         first, second = map(json.loads, run_module(*options, "--json").stdout.splitlines())
         passed_s = (second["rows_added"] - first["rows_added"]) / second["added_per_s"]
-        assert passed_s >= 0.2
+        assert passed_s >= 0.5
         assert second["rows_sampled"] - first["rows_sampled"] == pytest.approx(second["sampled_per_s"] * passed_s)
 
 
 def test_watch_redraws_its_table_on_a_terminal_until_ctrl_c(live: sw.ReplayBuffer, shm_address: str) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "sharpwave", "info", shm_address, "--watch", "--interval", "0.1"]
-    # A shell starts what runs in the background with this signal ignored, and children inherit that.
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, preexec_fn=heeds) as child:
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as child:
         try:
             os.close(theirs)
             seen = b""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import HANG_S, until
 
 import sharpwave as sw
 from sharpwave.compat.replay_buffer import BufferConfig
@@ -212,9 +213,10 @@ def test_compressed_rows_are_whole_while_a_writer_wraps(codec: str) -> None:
     for thread in threads:
         thread.start()
     stop.wait(1.0)
+    until(lambda: drawn > 0 or stop.is_set())
     stop.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
         assert not thread.is_alive()
     if errors:
         raise errors[0]

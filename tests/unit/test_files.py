@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import HANG_S, until_asleep
 
 from sharpwave import _core
 from sharpwave.errors import ClosedError, StorageError
@@ -85,14 +86,14 @@ def test_waiting_for_an_owner_ends_at_the_deadline_and_on_a_signal(tmp_path: Pat
     assert lock is not None
     start = time.monotonic()
     assert _core.own_file(path, timeout=0.2) is None
-    assert 0.15 < time.monotonic() - start < 5
-    code = f"from sharpwave import _core\nprint('waits', flush=True)\n_core.own_file({path!r}, timeout=60)"
+    assert 0.15 < time.monotonic() - start < HANG_S
+    code = f"from sharpwave import _core\nprint('waits', flush=True)\n_core.own_file({path!r}, timeout=600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiter:
         assert waiter.stdout is not None
         waiter.stdout.readline()
-        time.sleep(0.2)
+        until_asleep(waiter.pid)
         waiter.send_signal(signal.SIGINT)
-        assert waiter.wait(10) != 0
+        assert waiter.wait(HANG_S) != 0
         assert waiter.stderr is not None
         assert b"KeyboardInterrupt" in waiter.stderr.read()
 

@@ -150,11 +150,10 @@ import os, time
 from sharpwave.files import Entry, Journal
 journal = Journal({str(tmp_path / "j")!r}, "test")
 journal.append([Entry(0, {{"number": 0}})])
-child = os.fork()
-if child == 0:
-    time.sleep(60)
-print(child, flush=True)
-time.sleep(60)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # it runs: until then it has all that its parent has
+    time.sleep(600)
+time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

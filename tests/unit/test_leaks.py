@@ -25,13 +25,22 @@ def resident_bytes() -> int:
 
 
 def growth(call: Callable[[], Any], times: int) -> int:
-    """Bytes by which the process grows over the calls, once a tenth of them has warmed it up."""
+    """Bytes by which the process grows over the calls, once a tenth of them has warmed it up.
+
+    The least of up to three rounds: what the calls leave behind is there in each of them. In one of them the process
+    may grow for another reason, as when the system makes huge pages of memory that other tests have used.
+    """
     for _ in range(times // 10):
         call()
-    before = resident_bytes()
-    for _ in range(times):
-        call()
-    return resident_bytes() - before
+    least = sys.maxsize
+    for _ in range(3):
+        before = resident_bytes()
+        for _ in range(times):
+            call()
+        least = min(least, resident_bytes() - before)
+        if least < LIMIT_BYTES:
+            break
+    return least
 
 
 def calls() -> dict[str, tuple[Callable[[], Any], int]]:
@@ -147,6 +156,7 @@ def test_two_thousand_buffers_leave_nothing(close: bool) -> None:
         if close:
             buffer.close()
 
+    gc.collect()  # what earlier tests left behind does not go meanwhile
     maps = len(Path("/proc/self/maps").read_text().splitlines())
     assert growth(life, 2000) < LIMIT_BYTES
     assert len(Path("/proc/self/maps").read_text().splitlines()) < maps + 50
@@ -166,9 +176,10 @@ def test_files_leave_no_descriptors_and_no_mappings(shm_address: str, tmp_path: 
             other.close(unlink=True)
 
     life()
+    gc.collect()
     before = len(os.listdir("/proc/self/fd")), len(Path("/proc/self/maps").read_text().splitlines())
     assert growth(life, 100) < LIMIT_BYTES
     after = len(os.listdir("/proc/self/fd")), len(Path("/proc/self/maps").read_text().splitlines())
-    assert after[0] == before[0]
+    assert after[0] <= before[0]
     assert after[1] < before[1] + 20
     assert os.listdir(tmp_path) == ["snapshot"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import HANG_S, until
 
 import sharpwave as sw
 from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle
@@ -57,8 +58,8 @@ class Background:
         self.thread = threading.Thread(target=work)
         self.thread.start()
 
-    def wait(self, seconds: float = 10) -> Any:
-        self.thread.join(seconds)
+    def wait(self) -> Any:
+        self.thread.join(HANG_S)
         assert not self.thread.is_alive(), "still waiting"
         return self.result
 
@@ -67,11 +68,9 @@ class Background:
         return self.thread.is_alive()
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+async def until_in_loop(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
 
 
 def waiting(seq: sw.SequenceBuffer, consumer: str = "train") -> int:
@@ -375,27 +374,30 @@ def test_an_error_gives_the_samples_back_to_their_old_place() -> None:
     assert seq.stats()["given_back"] == 2
 
 
+@pytest.mark.timing  # between get() and ack() of the second lease lies less than its second
 def test_expiry_gives_back_and_wakes_whoever_waits() -> None:
-    seq = one_step(1, lease_timeout=0.15)
+    seq = one_step(1, lease_timeout=1)
     seq.put(sample("a"))
-    lost = seq.get("train", timeout=0)
     start = time.monotonic()
-    with seq.get("train", timeout=5) as lease:
+    lost = seq.get("train", timeout=0)
+    with seq.get("train", timeout=HANG_S) as lease:
         assert lease.batch.ids == ["a"]
-    assert 0.1 < time.monotonic() - start < 2
+    assert 1 <= time.monotonic() - start < HANG_S
     with pytest.raises(StaleHandle, match="expired"):
         lost.ack()
     lost.release()
     assert (len(seq), seq.stats()["expired"]) == (0, 1)
 
 
+@pytest.mark.timing  # twenty times as often as it must be
 def test_renewed_leases_live_on() -> None:
-    seq = one_step(1, lease_timeout=0.2)
+    seq = one_step(1, lease_timeout=2)
     seq.put(sample("a"))
-    lease = seq.get("train", timeout=0)
-    for _ in range(3):
+    lease, start = seq.get("train", timeout=0), time.monotonic()
+    while time.monotonic() < start + 2.5:
         time.sleep(0.1)
         lease.renew()
+    assert seq.stats()["expired"] == 0
     lease.ack()
     with pytest.raises(StaleHandle):
         lease.renew()
@@ -464,17 +466,18 @@ def test_windowed_order_overtakes_only_within_the_window() -> None:
 
 
 def test_groups_come_whole_or_when_their_time_is_up() -> None:
-    seq = one_step(4, group_size=2, group_timeout=0.2)
+    seq = one_step(4, group_size=2, group_timeout=1000)
     seq.put(sample("abcd", group=["p", "q", "p", "r"]))
     with pytest.raises(NotReady, match="2 wait for the rest of their group of 2"):
         seq.get("train", timeout=0)
     seq.put(sample("e", group=["q"]))
     assert train(seq) == ["a", "c", "b", "e"]
-    seq.put(sample("fg", group=["s", "s"]))
+    seq = one_step(4, group_size=2, group_timeout=0.2)
     start = time.monotonic()
-    with seq.get("train", timeout=5) as lease:
+    seq.put(sample("dfg", group=["r", "s", "s"]))
+    with seq.get("train", timeout=HANG_S) as lease:
         assert lease.batch.ids == ["d", "f", "g"], "r came short of a member"
-    assert time.monotonic() - start < 2
+    assert 0.2 <= time.monotonic() - start < HANG_S
     with pytest.raises(SchemaError, match="expected 'group'"):
         seq.put(sample("x"))
     with pytest.raises(SchemaError, match="multiple of group_size=2"):
@@ -652,20 +655,20 @@ def test_stats_count_everything() -> None:
     assert (stats["size"], stats["tokens"], stats["bytes"], stats["leased"], stats["leases"]) == (2, 4, 32, 1, 1)
     assert stats["staleness"] == {-3: 2}
     assert stats["consumers"]["inf"] == {"ready": 1, "taken": 1, "waiting": 0, "done": 0}
-    assert 0 <= stats["age_s"]["mean"] <= stats["age_s"]["max"] < 5
+    assert 0 <= stats["age_s"]["mean"] <= stats["age_s"]["max"] < HANG_S
     lease.ack()
     assert seq.stats()["consumers"]["inf"]["done"] == 1
 
 
 def test_watchdog_raises_in_everybody_who_waits_when_nothing_moves() -> None:
     seq = one_step(2, capacity=2, watchdog_timeout=0.3)
+    start = time.monotonic()
     seq.put(sample("ab"))
     lease = seq.get("train", timeout=0)
-    start = time.monotonic()
     getter = Background(lambda: seq.get("train"))
     putter = Background(lambda: seq.put(sample("c"), timeout=None))
     stuck = [getter.wait(), putter.wait()]
-    assert 0.2 < time.monotonic() - start < 5
+    assert 0.3 <= time.monotonic() - start < HANG_S
     for error in stuck:
         assert isinstance(error, NotReady)
         assert "nothing has moved for watchdog_timeout=0.3 s" in str(error)
@@ -675,13 +678,16 @@ def test_watchdog_raises_in_everybody_who_waits_when_nothing_moves() -> None:
     assert train(seq) == ["c", "d"]
 
 
+@pytest.mark.timing  # it moves twenty times as often as it must
 def test_watchdog_is_quiet_while_anything_moves() -> None:
-    seq = one_step(4, watchdog_timeout=0.3)
-    getter = Background(lambda: seq.get("train").batch.ids)
-    for name in "abcd":
-        time.sleep(0.15)
-        seq.put(sample(name))
-    assert getter.wait() == ["a", "b", "c", "d"]
+    seq = one_step(25, watchdog_timeout=2)
+    getter, start = Background(lambda: seq.get("train").batch.ids), time.monotonic()
+    names = [str(number) for number in range(25)]
+    for name in names:
+        time.sleep(0.1)
+        seq.put(sample([name]))
+    assert getter.wait() == names
+    assert time.monotonic() - start > 2
 
 
 @pytest.mark.parametrize("size", [200, 168, 77])
@@ -708,12 +714,12 @@ def test_epochs_follow_the_closed_rules(size: int, batch: int) -> None:
 def test_coroutines_wait_without_stopping_their_loop() -> None:
     async def run() -> list[str]:
         seq = one_step(2, capacity=2)
-        getter = asyncio.create_task(seq.get_async("train", timeout=5))
+        getter = asyncio.create_task(seq.get_async("train", timeout=HANG_S))
         await asyncio.sleep(0.02)
         assert not getter.done()
         await seq.put_async(sample("ab"))
         lease = await getter
-        putter = asyncio.create_task(seq.put_async(sample("c"), timeout=5))
+        putter = asyncio.create_task(seq.put_async(sample("c"), timeout=HANG_S))
         await asyncio.sleep(0.02)
         assert not putter.done()
         await seq.amend_async(lease.handles, sample("ab", "b"))
@@ -730,16 +736,16 @@ def test_cancelled_coroutines_leave_no_claim() -> None:
     async def run() -> None:
         seq = one_step(2, capacity=2)
         getters = [asyncio.create_task(seq.get_async("train")) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        await until_in_loop(lambda: waiting(seq) == 2)
         seq.put(sample("ab"))  # wakes the first, which is cancelled before it looks
         getters[0].cancel()
-        lease = await asyncio.wait_for(getters[1], 5)
+        lease = await asyncio.wait_for(getters[1], HANG_S)
         assert lease.batch.ids == ["a", "b"]
         putters = [asyncio.create_task(seq.put_async(sample(name), timeout=None)) for name in "cd"]
-        await asyncio.sleep(0.01)
+        await until_in_loop(lambda: seq.stats()["waiting_puts"] == 2)
         lease.ack()
         putters[0].cancel()
-        await asyncio.wait_for(putters[1], 5)
+        await asyncio.wait_for(putters[1], HANG_S)
         assert (seq.ids(), seq.stats()["waiting_puts"], waiting(seq)) == (["d"], 0, 0)
 
     asyncio.run(run())
@@ -749,7 +755,7 @@ def test_a_loop_that_was_closed_harms_nobody() -> None:
     seq = one_step(1)
     loop = asyncio.new_event_loop()
     task = loop.create_task(seq.get_async("train"))
-    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(until_in_loop(lambda: waiting(seq) == 1))
     coroutine = task.get_coro()
     loop.close()
     seq.put(sample("a"))
@@ -819,7 +825,7 @@ def test_threads_and_coroutines_read_each_sample_once_per_consumer() -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(90)
+        worker.join(2 * HANG_S)
     assert not failures
     assert not any(worker.is_alive() for worker in workers)
     for name, ids in seen.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
@@ -56,10 +58,10 @@ def test_grouping_serves_every_sender_once(senders: int, receivers: int) -> None
 def test_many_processes_push_and_each_one_s_order_is_kept() -> None:
     with Puller() as puller:
         workers = [start(PUSHER, puller.address, number, 40) for number in range(4)]
-        names = [int(puller.pull(20).ids[0]) for _ in range(160)]
+        names = [int(puller.pull(2 * HANG_S).ids[0]) for _ in range(160)]
         for worker in workers:
             # The last acknowledgement went out with the last pull.
-            assert worker.wait(20) == 0
+            assert worker.wait(HANG_S) == 0
     for number in range(4):
         assert [name % 1000 for name in names if name // 1000 == number] == list(range(40))
 
@@ -70,9 +72,9 @@ def test_a_full_buffer_stops_the_pushers() -> None:
         pusher = Pusher(puller.address, window=2)
         for at in range(2):
             pusher.push(sample(at))
-        assert [puller.pull_into(seq, timeout=5) for _ in range(2)] == [1, 1]
+        assert [puller.pull_into(seq, timeout=HANG_S) for _ in range(2)] == [1, 1]
         pusher.push(sample(2))
-        puller.pull_into(seq, timeout=5)
+        puller.pull_into(seq, timeout=HANG_S)
         for at in range(3, 5):
             pusher.push(sample(at))
         with pytest.raises(sw.errors.BufferFull):
@@ -82,8 +84,8 @@ def test_a_full_buffer_stops_the_pushers() -> None:
         assert pusher.unacknowledged == 2
         with seq.get("train", timeout=0):
             pass
-        assert puller.pull_into(seq, timeout=5) == 1
-        pusher.push(sample(5), timeout=5)
+        assert puller.pull_into(seq, timeout=HANG_S) == 1
+        pusher.push(sample(5), timeout=HANG_S)
         with pytest.raises(NotReady):
             pusher.close(timeout=0.1)
     assert seq.ids() == ["1", "2", "3"]
@@ -99,14 +101,14 @@ def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> 
         closed = sw.SequenceBuffer(FLOW, 1)
         closed.close()
         with pytest.raises(ClosedError):
-            puller.pull_into(closed, timeout=5)
+            puller.pull_into(closed, timeout=HANG_S)
         assert pusher.unacknowledged == 1
         waiter.start()
-        sender = threading.Thread(target=lambda: pusher.flush(10))
+        sender = threading.Thread(target=lambda: pusher.flush(HANG_S))
         sender.start()  # sends again
-        assert puller.pull_into(seq, timeout=5) == 1
-        sender.join(10)
-        waiter.join(10)
+        assert puller.pull_into(seq, timeout=HANG_S) == 1
+        sender.join(HANG_S)
+        waiter.join(HANG_S)
         assert (seq.ids(), pusher.unacknowledged) == (["8"], 0)
 
 
@@ -115,14 +117,14 @@ def test_ids_that_are_held_are_not_put_again() -> None:
     with Puller() as puller, Pusher(puller.address) as pusher:
         many = sw.SequenceSample(["1", "2"], {"x": [1, 1]}, {"x": np.array([1, 2])}, metadata={"version": [0, 0]})
         pusher.push(many)
-        assert puller.pull_into(seq, timeout=5) == 2
+        assert puller.pull_into(seq, timeout=HANG_S) == 2
         more = sw.SequenceSample(["2", "3"], {"x": [1, 1]}, {"x": np.array([2, 3])}, metadata={"version": [0, 2]})
         pusher.push(more)
-        assert puller.pull_into(seq, timeout=5) == 1
+        assert puller.pull_into(seq, timeout=HANG_S) == 1
         assert (seq.ids(), seq.stats()["staleness"]) == (["1", "2", "3"], {0: 2, -2: 1})
         pusher.push({"no": "sample"})
         with pytest.raises(SchemaError, match="got dict"):
-            puller.pull_into(seq, timeout=5)
+            puller.pull_into(seq, timeout=HANG_S)
 
 
 RECEIVER = """
@@ -134,21 +136,23 @@ with Puller(sys.argv[1]) as puller:
     print("ready", flush=True)
     while True:
         try:
-            puller.pull_into(seq, timeout=5)
+            puller.pull_into(seq, timeout=600)
         except sw.errors.NotReady:
             break
 """
 
 
-def free_port() -> int:
+def free_address() -> str:
+    """A place of this machine that stays free: of its own address, which no program's outgoing connections take."""
+    host = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}.{random.randint(1, 254)}"
     with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        one.bind((host, 0))
+        return f"tcp://{host}:{one.getsockname()[1]}"
 
 
 def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     """Two pushers, a receiver that dies again and again: every sample is in its journal, each once."""
-    address, journal = f"tcp://127.0.0.1:{free_port()}", tmp_path / "journal"
+    address, journal = free_address(), tmp_path / "journal"
     slow = PUSHER.replace("pusher.push(", "import time; time.sleep(0.004); pusher.push(").replace(
         "window=8)", "window=8)"
     )
@@ -165,7 +169,7 @@ def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
         assert receiver.stdout is not None
         receiver.stdout.readline()
     for pusher in pushers:
-        assert pusher.wait(60) == 0, "everything was acknowledged"
+        assert pusher.wait(2 * HANG_S) == 0, "everything was acknowledged"
     receiver.send_signal(signal.SIGKILL)
     receiver.wait()
     seq = sw.SequenceBuffer(FLOW, 10_000, journal=journal)
@@ -176,7 +180,7 @@ def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_close_tells_what_nobody_took() -> None:
-    pusher = Pusher(f"tcp://127.0.0.1:{free_port()}")
+    pusher = Pusher(free_address())
     pusher.push(sample(1))
     with pytest.raises(NotReady, match="1 items wait"):
         pusher.close(timeout=0.1)

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import filled, make, numbers_in, row
+from patience import HANG_S, until
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady
 
 
-def run_all(jobs: list[Callable[[], None]], stop: threading.Event, seconds: float) -> None:
-    """Runs the jobs side by side; the first error of any of them is raised here."""
+def run_all(
+    jobs: list[Callable[[], None]], stop: threading.Event, seconds: float, enough: Callable[[], bool] = lambda: True
+) -> None:
+    """Runs the jobs side by side, for a while and until it is enough; the first error of any of them is raised here."""
     errors: list[BaseException] = []
 
     def guarded(job: Callable[[], None]) -> None:
@@ -32,9 +35,10 @@ def run_all(jobs: list[Callable[[], None]], stop: threading.Event, seconds: floa
     for thread in threads:
         thread.start()
     stop.wait(seconds)
+    until(lambda: enough() or stop.is_set())
     stop.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
         assert not thread.is_alive()
     if errors:
         raise errors[0]
@@ -117,9 +121,7 @@ def test_reader_never_sees_a_torn_row(items: int, capacity: int, batch: int, cou
 
         return job
 
-    run_all([*(write(i) for i in range(3)), *(read(i) for i in range(2))], stop, 1.0)
-    assert min(added) > 0
-    assert min(sampled) > 0
+    run_all([*(write(i) for i in range(3)), *(read(i) for i in range(2))], stop, 1.0, lambda: min(*added, *sampled) > 0)
     assert buffer.stats()["rows_added"] == sum(added)
     assert len(buffer) <= capacity
     for rows in buffer.rows():
@@ -128,7 +130,7 @@ def test_reader_never_sees_a_torn_row(items: int, capacity: int, batch: int, cou
 
 def test_clear_and_save_run_beside_writers_and_readers(tmp_path: Any) -> None:
     buffer = sw.ReplayBuffer(500, schema=checked_schema(50), next_obs=None, seed=0)
-    stop = threading.Event()
+    stop, turns = threading.Event(), 0
 
     def write() -> None:
         number = 0
@@ -145,7 +147,7 @@ def test_clear_and_save_run_beside_writers_and_readers(tmp_path: Any) -> None:
                 continue
 
     def clear_and_save() -> None:
-        turn = 0
+        nonlocal turns
         while not stop.is_set():
             buffer.clear()
             buffer.save(tmp_path / "snapshot")
@@ -153,10 +155,9 @@ def test_clear_and_save_run_beside_writers_and_readers(tmp_path: Any) -> None:
                 assert len(copy) == sum(len(rows["action"]) for rows in copy.rows())
                 for rows in copy.rows():
                     check_rows(rows)
-            turn += 1
-        assert turn > 3
+            turns += 1
 
-    run_all([write, write, read, clear_and_save], stop, 1.5)
+    run_all([write, write, read, clear_and_save], stop, 1.5, lambda: turns > 3)
 
 
 @pytest.mark.parametrize("kind", ["small", "large"])
@@ -190,7 +191,7 @@ def test_close_during_use_is_a_closed_error_and_never_a_crash(kind: str) -> None
         time.sleep(0.01)
         buffer.close()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANG_S)
             assert not thread.is_alive()
         assert len(ended) == 4
         assert all("closed" in message for message in ended)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import HANG_S, until
 from slabs import check, make
 
 import sharpwave as sw
@@ -369,9 +370,7 @@ def test_unwritable_folder_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
     buffer.flush()
     (tmp_path / "live").rename(tmp_path / "away")
     buffer.add_trajectories([make(1)])
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and buffer._saver is not None and buffer._saver._failure is None:
-        time.sleep(0.01)
+    until(lambda: buffer._saver is None or buffer._saver._failure is not None)
     with pytest.raises(StorageError, match=r"sample\(\): 1 trajectories are not saved: .*No such file.*tries again"):
         buffer.sample(1)
     assert buffer._rows.slab(1) is not None
@@ -464,11 +463,15 @@ def test_one_writer_and_four_readers_get_whole_rows(tmp_path: Path) -> None:
     buffer.add_trajectories([make(0)])
     errors: list[BaseException] = []
     batches = [0] * 4
-    deadline = time.monotonic() + seconds
+    number, deadline, hang = 1, time.monotonic() + seconds, time.monotonic() + seconds + 2 * HANG_S
+
+    def is_over() -> bool:
+        now = time.monotonic()
+        return bool(errors) or now > hang or (now > deadline and min(batches) > 20 and number > 50)
 
     def read(reader: int) -> None:
         try:
-            while time.monotonic() < deadline:
+            while not is_over():
                 check(buffer.sample(6), 6)
                 batches[reader] += 1
         except BaseException as error:
@@ -477,8 +480,7 @@ def test_one_writer_and_four_readers_get_whole_rows(tmp_path: Path) -> None:
     threads = [threading.Thread(target=read, args=(reader,)) for reader in range(4)]
     for thread in threads:
         thread.start()
-    number = 1
-    while time.monotonic() < deadline and not errors:
+    while not is_over():
         buffer.add_trajectories([make(number % 900)])
         number += 1
         if number % 50 == 0:
@@ -601,7 +603,7 @@ def test_memory_of_the_cache_goes_back(tmp_path: Path) -> None:
         for _ in range(60):
             buffer.add_trajectories([sw.Trajectory(rewards=rewards, curr_obs=obs)])
             buffer.sample(100)
-        assert resident() - before < 40e6
+        assert resident() - before < 60 * 4.4e6 / 3, "it keeps three of them, not sixty"
 
 
 def test_an_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:

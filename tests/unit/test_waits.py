@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import make, row, rows
+from patience import HANG_S, seconds_of_other_threads, until, until_asleep, until_thread_waits
 
 import sharpwave as sw
 from sharpwave.errors import NotReady
@@ -61,16 +61,17 @@ def stopped_in_the_index(address: str) -> Iterator[int]:
     assert child.stdout is not None
     assert child.stdout.readline() == "in\n"
     try:
-        for _ in range(200):
-            time.sleep(0.01)
+        deadline = time.monotonic() + HANG_S
+        while True:
             os.kill(child.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it may run on for an instant
             try:
                 probe.sample(1, timeout=0)
             except NotReady:
                 break
+            assert time.monotonic() < deadline, "the other process was never stopped inside the lock"
             os.kill(child.pid, signal.SIGCONT)
-        else:
-            pytest.fail("the other process was never stopped inside the lock")
+            time.sleep(0.001)
         yield child.pid
     finally:
         end(child)
@@ -84,20 +85,20 @@ def shared(address: str, **options: Any) -> sw.ReplayBuffer:
 
 
 @contextmanager
-def ticking() -> Iterator[Callable[[], float]]:
-    """Another Python thread; tells for how many seconds it was silent at the longest."""
-    ticks = [time.monotonic()]
+def ticking() -> Iterator[Callable[[], int]]:
+    """Another Python thread; tells how often it could run so far."""
+    ticks = 0
     stop = threading.Event()
 
     def tick() -> None:
-        while not stop.is_set():
-            ticks.append(time.monotonic())
-            time.sleep(0.005)
+        nonlocal ticks
+        while not stop.wait(0.005):
+            ticks += 1
 
     thread = threading.Thread(target=tick)
     thread.start()
     try:
-        yield lambda: max(after - before for before, after in itertools.pairwise(ticks))
+        yield lambda: ticks
     finally:
         stop.set()
         thread.join()
@@ -121,6 +122,7 @@ def calls(buffer: sw.ReplayBuffer) -> dict[str, Callable[[], Any]]:
     return known
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("pace", [None, sw.Pace.min_size(1)], ids=["no pace", "pace"])
 def test_calls_obey_their_timeout_while_a_stopped_process_holds_the_index(shm_address: str, pace: Any) -> None:
     buffer = shared(shm_address, pace=pace)
@@ -128,16 +130,15 @@ def test_calls_obey_their_timeout_while_a_stopped_process_holds_the_index(shm_ad
     before = buffer.stats()["updates_applied"]
     with stopped_in_the_index(shm_address) as holder:
         for name, call in known.items():
-            with ticking() as silence:
-                began = time.monotonic()
+            with ticking() as ticks:
+                ticked, began = ticks(), time.monotonic()
                 with pytest.raises(NotReady, match=f"held by process {holder}, which did not let go"):
                     call()
-                took = time.monotonic() - began
-                time.sleep(0.02)
-            assert 0.3 < took < 5, name
-            assert silence() < 0.3, f"{name}: other threads could not run"
+                took, ticked = time.monotonic() - began, ticks() - ticked
+            assert 0.3 < took < HANG_S, f"{name}: the lock stays held, longer waits have no end"
+            assert ticked >= 3, f"{name}: other threads could not run"
     assert buffer.stats()["updates_applied"] >= before
-    buffer.sample(8, timeout=5)  # its holder is dead: the index is made anew
+    buffer.sample(8, timeout=HANG_S)  # its holder is dead: the index is made anew
     buffer.close(unlink=True)
 
 
@@ -147,7 +148,7 @@ def test_timeout_zero_does_not_wait_for_a_stopped_process(shm_address: str) -> N
         began = time.monotonic()
         with pytest.raises(NotReady, match="held by process"):
             buffer.sample(8, timeout=0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < HANG_S, "the lock stays held: a wait has no end"
     buffer.close(unlink=True)
 
 
@@ -173,9 +174,8 @@ def test_ctrl_c_ends_a_wait_for_the_index(shm_address: str, tmp_path: Path, call
     with stopped_in_the_index(shm_address):
         child = python(
             f"""
-            import signal, sys
+            import sys
             import numpy as np, sharpwave as sw
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             buffer = sw.open(sys.argv[1])
             print("in", flush=True)
             {call}
@@ -185,11 +185,10 @@ def test_ctrl_c_ends_a_wait_for_the_index(shm_address: str, tmp_path: Path, call
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "in\n"
-        time.sleep(0.3)
-        assert child.poll() is None
+        until_asleep(child.pid)
         child.send_signal(signal.SIGINT)
         try:
-            _, errors = child.communicate(timeout=10)
+            _, errors = child.communicate(timeout=HANG_S)
         except subprocess.TimeoutExpired:
             end(child)
             pytest.fail("Ctrl-C did not end it")
@@ -252,48 +251,57 @@ def test_a_clock_that_is_set_back_moves_no_deadline(tmp_path: Path, call: str) -
         env=shim(tmp_path, SET_BACK.replace("STEP", str(step))),
     )
     try:
-        text, errors = child.communicate(timeout=30)
+        text, errors = child.communicate(timeout=2 * HANG_S)
     except subprocess.TimeoutExpired:
         end(child)
         pytest.fail("it waits for the clock to come back")
     assert errors == ""
-    assert 0.9 < float(text) < 10
+    assert 0.9 < float(text) < HANG_S, "the clock comes back after an hour"
 
 
 INTERRUPTED = """
     #include <errno.h>
     #include <fcntl.h>
+    #include <unistd.h>
     // As kernels do whose shared memory gives back what it got when a signal comes: here with every call that is large.
     int posix_fallocate(int fd, off_t offset, off_t bytes) {
         static int (*real)(int, off_t, off_t);
         if (!real) real = dlsym(RTLD_NEXT, "posix_fallocate");
-        return bytes > LARGE ? EINTR : real(fd, offset, bytes);
+        if (bytes <= LARGE) return real(fd, offset, bytes);
+        close(creat("SEEN", 0600));
+        return EINTR;
     }
     int posix_fallocate64(int fd, off_t offset, off_t bytes) { return posix_fallocate(fd, offset, bytes); }
 """
 LARGE_BUFFER = """
-    import signal, sys
+    import sys
     import sharpwave as sw
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("in", flush=True)
     sw.ReplayBuffer(200_000, obs_shape=(17,), storage=sys.argv[1]).close(unlink=True)
 """
 
 
+def interrupted(folder: Path, most_bytes: int) -> dict[str, str]:
+    """Larger calls are interrupted, and the file "interrupted" tells of it."""
+    seen = str(folder / "interrupted")
+    return shim(folder, INTERRUPTED.replace("LARGE", str(most_bytes)).replace("SEEN", seen))
+
+
 def test_signals_do_not_fail_the_making_of_a_large_buffer(shm_address: str, tmp_path: Path) -> None:
-    child = python(LARGE_BUFFER, shm_address, env=shim(tmp_path, INTERRUPTED.replace("LARGE", str(1 << 20))))
-    assert child.communicate(timeout=60) == ("in\n", "")
+    child = python(LARGE_BUFFER, shm_address, env=interrupted(tmp_path, 1 << 20))
+    assert child.communicate(timeout=2 * HANG_S) == ("in\n", "")
+    assert (tmp_path / "interrupted").exists()
 
 
 def test_ctrl_c_ends_the_making_of_a_large_buffer(shm_address: str, tmp_path: Path) -> None:
-    child = python(LARGE_BUFFER, shm_address, env=shim(tmp_path, INTERRUPTED.replace("LARGE", "0")))
+    child = python(LARGE_BUFFER, shm_address, env=interrupted(tmp_path, 0))
     assert child.stdout is not None
     assert child.stdout.readline() == "in\n"
-    time.sleep(0.2)
+    until((tmp_path / "interrupted").exists)
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
     try:
-        assert "KeyboardInterrupt" in child.communicate(timeout=20)[1]
+        assert "KeyboardInterrupt" in child.communicate(timeout=HANG_S)[1]
     finally:
         end(child)
 
@@ -306,12 +314,10 @@ def test_batches_of_an_empty_buffer_burn_no_core() -> None:
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(next(buffer.batches(4))))
     thread.start()
-    time.sleep(0.2)
-    before = time.process_time()
-    time.sleep(1)
-    assert time.process_time() - before < 0.3
+    until_thread_waits(thread)
+    assert seconds_of_other_threads(0.5) < 0.15
     buffer.add(**row(1))
-    thread.join(10)
+    thread.join(HANG_S)
     assert len(got) == 1
     buffer.close()
 
@@ -321,7 +327,7 @@ def test_batches_of_an_empty_buffer_obey_their_timeout() -> None:
     began = time.monotonic()
     with pytest.raises(NotReady):
         next(buffer.batches(4, timeout=0.3))
-    assert 0.25 < time.monotonic() - began < 5
+    assert 0.25 < time.monotonic() - began < HANG_S
     buffer.close()
 
 
@@ -331,7 +337,7 @@ def test_a_paced_sample_waits_until_a_window_fits() -> None:
     with pytest.raises(NotReady, match="0 of 10 rows can start an example of the view, 1 must"):
         buffer.sample(2, timeout=0.05)
     threading.Timer(0.1, lambda: buffer.add(**rows(range(10, 30)))).start()
-    assert buffer.sample(2, timeout=20)["obs"].shape[:2] == (2, 20)
+    assert buffer.sample(2, timeout=HANG_S)["obs"].shape[:2] == (2, 20)
     buffer.close()
 
 
@@ -366,13 +372,17 @@ def test_stats_asks_the_kernel_for_huge_pages_only_now_and_then() -> None:
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 SLOW_WRITES = """
+    #include <fcntl.h>
     #include <time.h>
     #include <unistd.h>
-    // Part of an index takes a second to write.
+    // Part of an index is not written until somebody says so.
     ssize_t pwrite(int fd, const void* data, size_t bytes, off_t offset) {
         static ssize_t (*real)(int, const void*, size_t, off_t);
         if (!real) real = dlsym(RTLD_NEXT, "pwrite");
-        if (bytes == 65536 * 8) nanosleep(&(struct timespec){1, 0}, 0);
+        if (bytes == 65536 * 8) {
+            close(creat("FOLDER/writes", 0600));
+            while (access("FOLDER/go on", F_OK) != 0) nanosleep(&(struct timespec){0, 1000000}, 0);
+        }
         return real(fd, data, bytes, offset);
     }
     ssize_t pwrite64(int fd, const void* data, size_t bytes, off_t offset) { return pwrite(fd, data, bytes, offset); }
@@ -382,31 +392,31 @@ SLOW_WRITES = """
 def test_a_slow_disk_keeps_the_index_from_nobody(tmp_path: Path) -> None:
     child = python(
         """
-        import sys, threading, time
+        import pathlib, sys, threading, time
         import numpy as np, sharpwave as sw
+        folder = pathlib.Path(sys.argv[1])
         buffer = sw.ReplayBuffer(70_000, schema={"obs": sw.Field((), "float32")}, next_obs=None,
                                  sampler=sw.Prioritized())
         zeros = np.zeros(70_000, np.float32)
         buffer.add(obs=zeros, reward=zeros, done=zeros)
-        saver = threading.Thread(target=buffer.save, args=(sys.argv[1],))
-        began = time.monotonic()
+        saver = threading.Thread(target=buffer.save, args=(folder / "snapshot",))
         saver.start()
-        longest = 0
-        while saver.is_alive():
-            start = time.monotonic()
-            buffer.sample(32)
-            longest = max(longest, time.monotonic() - start)
+        while not (folder / "writes").exists():
+            assert saver.is_alive(), "the shim was not used"
             time.sleep(0.001)
-        print(longest, time.monotonic() - began)
+        try:
+            for _ in range(100):
+                buffer.sample(32, timeout=20)
+            assert saver.is_alive(), "the write was over before"
+        finally:
+            (folder / "go on").touch()
+        saver.join()
         """,
-        str(tmp_path / "snapshot"),
-        env=shim(tmp_path, SLOW_WRITES),
+        str(tmp_path),
+        env=shim(tmp_path, SLOW_WRITES.replace("FOLDER", str(tmp_path))),
     )
-    text, errors = child.communicate(timeout=60)
-    assert errors == ""
-    longest, whole = map(float, text.split())
-    assert whole > 1, "the shim was not used"
-    assert longest < 0.8
+    assert child.communicate(timeout=2 * HANG_S) == ("", "")
+    assert len(sw.open(tmp_path / "snapshot")) == 70_000
 
 
 # ---- at exit ---------------------------------------------------------------------------------------------------------
@@ -484,7 +494,7 @@ def test_threads_inside_the_engine_at_exit_harm_nothing(tmp_path: Path, what: st
         folder.mkdir()
         child = python(AT_EXIT, what, str(0.05 + 0.03 * (i % 8)), str(folder))
         try:
-            _, errors = child.communicate(timeout=60)
+            _, errors = child.communicate(timeout=2 * HANG_S)
         except subprocess.TimeoutExpired:
             end(child)
             pytest.fail("it hangs at its end")
@@ -508,7 +518,7 @@ def test_a_program_that_ends_its_threads_leaks_no_object(tmp_path: Path) -> None
         """,
         str(tmp_path / "snapshot"),
     )
-    assert child.communicate(timeout=60) == ("", "")
+    assert child.communicate(timeout=2 * HANG_S) == ("", "")
     assert child.returncode == 0
 
 
@@ -518,13 +528,15 @@ def test_leak_warnings_tell_of_objects_when_they_are_turned_on() -> None:
         import threading, time
         import sharpwave as sw
         sw._core.set_leak_warnings(True)
+        sleeps = threading.Event()
         def sleep(buffer):
-            time.sleep(100)
+            sleeps.set()
+            time.sleep(1000)
         threading.Thread(target=sleep, args=(sw.ReplayBuffer(10, obs_shape=(2,)),), daemon=True).start()
-        time.sleep(0.1)
+        sleeps.wait()
         """
     )
-    assert "nanobind: leaked" in child.communicate(timeout=60)[1]
+    assert "nanobind: leaked" in child.communicate(timeout=2 * HANG_S)[1]
 
 
 def test_no_binding_lets_go_of_the_interpreter_by_another_guard() -> None:
