@@ -130,7 +130,9 @@ test-aarch64: $(BIN)/.test  ## the C++ tests, cross-compiled for aarch64 and run
 
 # What the other projects import besides torch, by package name. Their accelerators' packages are not needed.
 $(BIN)/.compat: $(BIN)/.test
-	$(BIN)/pip install --quiet networkx transformers pydantic hydra-core tabulate tensorboardX psutil colorlog aiohttp numba nvidia-ml-py
+	$(BIN)/pip install --quiet networkx transformers pydantic hydra-core tabulate tensorboardX psutil colorlog aiohttp numba \
+		nvidia-ml-py omegaconf sortedcontainers matplotlib pyvers importlib_metadata zipp
+	$(BIN)/pip install --quiet --no-deps "tensordict>=0.6,<0.12.2"  # which would bring another torch
 	@touch $@
 
 # AREAL, RLINF and APEXRL are paths to checkouts, e.g. make compat AREAL=../AReaL; those not given are left out.

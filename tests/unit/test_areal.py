@@ -651,11 +651,13 @@ def test_dataset_drains_and_holds_back(tmp_path: Path) -> None:
     time.sleep(0.4)
     assert len(pushed) <= 6, "two in the queue, one held, two not taken, one waiting"
     got: list[areal.SequenceSample] = []
-    deadline = time.monotonic() + 20
-    while len(got) < 8 and time.monotonic() < deadline:
-        got += data[len(got)]
-        time.sleep(0.01)
-    worker.join(20)
+
+    def have_eight() -> bool:
+        got.extend(data[len(got)])
+        return len(got) >= 8
+
+    until(have_eight)
+    worker.join(HANG_S)
     pusher.close()
     got += data.close()
     assert all(type(one) is areal.SequenceSample for one in got)
@@ -668,7 +670,7 @@ def test_dataset_tells_of_a_message_that_is_no_sample(tmp_path: Path) -> None:
     data = areal.PullerStreamDataset(Utility(), Args(), [range(4)], root=tmp_path)
     with areal.NameResolvingZmqPusher("e", "t", 0, 1, root=tmp_path) as pusher:
         pusher.push([{"ids": ["a"]}])
-    data.worker_thread.join(10)
+    data.worker_thread.join(HANG_S)
     with pytest.raises(RuntimeError, match=r"not alive: SchemaError.*from_json"):
         _ = data[0]
     assert not (tmp_path / "e" / "t" / "puller0").exists(), "pushers do not wait for it"
