@@ -74,8 +74,8 @@ endef
 SANITIZED := -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 THREADED := Threads.*:Workers.*:Face.IsSafeForThreads
 
-# One after the other: each build keeps every core busy.
-test-cpp:
+# One after the other: each build keeps every core busy. What they need is made first: a second make would make it twice.
+test-cpp: $(GOOGLETEST)/.ready $(WHEELS)/.built
 	@unset MAKEFLAGS; for part in release address thread; do $(MAKE) --no-print-directory test-cpp-$$part || exit 1; done
 
 test-cpp-release: $(GOOGLETEST)/.ready $(WHEELS)/.built  # what users get, and the example against it, installed
