@@ -49,9 +49,11 @@ def _python(checkout: Path, folder: Path, *arguments: str) -> subprocess.Complet
         "SHARPWAVE_STREAM_ROOT": str(folder / "streams"),
     }
     environment.pop("PYTEST_ADDOPTS", None)
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-    )
+    command = [sys.executable, *arguments]
+    try:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:  # AReaL's own stream threads can keep a process from ending
+        return subprocess.CompletedProcess(command, 124, "", "the process did not end in 300 s")
 
 
 def _test(checkout: Path, name: str, folder: Path) -> Outcome:
@@ -62,7 +64,8 @@ def _test(checkout: Path, name: str, folder: Path) -> Outcome:
         "--rootdir", str(checkout), "-c", os.devnull, "--junitxml", str(report), str(path),
     )  # fmt: skip
     outcome = read_junit(f"realhf/tests/{name}", report)
-    if outcome.failed and done.returncode not in (0, 1):
+    if done.returncode not in (0, 1):
+        outcome.failed = outcome.failed or 1
         outcome.notes.append((done.stderr or done.stdout)[-2000:])
     return outcome
 
