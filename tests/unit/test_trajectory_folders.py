@@ -310,6 +310,17 @@ def test_rlinf_is_told_the_format_that_the_files_have(tmp_path: Path, way: str) 
     assert (target / "trajectory_1_w_0.pkl").exists()
 
 
+def test_rlinf_learns_what_a_killed_process_added_when_the_folder_is_next_closed(tmp_path: Path) -> None:
+    fill(tmp_path / "live", range(2))
+    with build(tmp_path / "live") as buffer:
+        buffer.add_trajectories([make(2)])
+        buffer.flush()
+        shutil.copytree(tmp_path / "live", tmp_path / "killed")  # as a process that is killed now leaves it
+    assert sorted(read_rlinf(tmp_path / "killed")) == [0, 1]
+    assert held(tmp_path / "killed") == [0, 1, 2]
+    assert sorted(read_rlinf(tmp_path / "killed")) == [0, 1, 2]
+
+
 def test_folder_with_files_of_two_formats_stays_for_rlinf_what_it_was(tmp_path: Path) -> None:
     fill(tmp_path, range(2))
     fill(tmp_path, [2], storage_format="pkl", allow_pickle=True)

@@ -173,6 +173,7 @@ class Folder(Kinds):
             if not is_new and not index.was_closed:
                 # A process died here: which draws were made is not known, so take none of them again.
                 index.calls = max(index.calls, (index.opens + 1) << 40)
+                self.is_changed = True  # what RLinf knows of the folder may be older than the journal
         index.opens += 1
         return index
 
