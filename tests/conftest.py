@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +47,22 @@ def shm_address() -> Iterator[str]:
     yield f"shm://{name}"
     for path in _shared_files(name):
         path.unlink()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users' processes reach: pytest closes its own to them, how deep it lies differs from run to
+    run, and other runs share its upper part."""
+    folder = Path(tempfile.mkdtemp(prefix="sharpwave-test-"))
+    folder.chmod(0o755)
+    closed = [str(parent) for parent in folder.parents if not parent.stat().st_mode & 0o001]
+    try:
+        if closed:
+            pytest.skip(f"other users cannot pass {closed[0]}")
+        yield folder
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -93,7 +93,7 @@ class Coroutines:
 
     def call(self, seq: sw.SequenceBuffer, verb: str, *args: Any, **options: Any) -> Any:
         coroutine = getattr(seq, f"{verb}_async")(*args, **options)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(HANG_S)
 
     def wait(self, seq: sw.SequenceBuffer, consumer: str) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(seq.get_async(consumer), self._loop)

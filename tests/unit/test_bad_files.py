@@ -155,49 +155,42 @@ def as_nobody(code: str, folder: Path) -> list[str]:
     return child(become + code, folder=folder)
 
 
-def test_folder_that_may_not_be_written_to_is_named(tmp_path: Path) -> None:
-    snapshot, live = tmp_path / "snapshot", tmp_path / "live.sw"
+def test_folder_that_may_not_be_written_to_is_named(open_folder: Path) -> None:
+    snapshot, live = open_folder / "snapshot", open_folder / "live.sw"
     filled(3).save(snapshot)
     filled(3, storage=f"file://{live}").close()
     for path in (snapshot, live):
         path.chmod(0o444)
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o555 if folder == tmp_path else 0o755)
-    try:
-        said = as_nobody(
-            """
+    open_folder.chmod(0o555)
+    said = as_nobody(
+        """
 told(lambda: make(storage="file://new.sw"))
 told(lambda: make().save("new"))
 told(lambda: make().save("deeper/new"))
 told(lambda: sw.open("file://live.sw"))
 print(len(sw.open("snapshot")))
 """,
-            tmp_path,
-        )
-    finally:
-        tmp_path.chmod(0o755)
+        open_folder,
+    )
     assert [line.split(":")[0] for line in said[:-1]] == ["refused"] * 4
-    assert f"cannot create '{tmp_path}/new.sw'" in said[0]
+    assert f"cannot create '{open_folder}/new.sw'" in said[0]
     assert "cannot create 'new'" in said[1]
     assert "cannot make the folder 'deeper'" in said[2]
-    assert f"cannot open '{tmp_path}/live.sw'" in said[3]
+    assert f"cannot open '{open_folder}/live.sw'" in said[3]
     assert all("denied" in line for line in said[:-1])
     assert said[-1] == "3", "reading a snapshot needs no right to write"
-    assert {path.name for path in tmp_path.iterdir()} == {"snapshot", "live.sw"}
+    assert {path.name for path in open_folder.iterdir()} == {"snapshot", "live.sw"}
 
 
-def test_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    snapshot, live = tmp_path / "snapshot", tmp_path / "live.sw"
+def test_file_that_may_not_be_read_is_named(open_folder: Path) -> None:
+    snapshot, live = open_folder / "snapshot", open_folder / "live.sw"
     filled(3).save(snapshot)  # files are made for their owner alone
     filled(3, storage=f"file://{live}").close()
-    for folder in list(tmp_path.parents)[:2]:
-        folder.chmod(0o755)
-    tmp_path.chmod(0o755)
     if os.geteuid() != 0:
         snapshot.chmod(0)
         live.chmod(0)
-    said = as_nobody('told(lambda: sw.open("snapshot"))\ntold(lambda: sw.open("file://live.sw"))', tmp_path)
-    for line, name in zip(said, ("snapshot", f"{tmp_path}/live.sw"), strict=True):
+    said = as_nobody('told(lambda: sw.open("snapshot"))\ntold(lambda: sw.open("file://live.sw"))', open_folder)
+    for line, name in zip(said, ("snapshot", f"{open_folder}/live.sw"), strict=True):
         assert f"cannot open '{name}': Permission denied" in line
 
 

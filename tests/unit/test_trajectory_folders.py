@@ -909,11 +909,8 @@ def test_reading_and_copying_an_open_folder_leaves_it_open(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's limit is needed, which root can take on")
-def test_without_a_thread_nothing_counts_and_nothing_hangs(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
+def test_without_a_thread_nothing_counts_and_nothing_hangs(open_folder: Path) -> None:
+    open_folder.chmod(0o777)
     code = """
 import os, resource, sys
 import sharpwave as sw
@@ -933,7 +930,7 @@ print(len(buffer), buffer.total_samples, buffer.get_stats()["unsaved"])
 buffer.close()
 print("closed")
 """
-    done = run(code, tmp_path / "live", timeout=120)
+    done = run(code, open_folder / "live", timeout=120)
     assert done.returncode == 0, done.stderr
     first, second, counts, end = done.stdout.splitlines()
     assert first.startswith("add_trajectories(): cannot start the thread that saves trajectories: ")
