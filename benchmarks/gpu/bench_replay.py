@@ -93,7 +93,7 @@ def uniform_cases(fields: Fields) -> list[dict[str, Any]]:
     buffer = device_buffer(fields)
     done = []
     for size in SIZES:
-        is_same(buffer.sample(size), fields, buffer._rows.span)
+        is_same(buffer.sample(size), fields, buffer._rows.table.span)
         out = buffer.sample(size)
         graph = captured(lambda size=size: buffer.sample(size))
         cases = contest(
@@ -114,13 +114,13 @@ def priority_cases(fields: Fields) -> list[dict[str, Any]]:
     for first in range(0, CAPACITY, 100_000):
         serials = torch.arange(first, first + 100_000, device="cuda")
         buffer.update_priorities(serials, fields.masses[first : first + 100_000] ** (1 / ALPHA) - EPS)
-    fields.masses.copy_(buffer._rows.priorities[buffer._rows.padded :][:CAPACITY])
+    fields.masses.copy_(buffer._rows.table.priorities[buffer._rows.table.padded :][:CAPACITY])
     total = fields.masses.sum(dtype=torch.float64)
     done = []
     for size in SIZES:
         batch = buffer.sample(size)
-        is_same(batch, fields, buffer._rows.span)
-        wanted = fields.masses[batch["indices"] % buffer._rows.span].double() / total
+        is_same(batch, fields, buffer._rows.table.span)
+        wanted = fields.masses[batch["indices"] % buffer._rows.table.span].double() / total
         assert torch.allclose(batch["probabilities"], wanted, rtol=1e-9), size
         errors = torch.rand(size, device="cuda")
         index = batch["indices"].clone()
@@ -304,7 +304,7 @@ def direct_cases(
     feed = buffer.stats()["feeds"]["cuda"]
     assert feed["way"] == "direct", feed
     stream = buffer.stream(size, device="cuda", prefetch=2)
-    staged = buffer._feeds["cuda"]
+    staged = buffer._rows._feeds["cuda"]
     ticket = staged.feed.begin(size, None, False)  # one batch, named once and fetched again and again
     cases = walls(
         {

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from . import adapters, compat, errors, returns
 from .buffers.distillation import DistillationBuffer
-from .buffers.opening import open
+from .buffers.open import open
 from .buffers.replay import ReplayBuffer
 from .buffers.rollout import RolloutBuffer
 from .buffers.sequence import SequenceBuffer

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sharpwave as sw
+from sharpwave.buffers.replay import spec_of
+
 torch = pytest.importorskip("torch")
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -30,3 +33,13 @@ def here(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(here(part) for part in value)
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
+
+
+def on_device(capacity: int, *, device: str, **options: Any) -> sw.ReplayBuffer:
+    """A buffer whose rows are on the device, where that is the CPU too."""
+    from sharpwave.rows.device import DeviceRows
+
+    if HAS_GPU:
+        return sw.ReplayBuffer(capacity, device=device, **options)
+    storage = options.pop("storage", None)
+    return sw.ReplayBuffer._over(DeviceRows("ReplayBuffer()", spec_of(capacity, **options), device, storage))

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.cases import CAPACITY, SAMPLERS, WIDTH, Environments, flatten, script
-from contract.device_place import HAS_GPU, PLACES, device_of, here
+from contract.device_place import HAS_GPU, PLACES, device_of, here, on_device
 
 import sharpwave as sw
-from sharpwave.buffers.device_replay import DeviceReplayBuffer
-from sharpwave.buffers.moving import to_device, to_host
 from sharpwave.errors import SchemaError
+from sharpwave.rows import transfer
 
 VIEWS = {"one step": sw.Transitions(), "three steps": sw.Transitions(n_step=3, gamma=0.9)}
 ON_DEVICE = ["Uniform()", "Uniform(newest=2)", "Prioritized()"]
@@ -25,6 +24,14 @@ MORE = {
     "Prioritized(new_rows=2.0)": sw.Prioritized(alpha=1.0, eps=0.0, new_rows=2.0),
 }
 ALL = {name: SAMPLERS[name] for name in ON_DEVICE} | MORE
+
+
+def to_host(buffer: Any) -> sw.ReplayBuffer:
+    return sw.ReplayBuffer._over(transfer.to_host(buffer._rows))
+
+
+def to_device(buffer: Any, device: str) -> sw.ReplayBuffer:
+    return sw.ReplayBuffer._over(transfer.to_device(buffer._rows, device))
 
 
 def settings(sampler: str, view: str) -> dict[str, Any]:
@@ -39,9 +46,9 @@ def settings(sampler: str, view: str) -> dict[str, Any]:
     }
 
 
-def pair(place: str, sampler: str, view: str) -> tuple[sw.ReplayBuffer, DeviceReplayBuffer]:
+def pair(place: str, sampler: str, view: str) -> tuple[sw.ReplayBuffer, sw.ReplayBuffer]:
     options = settings(sampler, view)
-    return sw.ReplayBuffer(CAPACITY, **options), DeviceReplayBuffer(CAPACITY, device=device_of(place), **options)
+    return sw.ReplayBuffer(CAPACITY, **options), on_device(CAPACITY, device=device_of(place), **options)
 
 
 def values(call: tuple[Any, ...]) -> dict[str, Any]:
@@ -123,9 +130,9 @@ def test_draws_by_priority_have_the_hosts_law(place: str, sampler: str, view: st
 
 def probabilities(host: sw.ReplayBuffer) -> dict[int, float]:
     sampler: Any = host.sampler
-    serials = host._table.live_serials()
+    serials = host._rows.table.live_serials()
     priorities = np.empty(len(serials), np.float32)
-    host._table.priorities_of(serials, priorities)
+    host._rows.table.priorities_of(serials, priorities)
     masses = ((priorities.astype(np.float64) + sampler.eps) ** sampler.alpha).astype(np.float32).astype(np.float64)
     chance = masses / masses.sum() * (1 - sampler.mix) + sampler.mix / len(serials)
     return dict(zip(serials.tolist(), chance.tolist(), strict=True))
@@ -150,7 +157,7 @@ def weights(host: sw.ReplayBuffer, batch: Any, expected: dict[int, float], newes
 
 @pytest.mark.parametrize("place", PLACES)
 def test_many_draws_by_priority_come_as_often_as_they_should(place: str) -> None:
-    device = DeviceReplayBuffer(200, obs_shape=(2,), device=device_of(place), sampler=sw.Prioritized(alpha=1.0), seed=3)
+    device = on_device(200, obs_shape=(2,), device=device_of(place), sampler=sw.Prioritized(alpha=1.0), seed=3)
     row = np.arange(150, dtype=np.float32)
     device.add(np.stack([row, row], 1), row, row, np.stack([row, row], 1), row < 0)
     priorities = np.random.default_rng(0).exponential(size=150).astype(np.float32)
@@ -185,13 +192,13 @@ def test_what_was_saved_and_opened_goes_on(place: str, sampler: str, view: str, 
         first.sample(4)
         host.sample(4)
         if "Prior" in sampler and turn > 3:
-            serials = host._table.live_serials()[:5]
+            serials = host._rows.table.live_serials()[:5]
             for buffer in (host, first):
                 buffer.update_priorities(serials, np.arange(5.0) + turn)
     first.save(tmp_path / "snapshot")
     loaded = sw.open(tmp_path / "snapshot")
     again = to_device(loaded, device) if device == "cpu" else sw.open(tmp_path / "snapshot", device=device)
-    assert isinstance(again, DeviceReplayBuffer)
+    assert again.device.type == device_of(place)
     for one, other in zip(host.rows(), loaded.rows(), strict=True):
         drawn_alike(one, other)
     for one, other in zip(host.rows(), again.rows(), strict=True):
@@ -250,4 +257,4 @@ def test_table_of_several_writers_comes_to_the_device_without_joining_their_epis
 def test_what_only_the_host_can_do_is_refused(options: dict[str, Any], what: str) -> None:
     device = "cuda" if HAS_GPU else "cpu"
     with pytest.raises(SchemaError, match=what):
-        DeviceReplayBuffer(8, device=device, **({"obs_shape": (3,)} | options))
+        on_device(8, device=device, **({"obs_shape": (3,)} | options))

@@ -251,7 +251,7 @@ def test_threads_of_a_forked_child_open_one_table(shm_address: str) -> None:
         try:
             sys.setswitchinterval(1e-6)
             tables: list[Any] = []
-            workers = [threading.Thread(target=lambda: tables.append(buffer._table)) for _ in range(8)]
+            workers = [threading.Thread(target=lambda: tables.append(buffer._rows.table)) for _ in range(8)]
             for worker in workers:
                 worker.start()
             for worker in workers:

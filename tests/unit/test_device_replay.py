@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.device_place import HAS_GPU, PLACES, device_of, here
+from contract.device_place import HAS_GPU, PLACES, device_of, here, on_device
 
 import sharpwave as sw
-from sharpwave.buffers.device_replay import DeviceReplayBuffer
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle
 
 torch = pytest.importorskip("torch")
@@ -24,7 +23,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def make(device: str, capacity: int = 12, **options: Any) -> Any:
-    return DeviceReplayBuffer(capacity, device=device, **({"obs_shape": (3,), "seed": 0} | options))
+    return on_device(capacity, device=device, **({"obs_shape": (3,), "seed": 0} | options))
 
 
 def rows(first: int, count: int, device: str | None = None) -> tuple[Any, ...]:
@@ -147,8 +146,21 @@ def test_loops_are_refused_when_they_are_asked_for(device: str) -> None:
             loop(0)
         with pytest.raises(SchemaError, match="rows are on"):
             loop(4, device="meta")
-    with pytest.raises(SchemaError, match="exist"):
-        make(device, exist="overwrite")
+
+
+def test_subclass_keeps_its_own_verbs_wherever_its_rows_are(device: str) -> None:
+    class Doubled(sw.ReplayBuffer):
+        def add(self, obs: Any, *rest: Any, **more: Any) -> None:
+            super().add(obs * 2, *rest, **more)
+
+        def sample(self, batch_size: int, **options: Any) -> dict[str, Any]:
+            return {"twice": super().sample(batch_size, **options)}
+
+    there, host = Doubled._over(make(device)._rows), Doubled(12, obs_shape=(3,))
+    for buffer in (there, host):
+        for _ in range(2):  # the second add of a plain buffer goes straight to the engine
+            buffer.add(*rows(1, 2))
+        assert set(here(buffer.sample(8)["twice"]["obs"]).ravel()) <= {2.0, 4.0}
 
 
 def test_last_of_several_updates_holds_and_large_ones_do_the_same(device: str) -> None:
@@ -168,8 +180,8 @@ def test_last_of_several_updates_holds_and_large_ones_do_the_same(device: str) -
         if serial < 2400:
             expected[serial] = abs(error)
     for buffer in (few, many):
-        assert here(buffer._rows.priorities)[:2400].tolist() == expected.tolist()
-        total = here(buffer._rows.nodes.view(torch.float64))[buffer._rows.levels[-1]]
+        assert here(buffer._rows.table.priorities)[:2400].tolist() == expected.tolist()
+        total = here(buffer._rows.table.nodes.view(torch.float64))[buffer._rows.table.levels[-1]]
         assert total == pytest.approx(expected.astype(np.float64).sum(), rel=1e-12)
         assert buffer.stats()["updates_applied"] == applied
 
@@ -177,18 +189,18 @@ def test_last_of_several_updates_holds_and_large_ones_do_the_same(device: str) -
 def test_number_that_is_none_is_told_by_the_next_call(device: str) -> None:
     buffer = make(device, sampler=sw.Prioritized())
     buffer.add(*rows(0, 6, device))
-    before = here(buffer._rows.priorities).copy()
+    before = here(buffer._rows.table.priorities).copy()
     bad = torch.tensor([1.0, float("nan"), 2.0], device=device)
     told = buffer.update_priorities(torch.tensor([0, 1, 2], device=device), bad)
     assert (int(told["applied"]), int(told["stale"])) == (0, 0)
     with pytest.raises(SchemaError, match=r"earlier update_priorities.* not finite"):
         buffer.sample(2)
-    np.testing.assert_array_equal(here(buffer._rows.priorities), before)
+    np.testing.assert_array_equal(here(buffer._rows.table.priorities), before)
     buffer.sample(2)
     with pytest.raises(SchemaError, match="expected finite numbers, got nan at position 1"):
         buffer.update_priorities([0, 1], [1.0, float("nan")])
     buffer.update_priorities([0, 1], [1.0, 3.0])
-    assert here(buffer._rows.priorities)[:2].tolist() == [1.0, 3.0]
+    assert here(buffer._rows.table.priorities)[:2].tolist() == [1.0, 3.0]
 
 
 def test_priorities_that_come_with_rows(device: str) -> None:
@@ -196,13 +208,13 @@ def test_priorities_that_come_with_rows(device: str) -> None:
     buffer.add(*rows(0, 3), priority=[1.0, -4.0, 0.5])
     buffer.add(*rows(3, 2, device), priority=torch.tensor([2.0, 3.0], device=device))
     buffer.add(*rows(5, 1))
-    assert here(buffer._rows.priorities)[:6].tolist() == [1, 4, 0.5, 2, 3, 4]
+    assert here(buffer._rows.table.priorities)[:6].tolist() == [1, 4, 0.5, 2, 3, 4]
     buffer.add(*rows(6, 11))  # over the 4
-    assert here(buffer._rows.priorities)[:5].tolist() == [4, 4, 4, 4, 4]
+    assert here(buffer._rows.table.priorities)[:5].tolist() == [4, 4, 4, 4, 4]
     buffer.add(*rows(17, 2, device), priority=torch.tensor([float("nan"), 9.0], device=device))
     with pytest.raises(SchemaError, match=r"add\(priority=...\) on .* not finite"):
         len(buffer)
-    assert here(buffer._rows.priorities)[5:7].tolist() == [4, 9]
+    assert here(buffer._rows.table.priorities)[5:7].tolist() == [4, 9]
 
 
 def test_empty_buffer_of_masked_rows_is_told_by_the_next_call(device: str) -> None:
@@ -270,7 +282,7 @@ def test_batches_of_a_slab_have_memory_of_their_own(device: str, monkeypatch: py
     buffer.add(*rows(0, 64), priority=np.arange(1, 65))
     slab = buffer._slab(16, 3, buffer._specs(16))
     for i in range(3):
-        buffer._rows.draw(16, slab.draws, i)
+        buffer._rows.table.draw(16, slab.draws, i)
     scale = torch.ones(3, device=device, requires_grad=True)
     loss = (slab.batches[0]["obs"] * scale).sum()
     slab.batches[1]["next_obs"].mul_(1)
@@ -300,7 +312,7 @@ def test_sums_are_those_of_the_rows_whatever_was_written(
         monkeypatch.setattr(module, "_UPDATE_ALONE", 0)
     buffer = make(device, capacity, sampler=sw.Prioritized(alpha=1.0, eps=0.0), obs_shape=())
     draw = np.random.default_rng(capacity)
-    table = buffer._rows
+    table = buffer._rows.table
     for turn in range(8):
         count = int(draw.integers(1, capacity + 1)) if turn % 2 else int(draw.integers(1, 40)) % capacity + 1
         value = torch.zeros(count, device=device)
@@ -336,7 +348,7 @@ def test_whole_tensors_and_others_are_added_alike(device: str, way: str) -> None
         else:
             assert whole._add_at_once((), dict(zip(names, values, strict=True)))
         slow.add(*(here(value) for value in values))
-    assert torch.equal(whole._rows.flags, slow._rows.flags)
+    assert torch.equal(whole._rows.table.flags, slow._rows.table.flags)
     one, other = whole.sample(64), slow.sample(64)
     for name in one:
         assert torch.equal(one[name], other[name])
@@ -380,8 +392,8 @@ def test_kernels_are_started_by_the_driver() -> None:
         buffer.update_priorities(batch["indices"], torch.rand(size, device="cuda"))
     buffer.tune(alpha=0.5)
     host.sample(16, device="cuda")
-    kernels = [host._feeds["cuda"].feed.plan.pull]
-    for part in vars(buffer._rows).values():
+    kernels = [host._rows._feeds["cuda"].feed.plan.pull]
+    for part in vars(buffer._rows.table).values():
         parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
         kernels += [one for one in parts if isinstance(one, Kernel)]
     used = [kernel for kernel in kernels if kernel.compiled is not None]

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.device_place import HAS_GPU  # sets up the interpreter of kernels
 
 import sharpwave as sw
-from sharpwave.buffers.teacher_rows import DeviceRows
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
+from sharpwave.rows.device import DeviceRows
 
 torch = pytest.importorskip("torch")
-HAS_GPU = torch.cuda.is_available()
 # "ring": the rows of a GPU, kept on the CPU, where every machine can test them.
 PLACES = ["numpy", "cpu", "ring", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -277,8 +277,8 @@ def test_steps_end_where_somebody_stopped_and_where_rows_are_missing(tmp_path: P
             add(again, "numpy", 2 * t, 2)
         dones = np.concatenate([done for *_, done in again.steps()])
         assert dones.tolist() == [[t == 2] * 2 for t in range(6)]
-        names = again._rows.names()
-        again._rows.names = lambda: np.delete(names, [3, 8])  # rows that recovery had to give up
+        handles = again._rows.handles()
+        again._rows.handles = lambda: np.delete(handles, [3, 8])  # rows that recovery had to give up
         rows = np.concatenate([obs[:, :, 0] for obs, *_ in again.steps(2)])
         dones = np.concatenate([done for *_, done in again.steps(2)])
     assert rows.tolist() == [[0, 1], [4, 5], [6, 7], [10, 11]]
@@ -345,3 +345,14 @@ def test_first_add_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(SchemaError):
         late.add(np.full((2, 3), "x"), np.zeros((2, 2), np.float32))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_go_on_over_the_end_of_the_ring() -> None:
+    """The last block of a ring may be shorter than the others: serials jump there, and time does not."""
+    dist = sw.DistillationBuffer(1001, (3,), action_shape=(2,), num_envs=1)
+    for t in range(1300):
+        add(dist, "numpy", t, 1)
+    steps = list(dist.steps(100))
+    rows = np.concatenate([obs[:, 0, 0] for obs, *_ in steps])
+    assert rows.tolist() == list(range(299, 1300))
+    assert not any(done.any() for *_, done in steps)

@@ -64,16 +64,17 @@ class Direct:
     """The feed of a buffer, on a GPU or in the interpreter."""
 
     def __init__(self, buffer: sw.ReplayBuffer, device: str) -> None:
-        from sharpwave.buffers.gpu_feed import GpuFeed
         from sharpwave.device.feeding import Feed
+        from sharpwave.rows.feed import GpuFeed
+        from sharpwave.rows.host import HostRows
 
-        self.outer = GpuFeed(buffer, device)
+        rows = buffer._rows
+        assert isinstance(rows, HostRows)
+        self.outer = GpuFeed(rows, device)
         if device == "cpu":
-            n_step = buffer._view.n_step if isinstance(buffer._view, sw.Transitions) else 1
             extras = set(self.outer.extras)
-            self.outer.feed = Feed(
-                buffer._table, buffer._schema, torch.device("cpu"), n_step, self.outer.window, extras, None
-            )
+            schema, n_step = rows.spec.schema, rows.spec.n_step
+            self.outer.feed = Feed(rows.table, schema, torch.device("cpu"), n_step, self.outer.window, extras, None)
 
     def sample(self, size: int) -> Any:
         ticket = self.outer.feed.begin(size, None, True)

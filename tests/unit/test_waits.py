@@ -53,7 +53,7 @@ def stopped_in_the_index(address: str) -> Iterator[int]:
         serials, values = np.arange({HELD_ROWS}), np.ones({HELD_ROWS}, np.float32)
         print("in", flush=True)
         while True:
-            buffer._table.update_priorities(serials, values)
+            buffer._rows.table.update_priorities(serials, values)
         """,
         address,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,10 +15,14 @@ from ..address import to_address, to_path
 from ..arrays import as_array, prepare
 from ..checks import check_settable, one_of, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
+from ..rows.columns import Torch, place_of, read_names, read_node
+from ..rows.device import DeviceRows
+from ..rows.host import HostRows
+from ..rows.protocol import Batch, Rows
+from ..rows.spec import RowSpec
+from ..sampling import Uniform
 from ..schema import Field, Node, Schema
-from ..views import View
-from .columns import Torch, place_of, read_names, read_node
-from .teacher_rows import DeviceRows, EngineRows, TeacherRows, chunk_rows, to_device
+from ..views import Transitions
 
 __all__ = ["DistillationBuffer"]
 
@@ -91,7 +96,8 @@ class DistillationBuffer:
             self._nodes[name] = read_node(where, f"teacher[{name!r}]", node)
         # Names that a file could not hold are refused on every device, and before there is anything to lose.
         Schema({"action": Field(), **self._nodes, "done": Field((), "bool")})
-        self._rows: EngineRows | DeviceRows | None = None
+        self._rows: Rows | None = None
+        self._is_creator = False
         self._is_closed = False
         self._first_add = threading.Lock()
         if "action" in self._nodes:
@@ -109,28 +115,35 @@ class DistillationBuffer:
         return self._place.device if isinstance(self._place, Torch) else None
 
     @property
+    def _batch_device(self) -> Any:
+        """What rows on the host are told about batches; rows on a GPU give tensors there anyway."""
+        return None if self._is_on_gpu else self.device
+
+    @property
     def _is_on_gpu(self) -> bool:
         return isinstance(self._place, Torch) and self._place.device.type != "cpu"
 
-    def _row_nodes(self) -> dict[str, Node]:
-        return {name: self._nodes[name] for name in ("obs", "action", *self._extras)}
+    def _row_schema(self) -> Schema:
+        nodes = {name: self._nodes[name] for name in ("obs", "action", *self._extras)}
+        return Schema({**nodes, "done": Field((), "bool")})
 
-    def _make(self) -> EngineRows | DeviceRows:
-        nodes = self._row_nodes()
-        if self._is_on_gpu:
-            return DeviceRows(self._place, nodes, self._capacity, self._num_envs)
-        return EngineRows(
-            TeacherRows(
-                self._capacity,
-                schema=nodes,
-                num_envs=self._num_envs,
-                next_obs=None,
-                storage=self._storage,
-                exist=self._exist,
-                seed=self._seed,
-            ),
-            self.device,
+    def _make(self) -> Rows:
+        where = "DistillationBuffer()"
+        spec = RowSpec(
+            face="DistillationBuffer",
+            schema=self._row_schema(),
+            capacity=self._capacity,
+            num_envs=self._num_envs,
+            writers=64,
+            seed=secrets.randbits(63) if self._seed is None else self._seed,
+            sampler=Uniform(),
+            view=Transitions(),
+            pace=None,
         )
+        if self._is_on_gpu:
+            return DeviceRows(where, spec, self.device)
+        rows, self._is_creator = HostRows.make(where, spec, self._storage, self._exist)
+        return rows
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
@@ -156,30 +169,29 @@ class DistillationBuffer:
             raise ClosedError("add(): the buffer is closed")
         values = {"obs": obs, "action": action, **teacher}
         lead = self._lead(obs)
-        values["done"] = np.zeros(lead, bool) if done is None and not self._is_on_gpu else done
+        values["done"] = self._place.zeros(lead, np.dtype(bool)) if done is None else done
         if self._rows is None:
             with self._first_add:
                 if self._rows is None:
                     self._rows = self._begin(values, lead)
                     return
-        self._rows.add(values, lead)
+        self._rows.adder()(**values)
 
-    def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> EngineRows | DeviceRows:
+    def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> Rows:
         """The rows, with their first ones. One that fails decides nothing, and takes no file away."""
         path = None if self._storage is None else to_path(self._storage, "add()")
         self._nodes["action"] = self._infer_action(values["action"], lead)
         rows = None
         try:
             if not self._is_on_gpu:  # before a file is made, replaced or attached to
-                schema = Schema({**self._row_nodes(), "done": Field((), "bool")})
-                prepare(schema, self._capacity, self._num_envs, None, False, (), values)
+                prepare(self._row_schema(), self._capacity, self._num_envs, None, False, (), values)
             is_ours = path is not None and not path.exists()
             rows = self._make()
-            rows.add(values, lead)
+            rows.adder()(**values)
         except BaseException:
             del self._nodes["action"]
-            if isinstance(rows, EngineRows):
-                rows.buffer.close(unlink=is_ours and rows.buffer._is_creator)
+            if rows is not None:
+                rows.close(is_ours and self._is_creator)
             raise
         return rows
 
@@ -227,7 +239,8 @@ class DistillationBuffer:
         """
         batch_size = whole("sample()", "batch_size", batch_size)
         truth("sample()", "extras", extras)
-        return self._tuple(self._there("sample()").sample(batch_size), extras)
+        batch = self._there("sample()").sample(batch_size, device=self._batch_device)
+        return self._tuple(batch, extras)
 
     def batches(
         self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, extras: bool = False
@@ -249,15 +262,21 @@ class DistillationBuffer:
         truth(where, "drop_remainder", drop_remainder)
         truth(where, "extras", extras)
         rows = self._there(where)
-        return self._batches(rows, rows.names(), batch_size, epochs, drop_remainder, extras)
+        return self._batches(rows, rows.handles(), batch_size, epochs, drop_remainder, extras)
 
     def _batches(
-        self, rows: Any, names: Any, size: int, epochs: int, drop: bool, extras: bool
+        self, rows: Rows, handles: Any, size: int, epochs: int, drop: bool, extras: bool
     ) -> Iterator[tuple[Any, ...]]:
         for _ in range(epochs):
-            order = self._place.permutation(len(names))
-            for start in range(0, len(names) - (size - 1 if drop else 0), size):
-                yield self._tuple(rows.get(names, order[start : start + size]), extras)
+            order = self._place.permutation(len(handles))
+            order = np.asarray(order) if isinstance(handles, np.ndarray) else order
+            for start in range(0, len(handles) - (size - 1 if drop else 0), size):
+                yield self._tuple(self._get(rows, handles[order[start : start + size]]), extras)
+
+    def _get(self, rows: Rows, handles: Any) -> Batch:
+        batch = rows.get(handles)
+        batch["done"] = batch["done"] | batch["truncated"]
+        return batch if self._batch_device is None else _tensors(batch)
 
     def steps(self, length: int = 1, *, extras: bool = False) -> Iterator[tuple[Any, ...]]:
         """All steps in the order in which they came, for recurrent students. Of one writer: several writers' steps
@@ -276,25 +295,25 @@ class DistillationBuffer:
             raise SchemaError("steps(): which rows follow each other is not known; give the buffer num_envs=")
         truth("steps()", "extras", extras)
         rows = self._there("steps()")
-        names, breaks = rows.whole_steps(self._num_envs)
-        return self._steps(rows, names, breaks, length, self._num_envs, extras)
+        handles, breaks = _whole_steps(rows, self._num_envs)
+        return self._steps(rows, handles, breaks, length, self._num_envs, extras)
 
     def _steps(
-        self, rows: Any, names: Any, breaks: Any, length: int, envs: int, extras: bool
+        self, rows: Rows, handles: Any, breaks: Any, length: int, envs: int, extras: bool
     ) -> Iterator[tuple[Any, ...]]:
         def lay(value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: lay(part) for key, part in value.items()}
             return value.reshape(-1, envs, *value.shape[1:])
 
-        for start in range(0, len(names), length * envs):
-            end = min(start + length * envs, len(names))
-            batch = rows.get(names, self._place.index(np.arange(start, end)))
+        for start in range(0, len(handles), length * envs):
+            end = min(start + length * envs, len(handles))
+            batch = self._get(rows, handles[start:end])
             dones = lay(batch["done"]) | self._place.index(breaks[start // envs : end // envs, None])
             step = lay(batch["obs"]), lay(batch["action"]), dones
             yield (*step, {name: lay(batch[name]) for name in self._extras}) if extras else step
 
-    def _there(self, where: str) -> Any:
+    def _there(self, where: str) -> Rows:
         if self._is_closed:
             raise ClosedError(f"{where}: the buffer is closed")
         if self._rows is None or len(self._rows) == 0:
@@ -327,40 +346,30 @@ class DistillationBuffer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a snapshot, whole or not at all, as ``ReplayBuffer.save``. ``sharpwave.open(path)`` loads it into
         memory, ``DistillationBuffer.load(path, device)`` also onto a GPU."""
-        rows = self._there("save()")
-        rows.save(
-            path,
-            lambda: TeacherRows(
-                self._capacity, schema=self._nodes, num_envs=self._num_envs, next_obs=None, seed=self._seed
-            ),
-        )
+        self._there("save()").save(os.fspath(path), False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: Any = None) -> DistillationBuffer:
         """What ``save`` wrote, on any device."""
         table = _core.Table.load(os.fspath(path), False)
-        return cls._from_table(table, None, device=device)
+        return cls._over(HostRows(table, "DistillationBuffer", None), device)
 
     @classmethod
-    def _from_table(
-        cls, table: _core.Table, address: str | None, view: View | None = None, device: Any = None
-    ) -> DistillationBuffer:
-        rows = TeacherRows._from_table(table, address, view)
-        assert isinstance(rows, TeacherRows)
-        made = cls.__new__(cls)
-        made._capacity, made._num_envs, made._storage = rows.capacity, rows.num_envs, address
+    def _over(cls, rows: HostRows, device: Any = None) -> DistillationBuffer:
+        """A buffer over rows that exist."""
+        made, spec = cls.__new__(cls), rows.spec
+        made._capacity, made._num_envs, made._storage = spec.capacity, spec.num_envs, rows.address
         made._exist, made._is_closed, made._first_add = "error", False, threading.Lock()
-        made._seed = int(rows.stats()["seed"])
+        made._is_creator, made._seed = False, spec.seed
         made._place = place_of("load()", device, made._seed)
-        made._nodes = {name: node for name, node in rows.schema.items() if name != "done"}
+        made._nodes = {name: node for name, node in spec.schema.fields.items() if name != "done"}
         made._extras = [name for name in made._nodes if name not in ("obs", "action")]
-        made._rows = EngineRows(rows, made.device)
+        made._rows = rows
         if made._is_on_gpu:
-            made._rows = DeviceRows(made._place, made._nodes, made._capacity, made._num_envs)
-            for part in rows.rows(chunk_rows(made._num_envs)):
-                lead = (len(part["indices"]),)
-                made._rows.add({name: to_device(part[name], made._place) for name in (*made._nodes, "done")}, lead)
-            rows.close()
+            from ..rows.transfer import to_device
+
+            made._rows = to_device(rows, device)
+            rows.close(False)
         return made
 
     def close(self, unlink: bool = False) -> None:
@@ -369,8 +378,8 @@ class DistillationBuffer:
         Args:
             unlink: Also removes the file behind ``shm://`` or ``file://``.
         """
-        if isinstance(self._rows, EngineRows):
-            self._rows.buffer.close(unlink)
+        if self._rows is not None:
+            self._rows.close(truth("close()", "unlink", unlink))
         self._rows, self._is_closed = None, True
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -396,5 +405,25 @@ class DistillationBuffer:
 
 
 def _attach(address: str, device: Any) -> DistillationBuffer:
-    path = to_path(address, "open()")
-    return DistillationBuffer._from_table(_core.Table.attach(str(path)), address, device=device)
+    table = _core.Table.attach(str(to_path(address, "open()")))
+    return DistillationBuffer._over(HostRows(table, "DistillationBuffer", address), device)
+
+
+def _whole_steps(rows: Rows, envs: int) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Handles of the rows of complete steps, and for each of these steps whether the next one is missing."""
+    handles = rows.handles()
+    there = handles.cpu().numpy() if hasattr(handles, "cpu") else handles
+    step, first, count = np.unique(rows.positions(there) // envs, return_index=True, return_counts=True)
+    first, step = first[count == envs], step[count == envs]
+    breaks = np.append(np.diff(step) != 1, False) if len(step) else np.zeros(0, bool)
+    which = (first[:, None] + np.arange(envs)).reshape(-1)
+    return handles[which], breaks
+
+
+def _tensors(value: Any) -> Any:
+    """Over the same memory; tensors stay what they are."""
+    if isinstance(value, dict):
+        return {key: _tensors(part) for key, part in value.items()}
+    import torch
+
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

@@ -10,8 +10,8 @@ import numpy as np
 from .. import _core, returns
 from ..checks import check_settable, number, one_of, truth, whole
 from ..errors import BufferFull, NotReady, SchemaError
+from ..rows.columns import Columns, Torch, place_of, read_names, read_node
 from ..schema import Field
-from .columns import Columns, Torch, place_of, read_names, read_node
 
 __all__ = ["RolloutBuffer"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 import sharpwave as sw
-from sharpwave.buffers.torch_batch import read_device
 from sharpwave.checks import check_settable, told, whole
 from sharpwave.errors import SchemaError, StaleHandle
+from sharpwave.rows.tensors import read_device
 
 from .observations import as_tensordict, each, is_tree, read_spec, to_host
 from .slots import Slots

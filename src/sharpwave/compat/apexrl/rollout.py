@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 import sharpwave as sw
-from sharpwave.buffers.columns import Torch
 from sharpwave.checks import whole
 from sharpwave.errors import BufferFull, NotReady, SchemaError
+from sharpwave.rows.columns import Torch
 
 from .observations import as_tensordict, each, is_tree, read_spec
 

@@ -1,4 +1,4 @@
-"""Values on their way from a call to a GPU."""
+"""Host-to-device transfer of the values of one call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Load"]
 
 
 class Load:
-    """The values of one call on their way to the device: those of the host travel together, from pinned memory."""
+    """The values of one call: those on the host are sent together, through pinned memory."""
 
     def __init__(self, place: Torch) -> None:
         self.place = place

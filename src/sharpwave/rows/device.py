@@ -1,31 +1,33 @@
-"""The ReplayBuffer whose rows are on a GPU: the same calls, no wait for the device."""
+"""Rows on a GPU: the same calls as rows on the host, and no wait for the device."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
-import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .. import _core, arrays
-from ..checks import one_of, whole
+from ..checks import whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
-from ..schema import Field, Node, Schema, is_next
+from ..schema import Field, Node, is_next
 from ..settings import engine_settings
-from ..views import Transitions, View
+from ..views import Transitions
 from .columns import Torch
-from .loading import Load
-from .replay import ReplayBuffer, as_serials
-from .torch_batch import read_device
+from .handles import as_handles, lap_positions
+from .protocol import Batch
+from .spec import RowSpec
+from .staging import Load
+from .tensors import read_device
 
-__all__ = ["DeviceReplayBuffer"]
+__all__ = ["DeviceRows", "check_on_device"]
+
+Result = TypeVar("Result")
 
 _SLAB_BYTES = 128 << 20
 _SLAB_BATCHES = 64
@@ -38,172 +40,139 @@ class _Slab(NamedTuple):
     draws: Any
 
 
-class DeviceReplayBuffer(ReplayBuffer):
-    """What ``ReplayBuffer(device="cuda")`` gives. Calls follow each other in the order of the current stream."""
+class DeviceRows:
+    """Rows that are tensors on a GPU. Calls follow each other in the order of the current stream; none waits for the
+    device, but for those whose answer is a number of Python's or a batch by handle."""
 
-    if not TYPE_CHECKING:
-        __setattr__ = ReplayBuffer.__setattr__  # names that it does not have are refused here too
+    address: str | None = None
 
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        device: Any = None,
-        schema: Mapping[str, Node] | None = None,
-        obs_shape: Any = None,
-        obs_dtype: Any = "float32",
-        action_shape: Any = (),
-        action_dtype: Any = "float32",
-        next_obs: Any = "stored",
-        sampler: Sampler | None = None,
-        view: View | None = None,
-        pace: Any = None,
-        storage: str | None = None,
-        exist: Any = "error",
-        num_envs: int | None = None,
-        writers: int = 64,
-        seed: int | None = None,
-    ) -> None:
-        where = f"{self._face}()"
-        self._capacity = whole(where, "capacity", capacity, 1)
-        self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs, 1)
-        self._writers = whole(where, "writers", writers, 1)
-        self._seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
-        self._sampler = Uniform() if sampler is None else sampler
-        self._view = Transitions() if view is None else view
-        one_of(where, "exist", exist, ("error", "replace", "attach"))  # of no storage there is nothing to replace
-        self._pace = None
-        self._hindsight = None
-        self._schema = self._build_schema(
-            schema,
-            obs_shape=obs_shape,
-            obs_dtype=obs_dtype,
-            action_shape=action_shape,
-            action_dtype=action_dtype,
-            next_obs=next_obs,
-        )
-        width = self._num_envs or 1
-        if self._capacity % width:
-            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={width}, got {self._capacity}")
-        refuse_on_device(where, self._sampler, self._view, self._schema, pace, storage)
-        self._place = Torch(where, device, self._seed)
-        if self._place.device.type not in ("cuda", "cpu"):
+    def __init__(self, where: str, spec: RowSpec, device: Any, storage: str | None = None) -> None:
+        width = spec.num_envs or 1
+        if spec.capacity % width:
+            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={width}, got {spec.capacity}")
+        check_on_device(where, spec, storage)
+        self.spec = spec
+        self.place = Torch(where, device, spec.seed)
+        self.device: Any = self.place.device
+        if self.device.type not in ("cuda", "cpu"):
             raise SchemaError(
                 f"{where}: device: expected 'cuda' or 'cpu', got {device!r}; rows live on no other device"
             )
-        self._where = str(self._place.device)
-        self._is_gpu = self._place.device.type == "cuda"
+        self.where = str(self.device)
+        self._is_gpu = self.device.type == "cuda"
         self._lock = threading.Lock()
         self._closed = False
         self._may_have_rows = self._adds_in_graphs = False
         self._slabs: dict[tuple[int, int], _Slab] = {}
-        self._known_out: Any = None  # the last one that was looked at
-        self._rows = self._make_table()
-        self._let_go = weakref.finalize(self, _wait_for, self._place.torch, self._place.device, self._rows.alarms)
+        self._known_out: Any = None  # the last one that was checked
+        self.table = self._make_table(where)
+        self._let_go = weakref.finalize(self, _wait_for, self.place.torch, self.device, self.table.alarms)
         self._let_go.atexit = False
-        self._is_flat = all(isinstance(node, Field) for node in self._schema.fields.values())
-        self._keys = [*self._schema.fields, *self._extra_names()]
+        self._is_flat = all(isinstance(node, Field) for node in spec.schema.fields.values())
+        self._keys = [*spec.schema.fields, *self._extra_names()]
         # What a tensor must be for _add_at_once; nothing where done has another dtype, or fields are nested.
-        leaves, dtypes = self._rows.leaves, self._rows.dtypes
-        is_plain = self._is_flat and leaves[self._schema.done].dtype.itemsize == 1
+        leaves, dtypes = self.table.leaves, self.table.dtypes
+        is_plain = self._is_flat and leaves[spec.schema.done].dtype.itemsize == 1
         self._fits = [(leaf.name, kind, leaf.shape) for leaf, kind in zip(leaves, dtypes, strict=True) if is_plain]
 
-    def _make_table(self) -> Any:
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _make_table(self, where: str) -> Any:
         try:
             from ..device.table import DeviceTable, Index, Leaf
         except ImportError as error:
-            raise SchemaError(
-                f"ReplayBuffer(): device: rows on a GPU need Triton ({error}); pip install triton"
-            ) from None
+            raise SchemaError(f"{where}: device: rows on a GPU need Triton ({error}); pip install triton") from None
 
-        view, schema = self._view, self._schema
-        assert isinstance(view, Transitions)
+        spec, schema = self.spec, self.spec.schema
         leaves = [
             Leaf(name, field.shape, field.dtype, name == "done" or is_next(name)) for name, field in schema.leaves
         ]
         for leaf in leaves:
-            self._place._dtype(leaf.dtype)  # refused before memory is taken
+            self.place._dtype(leaf.dtype)  # refused before memory is taken
         names = [leaf.name for leaf in leaves]
-        reward = dict(schema.leaves)["reward"]
-        if view.n_step > 1 and reward.dtype not in (np.float32, np.float64):
-            raise SchemaError(
-                f"ReplayBuffer(): field 'reward': n_step > 1 sums it: expected float32 or float64, got {reward.dtype}"
-            )
-        blocks, rows = _core.plan_blocks(schema.engine_fields(), self._capacity, self._num_envs or 1, self._writers)
-        settings = engine_settings(schema, self._sampler, view, None)["index"]
+        reward = dict(schema.leaves).get("reward")
+        if spec.n_step > 1 and (reward is None or reward.dtype not in (np.float32, np.float64)):
+            got = None if reward is None else reward.dtype
+            raise SchemaError(f"{where}: field 'reward': n_step > 1 sums it: expected float32 or float64, got {got}")
+        blocks, rows = _core.plan_blocks(schema.engine_fields(), spec.capacity, spec.num_envs or 1, spec.writers)
+        settings = engine_settings(schema, spec.sampler, spec.view, None)["index"]
         index = exponents = None
         if settings is not None:
             index = Index(*(settings[name] for name in Index._fields))
-            assert isinstance(self._sampler, Prioritized)
-            exponents = self._sampler.numbers()
-        self._has_index = index is not None
-        torch = self._place.torch
-        need = self._capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26))
-        if self._place.device.type == "cuda" and need > torch.cuda.mem_get_info(self._place.device)[0]:
-            free = torch.cuda.mem_get_info(self._place.device)[0] + torch.cuda.memory_reserved(self._place.device)
+            assert isinstance(spec.sampler, Prioritized)
+            exponents = spec.sampler.numbers()
+        torch = self.place.torch
+        need = spec.capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26))
+        if self.device.type == "cuda" and need > torch.cuda.mem_get_info(self.device)[0]:
+            free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
             if need > free:
                 raise StorageError(
-                    f"ReplayBuffer(): device: {self._capacity} rows need {need / 2**30:.1f} GiB on {self._where}, "
+                    f"{where}: device: {spec.capacity} rows need {need / 2**30:.1f} GiB on {self.where}, "
                     f"{free / 2**30:.1f} GiB are free; give a smaller capacity"
                 )
         return DeviceTable(
-            self._place.device,
+            self.device,
             leaves,
-            self._capacity,
+            spec.capacity,
             blocks * rows,
-            self._num_envs or 1,
-            self._seed,
-            n_step=view.n_step,
-            gamma=view.gamma,
-            reward=names.index("reward"),
-            newest=getattr(self._sampler, "newest", 0),
+            spec.num_envs or 1,
+            spec.seed,
+            n_step=spec.n_step,
+            gamma=getattr(spec.view, "gamma", 1.0),
+            reward=0 if reward is None else names.index("reward"),
+            newest=getattr(spec.sampler, "newest", 0),
             index=index,
             **({} if exponents is None else {"exponents": exponents}),
         )
 
-    def _heed(self, where: str) -> None:
+    def heed(self, where: str) -> None:
         """Raises what a kernel had to tell after its call was over."""
         if self._closed:
             raise ClosedError("the buffer is closed")
-        heard = self._rows.alarm
+        heard = self.table.alarm
         if not (heard[0] or heard[1]):
             return
-        is_empty, not_finite = self._rows.heard.astype(bool)
-        self._rows.heard[:] = 0
+        is_empty, not_finite = self.table.heard.astype(bool)
+        self.table.heard[:] = 0
         if not_finite:
             raise SchemaError(
-                f"{where}: an earlier update_priorities() or add(priority=...) on {self._where} brought a number that "
+                f"{where}: an earlier update_priorities() or add(priority=...) on {self.where} brought a number that "
                 "is not finite; the update changed nothing, the rows of the add count as new ones without a priority"
             )
         if is_empty:
-            raise NotReady(f"{where}: an earlier sample() on {self._where} met an empty buffer; its batch is not one")
+            raise NotReady(f"{where}: an earlier sample() on {self.where} met an empty buffer; its batch is not one")
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
+    def adder(self) -> Callable[..., None]:
+        return self.add
+
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """As of every ReplayBuffer. Tensors on the device are taken as they are; anything else is copied there in one
+        """Tensors on the device are taken as they are; anything else is copied there in one
         piece. Numbers on the device are not looked at: tensors have the field's dtype, or one that loses nothing."""
         if self._add_at_once(args, kwargs):
             return
-        self._heed("add()")
+        self.heed("add()")
         named = dict(kwargs)
         named.pop("timeout", None)
         priority = named.pop("priority", None)
-        if priority is not None and not self._has_index:
+        if priority is not None and not self.spec.is_prioritized:
             raise SchemaError("add(): priority: rows are drawn uniformly; give the buffer sampler=Prioritized()")
-        values, truncated, mask = arrays.match(self._schema, args, named)
+        values, truncated, mask = arrays.match(self.spec.schema, args, named)
         raw: list[tuple[str, Field, Any]] = []
-        for name, node in self._schema.fields.items():
+        for name, node in self.spec.schema.fields.items():
             arrays.flatten(name, node, values[name], raw, self._read)
-        lead, rows = arrays.count_rows(self._schema, self._capacity, self._num_envs, raw)
-        order = None if self._num_envs is not None else self._reason_for_order()
+        lead, rows = arrays.count_rows(self.spec.schema, self.spec.capacity, self.spec.num_envs, raw)
+        order = None if self.spec.num_envs is not None else self.spec.order_reason
         if order is not None and rows > 1:
             raise SchemaError(
                 f"add(): got {rows} rows, and {order} needs their order; give the buffer num_envs= (1 if they are "
                 "successive steps of one environment), or add one row at a time"
             )
-        load = Load(self._place)
-        counted = raw[self._schema.rows_from][0]
+        load = Load(self.place)
+        counted = raw[self.spec.schema.rows_from][0]
         sources = [self._fit(load, name, field, value, lead, rows, counted) for name, field, value in raw]
         ends = self._ends(load, raw, sources)
         flags = [
@@ -213,13 +182,13 @@ class DeviceReplayBuffer(ReplayBuffer):
         given = None if priority is None else self._magnitudes(load, "add()", "priority", priority, lead)
         addresses = load.addresses()
         with self._lock:
-            self._rows.add(
+            self.table.add(
                 tuple(addresses[at] for at in sources),
                 rows,
                 tuple(0 if at is None else addresses[at] for at in flags),
                 0 if given is None else addresses[given],
             )
-            self._note_rows()
+            self.note_rows()
 
     def _add_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The common case: whole tensors on the device, as the schema has them, and nothing beside them. False: the
@@ -227,10 +196,10 @@ class DeviceReplayBuffer(ReplayBuffer):
         fits = self._fits
         if self._closed or len(args) + len(kwargs) != len(fits):
             return False
-        alarm = self._rows.alarm
+        alarm = self.table.alarm
         if alarm[0] or alarm[1]:
             return False
-        tensor, device = self._place.torch.Tensor, self._place.device
+        tensor, device = self.place.torch.Tensor, self.device
         addresses = []
         count = -1
         for at, (name, dtype, shape) in enumerate(fits):
@@ -250,22 +219,23 @@ class DeviceReplayBuffer(ReplayBuffer):
             if address % 16:
                 return False
             addresses.append(address)
-        if not 0 < count <= self._capacity or count % (self._num_envs or 1):
+        if not 0 < count <= self.spec.capacity or count % (self.spec.num_envs or 1):
             return False
-        if self._num_envs is None and count > 1 and self._reason_for_order() is not None:
+        if self.spec.num_envs is None and count > 1 and self.spec.order_reason is not None:
             return False
         with self._lock:
-            self._rows.add(tuple(addresses), count, (addresses[self._schema.done], 0, 0), 0)
-            self._note_rows()
+            self.table.add(tuple(addresses), count, (addresses[self.spec.schema.done], 0, 0), 0)
+            self.note_rows()
         return True
 
-    def _note_rows(self) -> None:
-        self._may_have_rows = True
-        if self._is_gpu and self._place.torch._C._cuda_isCurrentStreamCapturing():
+    def note_rows(self, are_there: bool = True) -> None:
+        """After rows were written: whether an empty buffer has to be refused is known without asking the device."""
+        self._may_have_rows = are_there
+        if self._is_gpu and self.place.torch._C._cuda_isCurrentStreamCapturing():
             self._adds_in_graphs = True
 
     def _read(self, what: str, value: Any) -> Any:
-        if isinstance(value, self._place.torch.Tensor) and value.device == self._place.device:
+        if isinstance(value, self.place.torch.Tensor) and value.device == self.device:
             return value.detach() if value.requires_grad else value
         return arrays.as_array(what, value)
 
@@ -277,17 +247,17 @@ class DeviceReplayBuffer(ReplayBuffer):
             raise SchemaError(
                 f"add(): field {name!r}: expected shape {shape} as {counted!r} has its rows, got {tuple(value.shape)}"
             )
-        if self._place.dtype_of(value) != field.dtype or "bfloat16" in str(value.dtype):
-            if not self._place.fits(value, field.dtype):
+        if self.place.dtype_of(value) != field.dtype or "bfloat16" in str(value.dtype):
+            if not self.place.fits(value, field.dtype):
                 raise SchemaError(
                     f"add(): field {name!r}: expected {field.dtype}, got {value.dtype}, which would lose what it says; "
                     "convert it, or give the field that dtype"
                 )
-            value = value.to(self._place._dtype(field.dtype))
+            value = value.to(self.place._dtype(field.dtype))
         return load.put(value)
 
     def _ends(self, load: Load, raw: list[tuple[str, Field, Any]], sources: list[int]) -> int:
-        done = self._schema.done
+        done = self.spec.schema.done
         part = load.parts[sources[done]]
         if raw[done][1].dtype.itemsize == 1:
             return sources[done]
@@ -305,36 +275,38 @@ class DeviceReplayBuffer(ReplayBuffer):
 
     def _magnitudes(self, load: Load, where: str, name: str, value: Any, lead: tuple[int, ...]) -> int:
         read = value
-        if not (isinstance(value, self._place.torch.Tensor) and value.device == self._place.device):
+        if not (isinstance(value, self.place.torch.Tensor) and value.device == self.device):
             return load.put(arrays.priorities(where, name, value, lead))
         if tuple(read.shape) != lead:
             raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {tuple(read.shape)}")
         if read.dtype.is_complex:
             raise SchemaError(f"{where}: {name}: expected numbers, got {read.dtype}")
-        return load.put(read.detach().to(self._place.torch.float32))
-
-    async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """``add``: it never waits."""
-        self.add(*args, **kwargs)
+        return load.put(read.detach().to(self.place.torch.float32))
 
     def writer(self) -> Any:
-        raise SchemaError(f"writer(): rows on {self._where} have one writer, the buffer's own add(); call that")
+        raise SchemaError(f"writer(): rows on {self.where} have one writer, the buffer's own add(); call that")
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def sample(
-        self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """As of every ReplayBuffer: tensors on the buffer's device, drawn and gathered by one kernel."""
+        self,
+        batch_size: int,
+        *,
+        out: Batch | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+        deliver: bool = True,
+    ) -> Batch:
+        """Tensors on the rows' device, drawn and gathered by one kernel."""
         if out is None and device is None and self._is_gpu and not self._closed:
             batch = self._sample_at_once(batch_size)
             if batch is not None:
                 return batch
-        self._heed("sample()")
+        self.heed("sample()")
         size = batch_size
         if type(size) is not int or not 0 < size < 2**31:
             size = whole("sample()", "batch_size", batch_size, 1, 2**31 - 1)
-        newest = self._rows.newest
+        newest = self.table.newest
         if size < newest:
             raise SchemaError(f"sample(): batch_size: expected at least newest={newest}, got {size}")
         self._check_device(device)
@@ -343,47 +315,40 @@ class DeviceReplayBuffer(ReplayBuffer):
         with self._lock:
             if out is None:
                 batch, draws, i = self._outputs(size)
-                self._rows.draw(size, draws, i)
+                self.table.draw(size, draws, i)
                 return batch
-            self._rows.draw(size, self._check_out(size, out))
+            self.table.draw(size, self._check_out(size, out))
             return out
 
-    async def sample_async(
-        self, batch_size: int, *, out: dict[str, Any] | None = None, device: Any = None, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """``sample``: it never waits."""
-        return self.sample(batch_size, out=out, device=device)
+    def settle(self, handles: Any, delivered: bool) -> None:
+        """Nothing is reserved: rows on a device have no pace."""
 
-    def batches(
-        self, batch_size: int, *, prefetch: int = 1, device: Any = None, timeout: float | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Batches without end. Nothing needs to be drawn ahead: no call waits for the device."""
+    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+        """Nothing is drawn ahead: no call waits for the device."""
         self._check_device(device)
-        size = whole("batches()", "batch_size", batch_size, max(1, self._rows.newest), 2**31 - 1)
-        whole("batches()", "prefetch", prefetch, 1)
-        return (self.sample(size) for _ in itertools.count())
+        return (self.sample(batch_size) for _ in itertools.count())
 
-    def stream(
-        self, batch_size: int, *, device: Any = None, prefetch: int = 2, timeout: float | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """``batches``: the rows are on the device already."""
-        return self.batches(batch_size, prefetch=prefetch, device=device)
+    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+        return self.batches(batch_size, prefetch, device, timeout)
+
+    async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
+        return attempt()
 
     def _check_device(self, device: Any) -> None:
         if device is None:
             return
         asked = read_device("sample(): device", device)[1]
-        if asked.type != self._place.device.type or asked.index not in (None, self._place.device.index):
+        if asked.type != self.device.type or asked.index not in (None, self.device.index):
             raise SchemaError(
-                f"sample(): device: rows are on {self._where}, got {device!r}; leave it out, or move the batch"
+                f"sample(): device: rows are on {self.where}, got {device!r}; leave it out, or move the batch"
             )
 
     def _sample_at_once(self, size: Any) -> dict[str, Any] | None:
         """The common case: memory and numbers are ready. None: the careful way must look."""
         if type(size) is not int or not self._may_have_rows:
             return None
-        getters, alarm = self._place.torch._C, self._rows.alarm
-        number = self._place.device.index
+        getters, alarm = self.place.torch._C, self.table.alarm
+        number = self.device.index
         slab = self._slabs.get((size, getters._cuda_getCurrentRawStream(number)))
         if slab is None or alarm[0] or alarm[1] or getters._cuda_getDevice() != number:
             return None
@@ -393,29 +358,29 @@ class DeviceReplayBuffer(ReplayBuffer):
             if not slab.batches:
                 return None
             batch = slab.batches.pop()
-            self._rows.draw_here(size, slab.draws, len(slab.batches))
+            self.table.draw_here(size, slab.draws, len(slab.batches))
         return batch
 
     def _specs(self, size: int) -> list[tuple[tuple[int, ...], Any]]:
         """Shapes and dtypes of a batch's tensors: fields, then discount, weights, probabilities, indices."""
-        torch = self._place.torch
+        torch = self.place.torch
         specs: list[tuple[tuple[int, ...], Any]] = [
-            ((size, *leaf.shape), dtype) for leaf, dtype in zip(self._rows.leaves, self._rows.dtypes, strict=True)
+            ((size, *leaf.shape), dtype) for leaf, dtype in zip(self.table.leaves, self.table.dtypes, strict=True)
         ]
-        if self._rows.n_step > 1:
+        if self.table.n_step > 1:
             specs.append(((size,), torch.float32))
-        if self._has_index:
+        if self.spec.is_prioritized:
             specs += [((size,), torch.float32), ((size,), torch.float64)]
         return [*specs, ((size,), torch.int64)]
 
     def _outputs(self, size: int) -> tuple[dict[str, Any], Any, int]:
         """Memory for a batch, what draws into it, and which of its memories that is. Making a tensor takes longer than
         filling it: those of some batches are made at once."""
-        torch = self._place.torch
+        torch = self.place.torch
         specs = self._specs(size)
         # What a graph captures it keeps; memory of ours could be given to another batch.
         if self._is_gpu and size % 16 == 0 and not torch._C._cuda_isCurrentStreamCapturing():
-            key = size, torch._C._cuda_getCurrentRawStream(self._place.device.index)
+            key = size, torch._C._cuda_getCurrentRawStream(self.device.index)
             slab = self._slabs.get(key)
             if slab is None or not slab.batches:
                 each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
@@ -426,28 +391,27 @@ class DeviceReplayBuffer(ReplayBuffer):
                 self._slabs[key] = slab
             return slab.batches.pop(), slab.draws, len(slab.batches)
         with torch.inference_mode(False):
-            tensors = [torch.empty(shape, dtype=dtype, device=self._place.device) for shape, dtype in specs]
-        return self._tree(tensors), self._rows.draws(size, [tensor.data_ptr() for tensor in tensors]), 0
+            tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
+        return self.tree(tensors), self.table.draws(size, [tensor.data_ptr() for tensor in tensors]), 0
 
     def _slab(self, size: int, count: int, specs: Any) -> _Slab:
-        torch = self._place.torch
+        torch = self.place.torch
         with torch.inference_mode(False):
             slabs = [
-                torch.empty((count * shape[0], *shape[1:]), dtype=dtype, device=self._place.device)
-                for shape, dtype in specs
+                torch.empty((count * shape[0], *shape[1:]), dtype=dtype, device=self.device) for shape, dtype in specs
             ]
             # Not views of one another, which they would be by split(): a batch may be changed in place while a
             # gradient of another is still to come.
             parts = [slab.unsafe_split(size) for slab in slabs]
         steps = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
-        draws = self._rows.draws(size, [slab.data_ptr() for slab in slabs], steps)
-        return _Slab([self._tree(tensors) for tensors in zip(*parts, strict=True)], draws)
+        draws = self.table.draws(size, [slab.data_ptr() for slab in slabs], steps)
+        return _Slab([self.tree(tensors) for tensors in zip(*parts, strict=True)], draws)
 
     def _extra_names(self) -> list[str]:
-        names = ["discount"] if self._rows.n_step > 1 else []
-        return [*names, *(["weights", "probabilities"] if self._has_index else []), "indices"]
+        names = ["discount"] if self.table.n_step > 1 else []
+        return [*names, *(["weights", "probabilities"] if self.spec.is_prioritized else []), "indices"]
 
-    def _tree(self, tensors: Any, extras: list[str] | None = None) -> dict[str, Any]:
+    def tree(self, tensors: Any, extras: list[str] | None = None) -> dict[str, Any]:
         at = iter(tensors)
 
         if self._is_flat and extras is None:
@@ -460,7 +424,7 @@ class DeviceReplayBuffer(ReplayBuffer):
                 return tuple(build(part) for part in node)
             return {name: build(part) for name, part in node.items()}
 
-        batch = {name: build(node) for name, node in self._schema.fields.items()}
+        batch = {name: build(node) for name, node in self.spec.schema.fields.items()}
         for name in self._extra_names() if extras is None else extras:
             batch[name] = next(at)
         return batch
@@ -487,15 +451,15 @@ class DeviceReplayBuffer(ReplayBuffer):
 
         if not isinstance(out, dict):
             raise SchemaError(f"sample(): out: expected a batch of tensors, got {type(out).__name__}")
-        for name, node in self._schema.fields.items():
+        for name, node in self.spec.schema.fields.items():
             walk(f"[{name!r}]", node, out.get(name))
         given += [(f"[{name!r}]", out.get(name)) for name in self._extra_names()]
         for (path, value), (shape, dtype) in zip(given, self._specs(size), strict=True):
-            fits = isinstance(value, self._place.torch.Tensor) and value.device == self._place.device
+            fits = isinstance(value, self.place.torch.Tensor) and value.device == self.device
             if not fits or tuple(value.shape) != shape or value.dtype != dtype or not value.is_contiguous():
                 got = f"{value.dtype} of {tuple(value.shape)} on {value.device}" if hasattr(value, "device") else value
                 raise SchemaError(
-                    f"sample(): out{path}: expected a contiguous {dtype} tensor of {shape} on {self._where}, got "
+                    f"sample(): out{path}: expected a contiguous {dtype} tensor of {shape} on {self.where}, got "
                     f"{got}; pass a batch of the same size"
                 )
             if value.data_ptr() % 16:
@@ -507,63 +471,58 @@ class DeviceReplayBuffer(ReplayBuffer):
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):
             raise SchemaError("sample(): out: two of its tensors share memory; give each its own")
         addresses = [tensor.data_ptr() for tensor in tensors]
-        draws = self._rows.draws(size, addresses)
+        draws = self.table.draws(size, addresses)
         if self._is_flat:
             self._known_out = size, tensors, addresses, draws
         return draws
 
-    def update_priorities(
-        self, indices: Any, priorities: Any, mask: Any = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """As of every ReplayBuffer; the counts are tensors on the device. Numbers on the device are looked at there:
-        one that is not finite makes the whole call do nothing, and the next call raises. ``timeout`` has no effect: no
-        other process shares the index."""
+    def update_priorities(self, indices: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
+        """The counts are tensors on the device. Numbers on the device are checked there: one that is not finite makes
+        the whole call do nothing, and the next call raises. No other process shares the index: nothing waits."""
         where = "update_priorities()"
-        self._heed(where)
-        if not self._has_index:
-            raise SchemaError(f"{where}: rows are drawn uniformly; give the buffer sampler=Prioritized()")
+        self.heed(where)
         if mask is not None:
             raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
-        load = Load(self._place)
-        torch = self._place.torch
-        if isinstance(indices, torch.Tensor) and indices.device == self._place.device:
+        load = Load(self.place)
+        torch = self.place.torch
+        if isinstance(indices, torch.Tensor) and indices.device == self.device:
             if indices.dim() != 1 or indices.is_floating_point() or indices.dtype is torch.bool:
                 raise SchemaError(
                     f"{where}: indices: expected a list of whole numbers, got {indices.dtype} of {tuple(indices.shape)}"
                 )
             names = load.put(indices.to(torch.int64))
         else:
-            names = load.put(as_serials(where, indices))
+            names = load.put(as_handles(where, indices))
         values = self._magnitudes(load, where, "priorities", priorities, (len(load.parts[names]),))
         serials, magnitudes = load.tensors(names, values)
         with self._lock:
-            applied, stale = self._rows.update(serials, magnitudes).unbind()
+            applied, stale = self.table.update(serials, magnitudes).unbind()
         return {"applied": applied, "stale": stale}
 
-    def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
-        """As of every ReplayBuffer."""
-        self._heed("tune()")
-        if not self._has_index:
-            raise SchemaError("tune(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
+    def tune(self, alpha: float | None, beta: float | Linear | None) -> None:
+        self.heed("tune()")
         new_alpha = None if alpha is None else read_alpha("tune()", alpha)
         new_beta = None if beta is None else read_beta("tune()", beta)
         with self._lock:
             if new_alpha is not None:
-                self._rows.write_reals(alpha=new_alpha)
-                self._rows.remake()
+                self.table.write_reals(alpha=new_alpha)
+                self.table.remake()
             if new_beta is not None:
                 first, last, steps = beta_numbers(new_beta)
-                self._rows.write_reals(beta_start=first, beta_end=last, beta_steps=steps)
+                self.table.write_reals(beta_start=first, beta_end=last, beta_steps=steps)
+
+    def positions(self, handles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return lap_positions(handles, self.table.span, self.spec.capacity)
 
     def get(self, indices: Any) -> dict[str, Any]:
-        """As of every ReplayBuffer. Waits for the device."""
-        self._heed("get()")
-        torch = self._place.torch
-        if isinstance(indices, torch.Tensor) and indices.device == self._place.device and indices.dim() == 1:
+        """Waits for the device."""
+        self.heed("get()")
+        torch = self.place.torch
+        if isinstance(indices, torch.Tensor) and indices.device == self.device and indices.dim() == 1:
             serials = indices.to(torch.int64)
         else:
-            serials = torch.from_numpy(as_serials("get()", indices)).to(self._place.device)
-        slots = self._rows.slots_of(serials)
+            serials = torch.from_numpy(as_handles("get()", indices)).to(self.device)
+        slots = self.table.slots_of(serials)
         gone = serials[slots < 0]
         if len(gone):
             raise StaleHandle(
@@ -572,19 +531,22 @@ class DeviceReplayBuffer(ReplayBuffer):
         return self._read_rows(slots, serials)
 
     def _read_rows(self, slots: Any, serials: Any) -> dict[str, Any]:
-        truncated = (self._rows.flags[slots] & 4) != 0
-        return self._tree([*self._rows.read(slots), truncated, serials], ["truncated", "indices"])
+        truncated = (self.table.flags[slots] & 4) != 0
+        return self.tree([*self.table.read(slots), truncated, serials], ["truncated", "indices"])
 
-    def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
-        """As of every ReplayBuffer. Waits for the device."""
-        self._heed("rows()")
-        size = whole("rows()", "batch_size", batch_size, 1)
-        serials = self._rows.serials()
+    def handles(self) -> Any:
+        """Waits for the device."""
+        self.heed("rows()")
+        return self.table.serials()
+
+    def rows(self, batch_size: int) -> Iterator[Batch]:
+        """Waits for the device."""
+        serials, size = self.handles(), batch_size
 
         def parts() -> Iterator[dict[str, Any]]:
             for first in range(0, len(serials), size):
                 part = serials[first : first + size]
-                slots = self._rows.slots_of(part)
+                slots = self.table.slots_of(part)
                 there = slots >= 0
                 if bool(there.any()):
                     yield self._read_rows(slots[there], part[there])
@@ -594,33 +556,27 @@ class DeviceReplayBuffer(ReplayBuffer):
     # ---- facts ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        self._heed("len()")
-        return self._rows.read_numbers()["live"]  # type: ignore[no-any-return]
+        self.heed("len()")
+        return self.table.read_numbers()["live"]  # type: ignore[no-any-return]
 
-    @property
-    def device(self) -> Any:
-        """Where the rows are."""
-        return self._place.device
-
-    @property
     def sampler(self) -> Sampler:
-        """Which rows are drawn, with the exponents that hold now."""
-        if not isinstance(self._sampler, Prioritized):
-            return self._sampler
-        real = self._rows.read_reals()
+        built = self.spec.sampler
+        if not isinstance(built, Prioritized):
+            return built
+        real = self.table.read_reals()
         steps = int(real["beta_steps"])
         beta = [real["beta_start"], real["beta_end"], steps] if steps else real["beta_end"]
-        return sampler_from_plain(self._sampler.to_plain() | {"alpha": real["alpha"], "beta": beta})
+        return sampler_from_plain(built.to_plain() | {"alpha": real["alpha"], "beta": beta})
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes, as plain numbers. Waits for the device."""
-        self._heed("stats()")
-        numbers, table = self._rows.read_numbers(), self._rows
+        self.heed("stats()")
+        numbers, table = self.table.read_numbers(), self.table
         tensors = (table.rows, table.flags, table.priorities, table.nodes, table.winners)
         stats: dict[str, Any] = {
-            "storage": self._where,
+            "storage": self.where,
             "size": numbers["live"],
-            "capacity": self._capacity,
+            "capacity": self.spec.capacity,
             "rows_added": numbers["added"],
             "rows_voided": numbers["voided"],
             "episodes": numbers["episodes"],
@@ -630,55 +586,48 @@ class DeviceReplayBuffer(ReplayBuffer):
             "row_bytes": table.stride,
             "payload_bytes": sum(leaf.bytes for leaf in table.leaves),
             "storage_bytes": sum(t.numel() * t.element_size() for t in tensors if t is not None),
-            "seed": self._seed,
+            "seed": self.spec.seed,
         }
-        if self._has_index:
+        if self.spec.is_prioritized:
             real = table.read_reals()
             done = min(1.0, numbers["calls"] / real["beta_steps"]) if real["beta_steps"] else 1.0
             stats |= {"updates_applied": numbers["applied"], "updates_stale": numbers["stale"], "alpha": real["alpha"]}
             stats["beta"] = real["beta_start"] + (real["beta_end"] - real["beta_start"]) * done
         return stats
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else f"capacity {self._capacity}"
-        return f"<ReplayBuffer on {self._where}: {state}, fields {', '.join(self._schema.names)}>"
-
     # ---- life -------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Forgets every row. Serials go on; the seed's stream goes on."""
-        self._heed("clear()")
+        self.heed("clear()")
         with self._lock:
-            self._rows.clear()
+            self.table.clear()
             self._may_have_rows = self._adds_in_graphs  # which nobody hears of
 
-    def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
-        """Writes a snapshot, as of every ReplayBuffer: ``sharpwave.open(path)`` loads it into memory of the host,
-        ``sharpwave.open(path, device="cuda")`` onto a GPU. Waits for the device."""
-        self._heed("save()")
+    def save(self, path: str, incremental: bool) -> None:
+        """Waits for the device."""
+        self.heed("save()")
         if incremental:
-            raise SchemaError(f"save(): incremental: rows on {self._where} are saved whole; leave it out")
-        from .moving import to_host
+            raise SchemaError(f"save(): incremental: rows on {self.where} are saved whole; leave it out")
+        from .transfer import to_host
 
-        with to_host(self) as host:
-            host.save(path)
+        host = to_host(self)
+        try:
+            host.save(path, False)
+        finally:
+            host.close(False)
 
     def flush(self) -> None:
         """Returns when the device has done everything so far."""
-        self._heed("flush()")
-        self._rows.read_numbers()
+        self.heed("flush()")
+        self.table.read_numbers()
 
-    def close(self, unlink: bool = False) -> None:
-        """Lets go of the device's memory, when the device is done with it. A second call does nothing."""
+    def close(self, unlink: bool) -> None:
+        """Frees the device's memory when the device is done with it."""
         self._closed = True
         self._let_go()
         self._slabs.clear()
-        self._rows = self._known_out = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._closed:
-            raise ClosedError("pickle: the buffer is closed")
-        raise TypeError(f"pickle: a buffer on {self._where} belongs to one process; save() it, or keep it on the host")
+        self.table = self._known_out = None
 
 
 def _wait_for(torch: Any, device: Any, alarms: Any) -> None:
@@ -694,25 +643,26 @@ def _wait_for(torch: Any, device: Any, alarms: Any) -> None:
 _kept: list[Any] = []
 
 
-def refuse_on_device(where: str, sampler: Any, view: Any, schema: Schema, pace: Any, storage: Any) -> None:
-    """What only rows on the host can do."""
+def check_on_device(where: str, spec: RowSpec, storage: str | None = None) -> None:
+    """Refuses what only rows on the host can do."""
     mend = "leave out device=, and let sample(device=...) or stream(device=...) bring batches there"
 
     def refuse(what: str, got: Any) -> None:
         raise SchemaError(f"{where}: device: rows on a GPU have {what}, got {got!r}; {mend}")
 
+    sampler, view = spec.sampler, spec.view
     if not isinstance(sampler, (Uniform, Prioritized)) or sampler.max_reads is not None:
         refuse("sampler Uniform() or Prioritized(), without max_reads", sampler)
     if isinstance(sampler, Prioritized) and sampler.rank_based:
         refuse("priorities that are not rank_based", sampler)
     if not isinstance(view, Transitions) or view.hindsight is not None:
         refuse("view Transitions(), without hindsight", view)
-    if schema.derives_next:
+    if spec.schema.derives_next:
         refuse("next_obs='stored' or None", "derived")
-    for name, field in schema.leaves:
+    for name, field in spec.schema.leaves:
         if field._options():
             refuse(f"plain fields; {name!r} is not one", field)
-    if pace is not None:
-        refuse("no pace", pace)
+    if spec.pace is not None:
+        refuse("no pace", spec.pace)
     if storage is not None:
         refuse("no storage: they belong to one process", storage)

@@ -124,7 +124,7 @@ class Torch(Host):
     """Tensors on one device. Nothing here waits for it."""
 
     def __init__(self, where: str, device: Any, seed: int | None) -> None:
-        from .torch_batch import read_device
+        from .tensors import read_device
 
         self.torch, self.device = read_device(f"{where}: device", device)
         # torch names a device with its number when a tensor is made.

@@ -1,7 +1,8 @@
-"""A buffer's whole state between the host and a GPU: rows, serials, priorities, counters, the random stream."""
+"""Copies the whole state of rows between the host and a GPU: values, handles, priorities, counters, random stream."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,10 +11,9 @@ import numpy as np
 from .. import _core
 from ..arrays import prepare
 from ..errors import StorageError
-from ..sampling import Prioritized
 from ..schema import Field, Node
-from .device_replay import DeviceReplayBuffer, refuse_on_device
-from .replay import ReplayBuffer
+from .device import DeviceRows, check_on_device
+from .host import HostRows
 
 __all__ = ["to_device", "to_host"]
 
@@ -27,20 +27,11 @@ def _chunk(row_bytes: int, width: int) -> int:
     return max(1, _CHUNK_BYTES // max(row_bytes, 1) // width) * width
 
 
-def to_host(buffer: DeviceReplayBuffer) -> ReplayBuffer:
+def to_host(rows: DeviceRows) -> HostRows:
     """A copy in memory of the host."""
-    table, numbers = buffer._rows, buffer._rows.read_numbers()
-    width, capacity, span = buffer._num_envs or 1, buffer._capacity, table.span
-    host = ReplayBuffer(
-        capacity,
-        schema=buffer._schema.fields,
-        next_obs="stored" if "next_obs" in buffer._schema.fields else None,
-        sampler=buffer.sampler,
-        view=buffer._view,
-        num_envs=buffer._num_envs,
-        writers=buffer._writers,
-        seed=buffer._seed,
-    )
+    table, numbers, spec = rows.table, rows.table.read_numbers(), dataclasses.replace(rows.spec, sampler=rows.sampler())
+    width, capacity, span = spec.num_envs or 1, spec.capacity, table.span
+    host, _ = HostRows.make("save()", spec, None, "error")
     try:
         head, origin = numbers["head"], numbers["origin"]
         oldest = max(origin, head - capacity)
@@ -48,48 +39,37 @@ def to_host(buffer: DeviceReplayBuffer) -> ReplayBuffer:
         # The block of the oldest row is written from its start: what was written over there is masked out.
         slot = oldest % capacity // block_rows * block_rows
         first = oldest - oldest % capacity + slot
-        host._table.begin_at(origin // capacity * span, oldest // capacity * span + slot)
-        careful = functools.partial(
-            prepare, host._schema, capacity, buffer._num_envs, None, isinstance(host._sampler, Prioritized)
-        )
-        # Rows come in their order, however many: not as a user's add would bring them.
-        host._writer = _core.Writer(host._table, careful, buffer._num_envs is not None, False)
-        torch, step = buffer._place.torch, _chunk(table.stride, width)
+        host.table.begin_at(origin // capacity * span, oldest // capacity * span + slot)
+        careful = functools.partial(prepare, spec.schema, capacity, spec.num_envs, None, spec.is_prioritized)
+        # Rows are already in their order, however many they are: an add by the user would have to say so.
+        writer = host.write_with(_core.Writer(host.table, careful, spec.num_envs is not None, False))
+        torch, step = rows.place.torch, _chunk(table.stride, width)
         for begin in range(first, head, step):
-            t = torch.arange(begin, min(begin + step, head), device=buffer._place.device)
+            t = torch.arange(begin, min(begin + step, head), device=rows.device)
             slots = t % capacity
             flags = np.where(t.cpu().numpy() >= oldest, table.flags[slots].cpu().numpy(), 0)
-            values = buffer._tree([field.cpu().numpy() for field in table.read(slots)], [])
-            host._writer.add(**values, truncated=(flags & (_TRUNCATED | _STOPS)) != 0, mask=(flags & _LIVE) != 0)
-        if buffer._has_index:
+            values = rows.tree([field.cpu().numpy() for field in table.read(slots)], [])
+            writer.add(**values, truncated=(flags & (_TRUNCATED | _STOPS)) != 0, mask=(flags & _LIVE) != 0)
+        if spec.is_prioritized:
             serials = table.serials()
             priorities = table.priorities[table.slots_of(serials)].cpu().numpy()
-            host.update_priorities(serials.cpu().numpy(), priorities)
+            host.update_priorities(serials.cpu().numpy(), priorities, None, None)
         history: dict[str, Any] = {name: numbers[name] for name in _COUNTERS}
-        host._table.take_counters(history | {"running_max": table.read_reals()["running_max"]})
+        host.table.take_counters(history | {"running_max": table.read_reals()["running_max"]})
     except BaseException:
-        host.close()
+        host.close(False)
         raise
     return host
 
 
-def to_device(host: ReplayBuffer, device: Any) -> DeviceReplayBuffer:
+def to_device(host: HostRows, device: Any) -> DeviceRows:
     """A copy on a GPU."""
-    refuse_on_device("open()", host._sampler, host._view, host._schema, host._pace, None)
-    stats, history = host.stats(), host._table.history()
-    buffer = DeviceReplayBuffer(
-        host._capacity,
-        device=device,
-        schema=host._schema.fields,
-        next_obs="stored" if "next_obs" in host._schema.fields else None,
-        sampler=host.sampler,
-        view=host._view,
-        num_envs=host._num_envs,
-        writers=stats["max_writers"],
-        seed=stats["seed"],
-    )
-    table, width, capacity = buffer._rows, host._num_envs or 1, host._capacity
-    torch, place = buffer._place.torch, buffer._place.device
+    check_on_device("open()", host.spec)
+    stats, history = host.stats(), host.table.history()
+    spec = dataclasses.replace(host.spec, sampler=host.sampler())
+    rows = DeviceRows("open()", spec, device)
+    table, width, capacity = rows.table, spec.num_envs or 1, spec.capacity
+    torch, place = rows.place.torch, rows.device
     span = stats["blocks"] * stats["block_rows"]
     if span != table.span:
         raise StorageError(
@@ -97,37 +77,36 @@ def to_device(host: ReplayBuffer, device: Any) -> DeviceReplayBuffer:
             "version; open it without device="
         )
 
-    def position(serial: Any) -> Any:
-        return serial // span * capacity + np.minimum(serial % span, capacity)
-
-    head = int(position(history["next"]))
-    serials = host._table.live_serials()
-    serials = serials[position(serials) >= head - capacity]  # other writers' blocks may hold rows of an older round
+    head = int(rows.positions(history["next"]))
+    serials = host.table.live_serials()
+    serials = serials[
+        rows.positions(serials) >= head - capacity
+    ]  # other writers' blocks may hold rows of an older round
     flags = np.zeros(capacity, np.uint8)
     step = _chunk(table.stride, width)
-    rows = table.rows.view(capacity, table.stride)
+    memory = table.rows.view(capacity, table.stride)
     for begin in range(0, len(serials), step):
         part = serials[begin : begin + step]
-        batch = host._table.read(part, False)
+        batch = host.table.read(part, False)
         packed = np.zeros((len(part), table.stride), np.uint8)
-        for (_, value), offset in zip(_leaves(batch, host._schema.fields), table.moves.offsets, strict=True):
+        for (_, value), offset in zip(_leaves(batch, spec.schema.fields), table.moves.offsets, strict=True):
             flat = np.ascontiguousarray(value).reshape(len(part), -1).view(np.uint8)
             packed[:, offset : offset + flat.shape[1]] = flat
         ends = batch["done"].astype(bool) | batch["truncated"]
         flags[part % span] = _LIVE | _ENDS * ends | _TRUNCATED * batch["truncated"]
-        rows.index_copy_(0, torch.from_numpy(part % span).to(place), torch.from_numpy(packed).to(place))
+        memory.index_copy_(0, torch.from_numpy(part % span).to(place), torch.from_numpy(packed).to(place))
     _stop(flags, serials % span, head, width, stats, history["writers"])
     table.flags.copy_(torch.from_numpy(flags))
     counters = {name: history[name] for name in _COUNTERS}
-    table.write_numbers(head=head, origin=int(position(history["origin"])), live=len(serials), **counters)
-    if buffer._has_index:
+    table.write_numbers(head=head, origin=int(rows.positions(history["origin"])), live=len(serials), **counters)
+    if spec.is_prioritized:
         priorities = np.empty(len(serials), np.float32)
-        host._table.priorities_of(np.ascontiguousarray(serials), priorities)
+        host.table.priorities_of(np.ascontiguousarray(serials), priorities)
         table.priorities[torch.from_numpy(serials % span).to(place)] = torch.from_numpy(priorities).to(place)
         table.write_reals(running_max=history["running_max"])
         table.remake()
-    buffer._may_have_rows = len(serials) > 0
-    return buffer
+    rows.note_rows(len(serials) > 0)
+    return rows
 
 
 def _stop(flags: Any, slots: Any, head: int, width: int, stats: dict[str, Any], writers: int) -> None:

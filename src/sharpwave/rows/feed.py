@@ -13,71 +13,70 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import NotReady
-from ..sampling import Prioritized, Uniform
+from ..sampling import Uniform
 from ..schema import Field, Node
 from ..views import Transitions, Windows
-from .torch_batch import read_device, torch_converter
+from .tensors import read_device, torch_converter
 
 if TYPE_CHECKING:
-    from .replay import ReplayBuffer
+    from .host import HostRows
 
 __all__ = ["GpuFeed"]
 
 
-def _registered(buffer: ReplayBuffer) -> Any:
-    """The buffer's rows as GPUs may read them: registered once for all of them."""
+def _registered(rows: HostRows) -> Any:
+    """The memory of the rows, registered once for all GPUs."""
     from ..device.registering import Registered
 
-    if buffer._registered is None:
-        address, _, size, offset, _ = buffer._table.row_memory()
-        is_file = (buffer._address or "").startswith("file://")
-        memory = Registered(address, size, buffer._table.path if is_file else None, offset)
-        buffer._registered = memory
-        weakref.finalize(buffer, memory.close)  # before the table's memory goes
-    return buffer._registered
+    if rows.registered is None:
+        address, _, size, offset, _ = rows.table.row_memory()
+        is_file = (rows.address or "").startswith("file://")
+        memory = Registered(address, size, rows.table.path if is_file else None, offset)
+        rows.registered = memory
+        weakref.finalize(rows, memory.close)  # before the table's memory goes
+    return rows.registered
 
 
 class GpuFeed:
-    """Batches of one buffer on one device."""
+    """Batches of one table on one device."""
 
-    def __init__(self, buffer: ReplayBuffer, device: Any) -> None:
+    def __init__(self, rows: HostRows, device: Any) -> None:
+        spec = rows.spec
         self.torch, self.device = read_device("sample(): device", device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = self.torch.device("cuda", self.torch.cuda.current_device())
-        self.buffer = weakref.proxy(buffer)
-        self.convert = torch_converter(device, buffer._dtypes)  # refuses dtypes that torch has not
+        self.rows = weakref.proxy(rows)
+        self.convert = torch_converter(device, rows.dtypes)  # refuses dtypes that torch has not
         self.retries = 0
         self.streams: dict[int, Any] = {}
         self.pinned: dict[int, list[Any]] = {}
         self.lock = threading.Lock()  # around those
-        view = buffer._view
+        view = spec.view
         self.window = view.places if isinstance(view, Windows) else 0
         self.extras = [
             *(["discount"] if isinstance(view, Transitions) and view.n_step > 1 else []),
-            *(["weights", "probabilities"] if isinstance(buffer._sampler, Prioritized) else []),
-            *(["relabelled"] if buffer._hindsight is not None else []),
+            *(["weights", "probabilities"] if spec.is_prioritized else []),
+            *(["relabelled"] if spec.hindsight is not None else []),
             *(["valid", "mask", "first"] if self.window else []),
             "indices",
         ]
         # Names of a batch and keys of its tensors, where there is nothing to nest.
-        nodes = buffer._schema.fields
+        nodes = spec.schema.fields
         keys = zip(nodes, itertools.count())
         is_flat = all(isinstance(node, Field) for node in nodes.values())
         self.flat = [*keys, *zip(self.extras, self.extras, strict=True)] if is_flat else []
         # Whether anybody wants to know what became of a batch.
         self.settles = (
-            buffer._pace is not None
-            or not isinstance(buffer._sampler, Uniform)
-            or (buffer._sampler.max_reads is not None)
+            spec.pace is not None or not isinstance(spec.sampler, Uniform) or spec.sampler.max_reads is not None
         )
         self.feed: Any = None
-        self.reason = self._try_direct(buffer)
+        self.reason = self._try_direct(rows)
 
-    def _try_direct(self, buffer: ReplayBuffer) -> str:
+    def _try_direct(self, rows: HostRows) -> str:
         """Why the GPU cannot read the rows itself; nothing where it can."""
-        if buffer._schema.ragged:
+        if rows.spec.schema.ragged:
             return "a field is ragged"
-        if buffer._hindsight is not None:
+        if rows.spec.hindsight is not None:
             return "hindsight changes batches on the host"
         if self.device.type != "cuda":
             return f"{self.device.type} is no CUDA device"
@@ -87,13 +86,11 @@ class GpuFeed:
         except ImportError as error:
             return f"Triton is not there ({error})"
         self.unregistered = Unregistered
-        n_step = buffer._view.n_step if isinstance(buffer._view, Transitions) else 1
         try:
             with self.torch.cuda.device(self.device):
-                memory = _registered(buffer)
-                self.feed = Feed(
-                    buffer._table, buffer._schema, self.device, n_step, self.window, set(self.extras), memory
-                )
+                memory = _registered(rows)
+                spec, extras = rows.spec, set(self.extras)
+                self.feed = Feed(rows.table, spec.schema, self.device, spec.n_step, self.window, extras, memory)
         except OSError as error:
             return str(error)
         return ""
@@ -157,15 +154,15 @@ class GpuFeed:
             tensors = ticket.feed.end(ticket)
             if tensors is not None:
                 if deliver and self.settles:
-                    self.buffer._table.settle(serials, True)
+                    self.rows.settle(serials, True)
                 return self._tree(tensors), blocks, None
             self.retries += 1
             if self.settles:
-                self.buffer._table.settle(serials, False)
+                self.rows.settle(serials, False)
             ticket = self._stage(size, None)
         batch, serials, blocks, event = ticket
         if deliver and self.settles:
-            self.buffer._table.settle(serials, True)
+            self.rows.settle(serials, True)
         return batch, blocks, event
 
     def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
@@ -174,21 +171,21 @@ class GpuFeed:
         if self.torch.is_inference_mode_enabled():
             with self.torch.inference_mode(False):
                 return self._stage(size, timeout)
-        if self.buffer._schema.ragged:
-            arrays = self.buffer._fill(size, None, timeout, False)
-            batch = self.convert(self.buffer._spread(arrays))
+        if self.rows.spec.schema.ragged:
+            arrays = self.rows.fill(size, None, timeout, False)
+            batch = self.convert(self.rows.spread(arrays))
             return batch, arrays["indices"], tuple(_tensors(batch)), None
         from ..device.pinned import views_of
 
         block = self._take_block(size)
         try:
-            self.buffer._fill(size, self._tree(block.arrays), timeout, False)
+            self.rows.fill(size, self._tree(block.arrays), timeout, False)
             serials = block.arrays["indices"].copy()
             try:
                 sent = block.send()
             except BaseException:  # the rows reach nobody
                 if self.settles:
-                    self.buffer._table.settle(serials, False)
+                    self.rows.settle(serials, False)
                 raise
             block.event = self.torch.cuda.Event()
             block.event.record()
@@ -213,7 +210,7 @@ class GpuFeed:
     def _specs(self, size: int) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
         lead = (size, self.window) if self.window else (size,)
         specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        for leaf, (_, field) in enumerate(self.buffer._schema.leaves):
+        for leaf, (_, field) in enumerate(self.rows.spec.schema.leaves):
             specs[leaf] = (*lead, *((field.stack,) if field.stack > 1 else ()), *field.shape), field.dtype
         dtypes = {"discount": "f4", "weights": "f4", "probabilities": "f8", "indices": "i8"}
         for name in self.extras:
@@ -223,7 +220,7 @@ class GpuFeed:
     def _tree(self, leaves: dict[Any, Any]) -> dict[str, Any]:
         if self.flat:
             return {name: leaves[key] for name, key in self.flat}
-        number = iter(range(len(self.buffer._schema.leaves)))
+        number = iter(range(len(self.rows.spec.schema.leaves)))
 
         def build(node: Node) -> Any:
             if isinstance(node, Field):
@@ -232,13 +229,13 @@ class GpuFeed:
                 return tuple(build(part) for part in node)
             return {name: build(part) for name, part in node.items()}
 
-        batch = {name: build(node) for name, node in self.buffer._schema.fields.items()}
+        batch = {name: build(node) for name, node in self.rows.spec.schema.fields.items()}
         return batch | {name: leaves[name] for name in self.extras}
 
     # ---- batch after batch ------------------------------------------------------------------------------------
 
-    def stream(self, buffer: ReplayBuffer, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
-        """``buffer``: the feed's own, which lives as long as its stream."""
+    def stream(self, rows: HostRows, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
+        """``rows``: the feed's own, kept alive by its stream."""
         torch = self.torch
         side = torch.cuda.Stream(self.device)
         queue: collections.deque[Any] = collections.deque()
@@ -274,8 +271,8 @@ class GpuFeed:
             side.synchronize()
             for ticket in queue:
                 serials = ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"]
-                if self.settles and not buffer._table.closed:
-                    buffer._table.settle(np.ascontiguousarray(serials), False)
+                if self.settles and not rows.closed:
+                    rows.settle(np.ascontiguousarray(serials), False)
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -13,10 +13,11 @@ from .. import _core
 from ..address import to_address, to_path
 from ..checks import number, told, truth
 from ..errors import SchemaError, StorageError
+from ..rows.host import HostRows
+from ..rows.tensors import read_device
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
-from .torch_batch import read_device
 
 __all__ = ["open"]
 
@@ -72,34 +73,35 @@ def open(
     else:
         left = max(seconds - (time.monotonic() - begun), 0.0)
         table = _core.Table.attach(str(path), recover, verify, left if seconds > 0 else _HAND_OVER_S)
-    buffer = _face_of(table)._from_table(table, None if path is None else to_address(text, "open()"), view)
+    face = _face_of(table)
+    rows = HostRows(table, face.__name__, None if path is None else to_address(text, "open()"), view)
+    buffer: Any = face._over(rows)
     lost = table.lost_at_open
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
-    return buffer if device is None else _move(buffer, text, path is not None, device)
+    return buffer if device is None else _move(rows, face, text, device)
 
 
-def _move(buffer: Any, address: str, is_live: bool, device: Any) -> Any:
+def _move(rows: HostRows, face: Any, address: str, device: Any) -> ReplayBuffer:
     try:
         target = read_device("open(): device", device)[1]
-        if not isinstance(buffer, ReplayBuffer):
-            raise SchemaError(f"open(): device: expected a ReplayBuffer, got a {type(buffer).__name__}")
+        if face is not ReplayBuffer:
+            raise SchemaError(f"open(): device: expected a ReplayBuffer, got a {face.__name__}")
         if target.type == "cpu":
-            buffer._device = device
-            return buffer
-        if is_live:
+            return ReplayBuffer._over(rows, device)
+        if rows.address is not None:
             raise SchemaError(
                 f"open(): device: {address!r} is shared and stays on the host; leave out device=, and let "
                 "sample(device=...) or stream(device=...) bring batches there"
             )
-        from .moving import to_device
+        from ..rows.transfer import to_device
 
-        moved = to_device(buffer, device)
+        moved = to_device(rows, device)
     except BaseException:
-        buffer.close()
+        rows.close(False)
         raise
-    buffer.close()
-    return moved
+    rows.close(False)
+    return ReplayBuffer._over(moved)
 
 
 def _face_of(table: _core.Table) -> type[ReplayBuffer] | type[DistillationBuffer]:

@@ -1,0 +1,34 @@
+"""Handles: the serials that ``sample`` gives, by which rows are read and get new priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arrays import refuse_masked
+from ..errors import SchemaError
+
+__all__ = ["as_handles", "lap_positions"]
+
+
+def as_handles(where: str, indices: Any) -> np.ndarray[Any, Any]:
+    refuse_masked(f"{where}: indices", indices)
+    try:
+        array = np.asarray(indices.detach().cpu() if hasattr(indices, "detach") else indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(
+            f"{where}: indices: expected a list of whole numbers, got {type(indices).__name__} ({error})"
+        ) from None
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise SchemaError(f"{where}: indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def lap_positions(serials: np.ndarray[Any, Any], span: int, slots: int) -> np.ndarray[Any, Any]:
+    """Serials without the gap at the end of each lap, where the last block is shorter than the others. ``span``:
+    serials of a lap."""
+    positions: np.ndarray[Any, Any] = serials // span * slots + np.minimum(serials % span, slots)
+    return positions

@@ -1,0 +1,413 @@
+"""Rows in a table of the engine: in memory of this process, in shared memory or in a file."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from .. import _core
+from ..address import identity, to_address, to_path
+from ..arrays import prepare, refuse_masked
+from ..arrays import priorities as read_priorities
+from ..checks import whole
+from ..errors import SchemaError, StorageError
+from ..sampling import Linear, Prioritized, Sampler, beta_numbers, read_alpha, read_beta, sampler_from_plain
+from ..settings import engine_settings, index_columns
+from ..views import Hindsight, View, Windows
+from .bell import Bell, batches
+from .feed import GpuFeed
+from .handles import as_handles, lap_positions
+from .protocol import Batch
+from .spec import RowSpec, damaged
+from .tensors import as_host_arrays, read_device, torch_converter
+
+__all__ = ["HostRows", "Writer"]
+
+Result = TypeVar("Result")
+
+
+class HostRows:
+    """Rows in a table of the engine. Threads may call anything at once; so may processes that share a file.
+
+    A forked child does not use its parent's table: it opens the file again at its first call.
+    """
+
+    device: Any = None
+
+    def __init__(self, table: _core.Table, face: str, address: str | None, view: View | None = None) -> None:
+        spec = RowSpec.of_table(table, face, view)
+        schema, windows, hindsight = spec.schema, spec.view if isinstance(spec.view, Windows) else None, spec.hindsight
+        try:
+            tree = schema.tree(
+                discount=spec.n_step > 1,
+                weights=spec.is_prioritized,
+                relabelled=hindsight is not None,
+                window=windows.places if windows else 0,
+            )
+            table.bind(tree, engine_settings(schema, spec.sampler, spec.view, spec.pace))
+        except SchemaError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise damaged(face) from None
+        self.spec, self.address = spec, address
+        self.where = address or "memory"
+        if hindsight is not None:
+            field = schema.leaves[hindsight.leaf(schema)][1]
+            shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
+            self._goals = shape, field.dtype, hindsight.puts_as_is(schema)
+        # Whether the engine's own sample() does all that a draw takes.
+        self._is_plain = spec.pace is None and hindsight is None and not schema.ragged
+        self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
+        self._feeds: dict[str, GpuFeed | None] = {}
+        self.registered: Any = None  # the rows' memory, where a GPU reads it
+        path = None if address is None else to_path(address, "open()")
+        self._identity = None if path is None else identity(path)  # the file that close(unlink=True) may remove
+        self._opening = threading.RLock()  # around the first writer, and a forked child's own table
+        self._writer: _core.Writer | None = None
+        self._bell = Bell(table)
+        self.table = table
+        if address is not None:
+            _shared.add(self)
+
+    @classmethod
+    def make(cls, where: str, spec: RowSpec, storage: str | None, exist: str) -> tuple[HostRows, bool]:
+        """Rows in memory, or in a file that is created, replaced or attached to, and whether they are new."""
+        path = None if storage is None else to_path(storage, f"{where}: storage")
+        if storage is not None and path is None:
+            raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
+        address = None if storage is None else to_address(storage, where)
+        if path is not None and exist == "error" and path.exists():
+            raise StorageError(
+                f"{where}: {storage!r} exists; open it with sharpwave.open(), remove it with 'sharpwave rm {storage}', "
+                "or give exist='replace' or exist='attach'"
+            )
+
+        def create() -> _core.Table:
+            return _core.Table.create(
+                fields=spec.schema.engine_fields(),
+                capacity=spec.capacity,
+                width=spec.num_envs or 1,
+                writers=spec.writers,
+                seed=spec.seed,
+                checksums=address is not None and address.startswith("file://"),
+                index=index_columns(spec.sampler, spec.view),
+                description=spec.to_json(),
+                path="" if path is None else str(path),
+                replace=exist == "replace",
+            )
+
+        try:
+            if path is not None and exist == "attach":
+                table, is_new = _attach_or_create(path, create)
+            else:
+                table, is_new = create(), True
+            if is_new:
+                return cls(table, spec.face, address, spec.view), True
+        except SchemaError as error:
+            raise SchemaError(f"{where}: {error}") from None
+        try:
+            rows = cls(table, spec.face, address, spec.view)
+        except SchemaError:
+            raise SchemaError(f"{where}: exist='attach': {storage!r} has another view") from None
+        there = rows.spec
+        is_alike = (there.schema, there.capacity, there.num_envs) == (spec.schema, spec.capacity, spec.num_envs)
+        is_drawn_alike = (there.sampler.to_plain(), there.pace) == (spec.sampler.to_plain(), spec.pace)
+        if not is_alike or not is_drawn_alike:
+            rows.close(False)
+            what = "sampler or pace" if is_alike else "schema, capacity or num_envs"
+            raise SchemaError(f"{where}: exist='attach': {storage!r} has another {what}")
+        return rows, False
+
+    @property
+    def closed(self) -> bool:
+        return self.table.closed
+
+    # ---- forked children --------------------------------------------------------------------------------------
+
+    def _leave_to_parent(self) -> None:
+        if not self.table.closed:
+            for name in ("table", "_writer", "_bell"):
+                self.__dict__.pop(name, None)
+            self._opening = threading.RLock()  # another thread of the parent may have held it
+
+    if not TYPE_CHECKING:  # to a type checker every name would be one
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in ("table", "_writer", "_bell") or self.__dict__.get("address") is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            with self._opening:
+                if name not in self.__dict__:
+                    path = to_path(self.address, "open()")
+                    self.__init__(_core.Table.attach(str(path)), self.spec.face, self.address, self.spec.view)
+            return self.__dict__[name]
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+
+    def adder(self) -> Callable[..., None]:
+        """The ``add`` of a writer that all threads of this object share."""
+        if self._writer is None:
+            with self._opening:
+                if self._writer is None:
+                    self._writer = self._new_writer()
+        return self._writer.add
+
+    def write_with(self, writer: _core.Writer) -> _core.Writer:
+        """Makes it the writer of ``adder``, which ``close`` closes."""
+        self._writer = writer
+        return writer
+
+    def writer(self) -> Writer:
+        return Writer(self._new_writer())
+
+    def _new_writer(self) -> _core.Writer:
+        spec = self.spec
+        one_row = None if spec.num_envs is not None else spec.order_reason
+        careful = functools.partial(prepare, spec.schema, spec.capacity, spec.num_envs, one_row, spec.is_prioritized)
+        return _core.Writer(self.table, careful, spec.num_envs is not None, one_row is not None)
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        out: Batch | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+        deliver: bool = True,
+    ) -> Batch:
+        """See ``ReplayBuffer.sample``."""
+        if device is None and timeout is None and self._is_plain and deliver:
+            return self.table.sample(batch_size, out)
+        if out is not None and self.spec.schema.ragged:
+            raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
+        if device is not None and out is None and (feed := self._feed(device)) is not None:
+            size = whole("sample()", "batch_size", batch_size, self.spec.least_batch, 2**31 - 1)
+            return feed.sample(size, timeout, deliver)
+        convert = None if device is None else torch_converter(device, self.dtypes)  # before anything is drawn
+        arrays = out if out is None or device is None else as_host_arrays(out, device)
+        batch = self.fill(batch_size, arrays, timeout, deliver)
+        if out is not None:
+            return out
+        batch = self.spread(batch)
+        return batch if convert is None else convert(batch)
+
+    def fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool) -> Batch:
+        """A draw into these arrays, or into new ones; ragged fields are still padded."""
+        if self.spec.hindsight is None:
+            return self.table.sample_in_turn(batch_size, arrays, timeout, deliver)
+        return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver)
+
+    def _fill_goals(
+        self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
+    ) -> Batch:
+        count = whole("sample()", "batch_size", batch_size, 1)
+        shape, dtype, placed = self._goals
+        n_step, gamma = self.spec.n_step, getattr(self.spec.view, "gamma", 1.0)
+        goals = np.empty((count, *shape), dtype)
+        after = np.empty((count, n_step, *shape), dtype) if n_step > 1 else None
+        steps = np.empty(count, np.uint32) if n_step > 1 else None
+        batch = self.table.sample_in_turn(count, arrays, timeout, False, (goals, after, steps))
+        try:
+            hindsight.relabel(batch, n_step, gamma, goals, after, steps, placed)
+        except BaseException:  # out of the user's functions: the caller does not get the batch
+            self.settle(batch["indices"], False)
+            raise
+        if deliver:
+            self.settle(batch["indices"], True)
+        return batch
+
+    def spread(self, batch: Batch) -> Batch:
+        """Ragged fields as the schema asks for them: one after the other with offsets, or padded with a mask."""
+        schema = self.spec.schema
+        if not schema.ragged:
+            return batch
+        for leaf, lengths in zip(schema.ragged, batch.pop("lengths"), strict=True):
+            path, field = schema.leaves[leaf]
+            *nest, last = path.split("/")
+            holder: Any = batch
+            for key in nest:
+                holder = holder[int(key)] if isinstance(holder, tuple) else holder[key]
+            values = holder[last]
+            lead = values.shape[: values.ndim - len(field.shape)]  # examples, or examples and places
+            mask = (np.arange(field.shape[0]) < lengths[:, None]).reshape(*lead, field.shape[0])
+            if field.ragged == "padded":
+                holder[last] = {"values": values, "mask": mask}
+            else:
+                offsets = np.zeros(len(lengths) + 1, np.int64)
+                np.cumsum(lengths, out=offsets[1:])
+                holder[last] = {"values": values[mask], "offsets": offsets}
+        return batch
+
+    def settle(self, handles: Any, delivered: bool) -> None:
+        self.table.settle(handles, delivered)
+
+    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+        return batches(
+            lambda left: self.sample(batch_size, device=device, timeout=left, deliver=False),
+            self.settle,
+            prefetch,
+            timeout,
+        )
+
+    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+        feed = None if device is None else self._feed(device)
+        if feed is None:
+            return self.batches(batch_size, prefetch, device, timeout)
+        return feed.stream(self, batch_size, prefetch, timeout)
+
+    async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
+        return await self._bell.in_turn(attempt, timeout)
+
+    def _feed(self, device: Any) -> GpuFeed | None:
+        """What brings batches to a GPU; None where the device is none."""
+        key = str(device)
+        if key not in self._feeds:
+            _, target = read_device("sample(): device", device)
+            with _making_feeds:
+                if key not in self._feeds:
+                    self._feeds[key] = GpuFeed(self, device) if target.type == "cuda" else None
+        return self._feeds[key]
+
+    # ---- by handle --------------------------------------------------------------------------------------------
+
+    def handles(self) -> Any:
+        return self.table.live_serials()
+
+    def positions(self, handles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        stats = self.table.stats()
+        return lap_positions(handles, int(stats["blocks"] * stats["block_rows"]), self.spec.capacity)
+
+    def get(self, handles: Any) -> Batch:
+        return self.spread(self.table.read(as_handles("get()", handles), False))
+
+    def rows(self, batch_size: int) -> Iterator[Batch]:
+        handles = self.handles()
+        parts = (handles[start : start + batch_size] for start in range(0, len(handles), batch_size))
+        read = (self.spread(self.table.read(part, True)) for part in parts)
+        return (batch for batch in read if len(batch["indices"]))
+
+    def update_priorities(self, handles: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
+        where = "update_priorities()"
+        if type(handles) is not _ARRAY or type(priorities) is not _ARRAY:
+            refuse_masked(f"{where}: indices", handles)
+            refuse_masked(f"{where}: priorities", priorities)
+        done = None if mask is not None else self.table.update_at_once(handles, priorities, timeout)
+        if done is not None:
+            return done
+        view = self.spec.view
+        if isinstance(view, Windows) and np.ndim(priorities) == 2:
+            priorities = view.mix(where, priorities, mask)
+        elif mask is not None:
+            raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
+        serials = as_handles(where, handles)
+        values = read_priorities(where, "priorities", priorities, (len(serials),))
+        applied, stale = self.table.update_priorities(serials, values, timeout)
+        return {"applied": applied, "stale": stale}
+
+    def tune(self, alpha: float | None, beta: float | Linear | None) -> None:
+        new_alpha = None if alpha is None else read_alpha("tune()", alpha)
+        new_beta = None if beta is None else read_beta("tune()", beta)
+        if new_alpha is not None:
+            self.table.set_alpha(new_alpha)
+        if new_beta is not None:
+            self.table.set_beta(*beta_numbers(new_beta))
+
+    # ---- facts and life ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.table.size()
+
+    def sampler(self) -> Sampler:
+        built = self.spec.sampler
+        if not isinstance(built, Prioritized):
+            return built
+        alpha, start, end, steps = self.table.sampler_numbers()
+        now = built.to_plain() | {"alpha": alpha, "beta": [start, end, int(steps)] if steps else end}
+        return sampler_from_plain(now)
+
+    def stats(self) -> dict[str, Any]:
+        stats = {"storage": self.where, **self.table.stats()}
+        feeds = {name: feed.describe() for name, feed in self._feeds.items() if feed is not None}
+        return stats | {"feeds": feeds} if feeds else stats
+
+    def clear(self) -> None:
+        self.table.clear()
+
+    def save(self, path: str, incremental: bool) -> None:
+        self.table.save(path, incremental)
+
+    def flush(self) -> None:
+        self.table.flush()
+
+    def close(self, unlink: bool) -> None:
+        path = None if self.address is None else to_path(self.address, "close()")
+        # Before the table is closed: until then no other file can have the same inode number.
+        if unlink and path is not None and self._identity is not None and identity(path) == self._identity:
+            path.unlink(missing_ok=True)
+            self._identity = None
+        for feed in self._feeds.values():
+            if feed is not None:
+                feed.close()
+        if self.registered is not None:
+            self.registered.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self.table.close()
+
+
+class Writer:
+    """A stream of rows of its own into a buffer; ``add`` is the buffer's. Made by ``buf.writer()``."""
+
+    def __init__(self, writer: _core.Writer) -> None:
+        self._writer = writer
+        self.add = writer.add
+
+    def close(self) -> None:
+        """Ends open episodes as truncated and gives the place back. A second call does nothing."""
+        self._writer.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_ARRAY = np.ndarray
+_shared: weakref.WeakSet[HostRows] = weakref.WeakSet()
+_making_feeds = threading.Lock()  # memory is registered once
+
+
+def _after_fork() -> None:
+    for rows in list(_shared):
+        rows._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _attach_or_create(path: Path, create: Callable[[], _core.Table]) -> tuple[_core.Table, bool]:
+    """The table under a name, and whether it was made here. Any number of processes may ask at once: files appear
+    whole, so one that could not be made because another process was first can be attached to."""
+    while True:
+        if path.exists():
+            try:
+                return _core.Table.attach(str(path)), False
+            except StorageError:
+                if path.exists():
+                    raise
+        try:
+            return create(), True
+        except StorageError:
+            if not path.exists():
+                raise

@@ -1,0 +1,66 @@
+"""What a face needs of its rows, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from ..sampling import Linear, Sampler
+from .spec import RowSpec
+
+__all__ = ["Batch", "Rows"]
+
+Batch = dict[str, Any]
+Result = TypeVar("Result")
+
+
+class Rows(Protocol):
+    """A ring of rows that is written in order and drawn from. ``HostRows`` and ``DeviceRows`` are two.
+
+    Every argument and every result is a batch (a dict of arrays), a handle (the serial of a row, an int64) or a plain
+    number: no address of memory, so that rows may as well be in another process or on another machine.
+    """
+
+    spec: RowSpec
+    address: str | None  # of the file behind them; None where they belong to this process alone
+    device: Any  # torch's device that holds them; None for the host
+    where: str  # for messages: 'memory', an address, or the device
+
+    @property
+    def closed(self) -> bool: ...
+
+    # In. ``adder`` gives the function to add with: for rows on the host it is the engine's own.
+    def adder(self) -> Callable[..., None]: ...
+    def writer(self) -> Any: ...
+
+    # Out. A draw that is not delivered stays reserved until ``settle`` says what became of it.
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        out: Batch | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+        deliver: bool = True,
+    ) -> Batch: ...
+    def settle(self, handles: Any, delivered: bool) -> None: ...
+    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]: ...
+    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]: ...
+    async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result: ...
+
+    # By handle.
+    def handles(self) -> Any: ...
+    def positions(self, handles: Any) -> Any: ...  # numbers in which neighbours in the ring differ by 1
+    def get(self, handles: Any) -> Batch: ...
+    def rows(self, batch_size: int) -> Iterator[Batch]: ...
+    def update_priorities(self, handles: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]: ...
+    def tune(self, alpha: float | None, beta: float | Linear | None) -> None: ...
+
+    # Facts and life.
+    def __len__(self) -> int: ...
+    def sampler(self) -> Sampler: ...
+    def stats(self) -> dict[str, Any]: ...
+    def clear(self) -> None: ...
+    def save(self, path: str, incremental: bool) -> None: ...
+    def flush(self) -> None: ...
+    def close(self, unlink: bool) -> None: ...

@@ -1,0 +1,138 @@
+"""What a table of rows is made from: its fields, how rows are drawn, what a batch is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _core
+from ..errors import SchemaError, StorageError
+from ..pace import Pace
+from ..sampling import KINDS, Prioritized, Sampler, sampler_from_plain
+from ..schema import Schema
+from ..settings import check_together
+from ..views import Hindsight, Transitions, View, Windows, view_from_plain
+
+__all__ = ["RowSpec"]
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """The same for rows on the host and on a device.
+
+    Args:
+        face: Name of the class that wrote the rows; a file is opened by the same one.
+        schema: Fields of a row.
+        capacity: Rows kept.
+        num_envs: Environments that step together, or None.
+        writers: How many writers may be open at once.
+        seed: Of the draws.
+        sampler, view, pace: As of ``ReplayBuffer``.
+    """
+
+    face: str
+    schema: Schema
+    capacity: int
+    num_envs: int | None
+    writers: int
+    seed: int
+    sampler: Sampler
+    view: View
+    pace: Pace | None
+
+    def check(self, where: str) -> None:
+        """Refuses what has no meaning on any device."""
+        if not isinstance(self.sampler, tuple(KINDS.values())):
+            kinds = ", ".join(f"{kind}()" for kind in KINDS)
+            raise SchemaError(f"{where}: sampler: expected {kinds}, got {self.sampler!r}")
+        if not isinstance(self.view, (Transitions, Windows)):
+            raise SchemaError(f"{where}: view: expected Transitions() or Windows(), got {self.view!r}")
+        check_together(where, self.sampler, self.view)
+        if self.pace is not None and not isinstance(self.pace, Pace):
+            raise SchemaError(f"{where}: pace: expected Pace() or None, got {self.pace!r}")
+        if self.pace is not None:
+            self.pace.check(where, self.capacity)
+        if self.hindsight is not None:
+            self.hindsight.leaf(self.schema)
+
+    @property
+    def n_step(self) -> int:
+        return self.view.n_step if isinstance(self.view, Transitions) else 1
+
+    @property
+    def least_batch(self) -> int:
+        """``newest=`` rows are in every batch."""
+        return max(1, getattr(self.sampler, "newest", 0))
+
+    @property
+    def hindsight(self) -> Hindsight | None:
+        return self.view.hindsight if isinstance(self.view, Transitions) else None
+
+    @property
+    def order_reason(self) -> str | None:
+        """Why it matters which row follows which; None where it does not."""
+        if self.schema.derives_next:
+            return "next_obs='derived'"
+        if self.schema.needs_order:
+            return "stack"
+        if isinstance(self.view, Windows):
+            return "a window"
+        if self.n_step > 1:
+            return "n_step"
+        return None if self.hindsight is None else "hindsight"
+
+    @property
+    def is_prioritized(self) -> bool:
+        return isinstance(self.sampler, Prioritized)
+
+    def to_json(self) -> str:
+        """What a file says about its rows besides what the engine knows."""
+        return json.dumps(
+            {
+                "face": self.face,
+                "schema": self.schema.to_plain(),
+                "num_envs": self.num_envs,
+                "sampler": self.sampler.to_plain(),
+                "view": self.view.to_plain(),
+                "pace": None if self.pace is None else self.pace.to_plain(),
+            }
+        )
+
+    @classmethod
+    def of_table(cls, table: _core.Table, face: str, view: View | None) -> RowSpec:
+        """Read from a table.
+
+        Args:
+            table: Any that was written by this package.
+            face: The class that opens it.
+            view: The functions of its view, which a file cannot hold.
+        """
+        try:
+            plain: dict[str, Any] = json.loads(table.description)
+            schema = Schema.from_plain(plain["schema"])
+            if [name for name, *_ in schema.engine_fields()] != table.field_names:
+                raise ValueError  # the names are in the fields' records too
+            stats = table.stats()
+            spec = cls(
+                face=face,
+                schema=schema,
+                capacity=table.capacity,
+                num_envs=plain["num_envs"],
+                writers=stats["max_writers"],
+                seed=stats["seed"],
+                sampler=sampler_from_plain(plain["sampler"]),
+                view=view_from_plain(plain["view"], view),
+                pace=None if plain["pace"] is None else Pace(*plain["pace"]),
+            )
+        except SchemaError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise damaged(face) from None
+        if plain.get("face") != face or (spec.num_envs or 1) != table.width:
+            raise StorageError(f"open(): the table was not written by a {face} of the Python package")
+        return spec
+
+
+def damaged(face: str) -> StorageError:
+    return StorageError(f"open(): the description is damaged, or not of a {face}")
