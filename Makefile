@@ -133,11 +133,12 @@ format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/ruff check --quiet --fix $(PY_PLACES)
 	$(BIN)/ruff format --quiet $(PY_PLACES)
 
-check: $(BIN)/.check  ## check format, lint and types of both languages
+check: $(BIN)/.check  ## check format, lint and types of both languages, and the order of the rooms
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff check $(PY_PLACES)
 	$(BIN)/ruff format --check $(PY_PLACES)
 	$(BIN)/mypy
+	$(BIN)/python tests/house/rooms.py
 
 bench: $(BIN)/.test  ## measure against every peer that installs; writes the tables and plots of README and docs
 	$(BIN)/python benchmarks/setup_peers.py
