@@ -12,7 +12,7 @@ CPP_FILES := $(shell find core bindings tests/cpp tests/crash tests/fuzz benchma
 PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-cpp test-cpp-release test-cpp-address test-cpp-thread test-aarch64 check format bench soak clean
+.PHONY: help demo test test-python test-cpp test-cpp-release test-cpp-address test-cpp-thread test-aarch64 check api format bench soak clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -132,6 +132,9 @@ format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/clang-format -i $(CPP_FILES)
 	$(BIN)/ruff check --quiet --fix $(PY_PLACES)
 	$(BIN)/ruff format --quiet $(PY_PLACES)
+
+api: $(BIN)/.test  ## rewrite the text of the interfaces: tests/house/api.txt, bindings/_core.pyi
+	$(BIN)/python tests/house/interfaces.py --update
 
 check: $(BIN)/.check  ## check format, lint and types of both languages, and the order of the rooms
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
