@@ -12,7 +12,8 @@ CPP_FILES := $(shell find core bindings tests/cpp tests/crash tests/fuzz benchma
 PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-cpp test-cpp-release test-cpp-address test-cpp-thread test-aarch64 compat check format bench soak clean
+.PHONY: help demo test test-python test-cpp test-cpp-release test-cpp-address test-cpp-thread test-python-address \
+	test-aarch64 compat check tidy api format bench soak clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -105,6 +106,24 @@ test-cpp-thread: $(GOOGLETEST)/.ready  # with the thread sanitizer: only tests t
 	$(call cpp_build,thread,$(SANITIZED) -DSHARPWAVE_SANITIZE=thread,sharpwave_tests)
 	@$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_filter='$(THREADED)'
 
+# The extension with the address sanitizer inside a Python that has none: the sanitizer's library, and that of C++ whose
+# throw it wraps, are loaded before all else. Python's own memory is still in use when a process ends: leaks are not
+# looked for. Left out: tests that limit the address space, of which the sanitizer reserves 16 TiB; test_waits.py, which
+# loads libraries of its own first and catches abi::__forced_unwind, a null reference to the sanitizer; GPUs and adapters.
+PY_ADDRESS := $(CPP_BUILD)/python-address
+PY_ADDRESS_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,attributes bad_input bad_values compression derived files \
+	format hindsight_calls inputs life order_calls pace_calls priorities results stacks threads window_calls))
+
+test-python-address: $(BIN)/.test  # part of `make soak`
+	@echo "Python tests with the address and undefined-behaviour sanitizers"
+	@$(BIN)/cmake -S . -B $(PY_ADDRESS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_PYTHON=ON \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python $(SANITIZED) -DSHARPWAVE_SANITIZE=address$(COMMA)undefined >/dev/null
+	@$(BIN)/cmake --build $(PY_ADDRESS) --target _core >$(PY_ADDRESS).log || { cat $(PY_ADDRESS).log; exit 1; }
+	@rm -rf $(PY_ADDRESS)/package && mkdir $(PY_ADDRESS)/package && cp -r src/sharpwave $(PY_ADDRESS)/package
+	@rm -f $(PY_ADDRESS)/package/sharpwave/_core* && cp $(PY_ADDRESS)/_core*.so $(PY_ADDRESS)/package/sharpwave
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONPATH=$(abspath $(PY_ADDRESS))/package $(BIN)/python -m pytest --timeout 3600 $(PY_ADDRESS_TESTS)
+
 # The processors whose order of loads and stores is weaker than x86's. Under qemu it is the code that is tested, not the
 # order: that is the host's.
 ARM := $(CPP_BUILD)/aarch64
@@ -144,11 +163,23 @@ format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/ruff check --quiet --fix $(PY_PLACES)
 	$(BIN)/ruff format --quiet $(PY_PLACES)
 
-check: $(BIN)/.check  ## check format, lint and types of both languages
+# Compile commands are all that it needs: it configures the engine alone, and builds nothing.
+tidy: $(BIN)/.check  ## clang-tidy over the engine, with the checks of .clang-tidy
+	@$(BIN)/cmake -S . -B $(CPP_BUILD)/tidy -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	@echo "clang-tidy over $$(grep -c '"file"' $(CPP_BUILD)/tidy/compile_commands.json) files"
+	@$(BIN)/python $(BIN)/run-clang-tidy.py -clang-tidy-binary $(abspath $(BIN))/clang-tidy -p $(CPP_BUILD)/tidy \
+		-j $$(nproc) -quiet >$(CPP_BUILD)/tidy.log 2>&1 || { cat $(CPP_BUILD)/tidy.log; exit 1; }
+
+api: $(BIN)/.test  ## rewrite the text of the interfaces: tests/house/api.txt, bindings/_core.pyi
+	$(BIN)/python tests/house/interfaces.py --update
+
+check: $(BIN)/.check  ## check format, lint and types of both languages, and the order of the rooms
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff check $(PY_PLACES)
 	$(BIN)/ruff format --check $(PY_PLACES)
 	$(BIN)/mypy
+	$(BIN)/python tests/house/rooms.py
 
 bench: $(BIN)/.test  ## measure against every peer that installs; writes the tables and plots of README and docs
 	$(BIN)/python benchmarks/setup_peers.py
@@ -188,7 +219,9 @@ soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damag
 	$(MAKE) test-cpp
 	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)
 	$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
+	$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1
 	$(CPP_BUILD)/thread/sharpwave_tests --gtest_brief=1 --gtest_repeat=5 --gtest_filter='Threads.*'
+	$(MAKE) test-python-address
 	$(BIN)/cmake -S . -B $(CPP_BUILD)/faults -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_FAULTS=ON \
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD)/faults --target sharpwave_crash >/dev/null

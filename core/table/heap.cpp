@@ -142,7 +142,7 @@ std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t seri
         value.crc = next_checksum(serial, out, value.kept_bytes);
         std::memcpy(image.data() + to, &value, sizeof value);
         from += sizeof value + (field.full_bytes + 15) / 16 * 16;
-        to += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
+        to += sizeof value + (value.kept_bytes + std::uint64_t{15}) / 16 * 16;
     }
     const std::uint64_t place = heap.allocate_final(serial);
     racy_copy(table.region(kHeap) + place, image.data(), to);

@@ -519,7 +519,7 @@ bool Table::is_heap_damaged(std::uint64_t slot, std::uint64_t seen) const {
         if (value.kept_bytes > field.full_bytes || value.value_bytes > field.full_bytes || !has_size) return true;
         if (value.crc != next_checksum(serial_of(seen), region(kHeap) + at + sizeof value, value.kept_bytes))
             return true;
-        at += sizeof value + (value.kept_bytes + 15u) / 16 * 16;
+        at += sizeof value + (value.kept_bytes + std::uint64_t{15}) / 16 * 16;
     }
     return false;
 }

@@ -455,7 +455,7 @@ private:
                 const FinalValue size{value.kept_bytes, value.value_bytes, 0, 0};
                 std::memcpy(image.data() + at, &size, sizeof size);
                 racy_copy(image.data() + at + sizeof size, from, value.kept_bytes);
-                at += sizeof size + (value.kept_bytes + 15u) / 16 * 16;
+                at += sizeof size + (value.kept_bytes + std::uint64_t{15}) / 16 * 16;
             }
             fence(std::memory_order_acquire);
             const std::uint64_t again =
@@ -479,7 +479,7 @@ private:
                 std::memcpy(image.data() + out, &size, sizeof size);
                 racy_copy(image.data() + out + sizeof size, from + kWaitingHead + at + sizeof size, size.kept_bytes);
                 at += sizeof size + (field.full_bytes + 15) / 16 * 16;
-                out += sizeof size + (size.kept_bytes + 15u) / 16 * 16;
+                out += sizeof size + (size.kept_bytes + std::uint64_t{15}) / 16 * 16;
             }
             fence(std::memory_order_acquire);
             if (tag.load(std::memory_order_acquire) != serial_of(word) + 1) return false;

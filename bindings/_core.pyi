@@ -1,0 +1,264 @@
+"""The engine behind sharpwave. Private: use the names of the package."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def set_leak_warnings(on: bool) -> None: ...
+
+class Tree:
+    """The shape of a row: names, nesting, dtypes."""
+
+    def __init__(self, nodes: list[Any], leaves: list[Any], done: int, rows_from: int, discount: bool, weights: bool, relabelled: bool, window: int) -> None: ...
+
+class Table:
+    """Rows over a storage."""
+
+    def name_rows(self, count: int, places: list[Any], leaves: list[Any], extras: list[Any], timeout: float | None, deliver: bool) -> Reading: ...
+
+    def row_memory(self) -> tuple[int, int, int, int, int]: ...
+
+    @property
+    def field_offsets(self) -> list[int]: ...
+
+    def history(self) -> dict[str, Any]: ...
+
+    def begin_at(self, origin: int, first: int) -> None: ...
+
+    def take_counters(self, history: dict[str, Any]) -> None: ...
+
+    def priorities_of(self, serials: object, priorities: object) -> None: ...
+
+    @staticmethod
+    def create(fields: Sequence[tuple[str, str, int, Sequence[int], int, int, bool, bool, int]], capacity: int, width: int, writers: int, seed: int, checksums: bool, index: tuple[bool, float, float, float, float, bool, bool] | None, description: str, path: str, replace: bool) -> Table: ...
+
+    @staticmethod
+    def attach(path: str, recover: bool = False, verify: bool = True, timeout: float = 1e+18) -> Table: ...
+
+    @staticmethod
+    def holders(path: str) -> list[int]:
+        """Process ids of those who have a live file open."""
+
+    @staticmethod
+    def load(path: str, recover: bool = False) -> Table: ...
+
+    def bind(self, tree: Tree, settings: dict[str, Any]) -> None:
+        """
+        Gives the table the shape that its rows have in Python, its view and its sampler.
+        """
+
+    def update_priorities(self, serials: object, priorities: object, timeout: float | None = None) -> tuple[int, int]: ...
+
+    def update_at_once(self, serials: object, priorities: object, timeout: float | None = None) -> dict[str, int] | None: ...
+
+    def set_alpha(self, alpha: float) -> None: ...
+
+    def set_beta(self, start: float, end: float, steps: float) -> None: ...
+
+    def sampler_numbers(self) -> tuple[float, float, float, float]: ...
+
+    def sample(self, batch_size: int, out: object | None = None) -> dict[str, Any]: ...
+
+    def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool, goals: object | None = None) -> dict[str, Any]: ...
+
+    def settle(self, serials: object, delivered: bool) -> None:
+        """What became of a batch that sample_in_turn() left open."""
+
+    def pace_mark(self) -> int: ...
+
+    def pace_wait(self, mark: int, seconds: float) -> int: ...
+
+    def read(self, serials: object, skip_gone: bool) -> dict[str, Any]: ...
+
+    def live_serials(self) -> Any: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def size(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+    def save(self, path: str, incremental: bool = False) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def lost_at_open(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def field_names(self) -> list[str]: ...
+
+    @property
+    def description(self) -> str: ...
+
+class Reading:
+    """Rows that a GPU copies."""
+
+    def holds(self) -> bool:
+        """Whether none of them has changed since they were named."""
+
+def plan_blocks(fields: Sequence[tuple[str, str, int, Sequence[int], int, int, bool, bool, int]], capacity: int, width: int, writers: int) -> tuple[int, int]: ...
+
+def wait_for_file(path: str, seconds: float) -> bool: ...
+
+shared_memory_folder: str = '/dev/shm'
+
+class Writer:
+    """One stream of rows into a table."""
+
+    def __init__(self, table: Table, prepare: object, takes_steps: bool, one_row: bool) -> None: ...
+
+    def add(self, *args: object, **kwargs: object) -> None:
+        """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
+
+    def close(self) -> None: ...
+
+def gae(rewards: object, values: object, dones: object, last_values: object, truncated: object | None, final_values: object | None, mask: object | None, gamma: float, gae_lambda: float, advantages: object, returns: object) -> None: ...
+
+def discounted(rewards: object, dones: object, last_values: object, truncated: object | None, final_values: object | None, gamma: float, returns: object) -> None: ...
+
+def vtrace(rewards: object, values: object, dones: object, last_values: object, truncated: object | None, final_values: object | None, mask: object | None, rhos: object, gamma: float, lam: float, rho_clip: float, c_clip: float, pg_rho_clip: float, targets: object, advantages: object) -> None: ...
+
+def group_relative(rewards: object, groups: object, group_count: int, scales: bool, leaves_out: bool, eps: float, advantages: object) -> None: ...
+
+class SlabLayout:
+    def __init__(self, steps: int, envs: int, bytes: int, record_bytes: int, places: list[Any]) -> None: ...
+
+class MappedFile:
+    """A file mapped read-only, for its data to be drawn from."""
+
+    def __init__(self, path: str, bytes: int) -> None: ...
+
+    @property
+    def is_unchanged(self) -> bool: ...
+
+    @property
+    def identity(self) -> tuple[int, int, int]: ...
+
+    def array(self, begin: int = 0) -> object:
+        """The bytes from there on; the array keeps the mapping."""
+
+class RowKinds:
+    def __init__(self, leaves: list[Any]) -> None: ...
+
+    def __len__(self) -> int: ...
+
+class TrajectoryDraw:
+    @property
+    def ids(self) -> object: ...
+
+    @property
+    def steps(self) -> object: ...
+
+    @property
+    def envs(self) -> object: ...
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def missing(self) -> list[int]: ...
+
+    def fill(self, number: int, slab: object, layout: object) -> None: ...
+
+    def gather(self, kinds: RowKinds) -> list[Any]: ...
+
+class Trajectories:
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def first(self) -> int: ...
+
+    def rows(self, window: int) -> int: ...
+
+    def append(self, id: int, steps: int, envs: int) -> None: ...
+
+    def extend(self, ids: object, steps: object, envs: object) -> None: ...
+
+    def drop(self, count: int) -> None: ...
+
+    def hold(self, number: int, slab: object, layout: object) -> None: ...
+
+    def slab(self, number: int) -> object: ...
+
+    def let_go(self, number: int) -> None: ...
+
+    def draw(self, count: int, window: int, seed: int, call: int) -> TrajectoryDraw: ...
+
+def new_slab(bytes: int) -> object:
+    """Bytes of any value, in memory that is used again."""
+
+def make_records(slab: object, layout: object, records: object, record_layout: object) -> None: ...
+
+def copy_into_slab(slab: object, offsets: list[Any], arrays: list[Any]) -> None: ...
+
+def exchange_paths(one: str, other: str) -> None:
+    """Two names of files or folders change places, in one step."""
+
+class Launch:
+    def __init__(self, function: int, threads: int, shared: int, numbers: int, driver: str = 'libcuda.so.1') -> None: ...
+
+    def run(self, stream: int, wide: int, high: int, numbers: object, steps: object | None = None, times: int = 0) -> None: ...
+
+class FileLock:
+    """
+    A file that this object alone holds, until close() or the process' end.
+    """
+
+    def fileno(self) -> int:
+        """
+        The descriptor, for reading and writing; ClosedError in a forked child.
+        """
+
+    def is_named(self, path: str) -> bool:
+        """Whether the path still names this very file."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+def own_file(path: str, create: bool = True, timeout: float = 0.0) -> FileLock | None:
+    """
+    Opens a file and holds it alone; None where another holder keeps it until the timeout.
+    """
+
+class NewFile:
+    """
+    A file that gets its name when it is whole; a killed process leaves none.
+    """
+
+    def __init__(self, path: str) -> None: ...
+
+    def write(self, data: object) -> None: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def own(self) -> FileLock:
+        """
+        Holds the file before it has its name: nobody else can own it in between.
+        """
+
+    def sync(self) -> None: ...
+
+    def publish(self, replace: bool = True, sync: bool = True) -> None:
+        """Gives it its name, in one step; with sync the name is on the disk."""
+
+def crc32c(data: object, crc: int = 0) -> int: ...
