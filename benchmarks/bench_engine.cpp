@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "sampling/sampler.h"
+#include "batches/batch_maker.h"
 
 namespace {
 
@@ -86,7 +86,7 @@ struct Columns {
     }
 };
 
-// A full table of such rows with its sampler.
+// A full table of such rows with what makes batches of it.
 struct Filled {
     Filled(std::uint64_t capacity, bool by_priority, Columns& columns) {
         sharpwave::TableConfig config;
@@ -100,9 +100,9 @@ struct Filled {
         table = sharpwave::Table::create(config);
         sharpwave::ViewConfig view;
         for (std::uint32_t i = 0; i < 5; ++i) view.leaves.push_back({i, sharpwave::Role::own});
-        std::optional<sharpwave::IndexConfig> index;
+        std::optional<sharpwave::RowIndexConfig> index;
         if (by_priority) index.emplace();
-        sampler = std::make_unique<sharpwave::Sampler>(table, sharpwave::SamplerConfig{view, index});
+        batches = std::make_unique<sharpwave::BatchMaker>(table, sharpwave::BatchConfig{view, index});
 
         const auto flats = columns.places();
         std::vector<sharpwave::FieldInput> fields;
@@ -116,7 +116,7 @@ struct Filled {
         }
     }
     std::shared_ptr<sharpwave::Table> table;
-    std::unique_ptr<sharpwave::Sampler> sampler;
+    std::unique_ptr<sharpwave::BatchMaker> batches;
 };
 
 struct Line {
@@ -147,9 +147,9 @@ int main(int argc, char** argv) {
         Filled filled(kCapacity, by_priority, columns);
         const std::string kind = by_priority ? "prioritized" : "uniform";
         const auto draw = [&](std::size_t n) {
-            sharpwave::Drawings drawn{columns.serials.data()};
+            sharpwave::BatchExtras drawn{columns.serials.data()};
             if (by_priority) drawn = {columns.serials.data(), columns.weights.data(), columns.probabilities.data()};
-            filled.sampler->sample(n, {flats.data()}, drawn);
+            filled.batches->sample(n, {flats.data()}, drawn);
         };
         for (const auto& [n, samples] : {std::pair<std::size_t, int>{32, 200000}, {256, 40000}, {4096, 4000}}) {
             lines.push_back({"sample(" + std::to_string(n) + "), " + kind + ", one array a field",
@@ -161,7 +161,7 @@ int main(int argc, char** argv) {
         if (!by_priority) continue;
         // A draw comes before each update, outside the clock.
         const auto update = [&] {
-            filled.sampler->index()->update(columns.serials.data(), columns.priorities.data(), 256);
+            filled.batches->index()->update(columns.serials.data(), columns.priorities.data(), 256);
         };
         lines.push_back(
             {"update of 256 priorities just drawn", "", measure(40000, 1, update, [&] { draw(256); }), 256});

@@ -6,11 +6,11 @@
 
 #include "base/error.h"
 #include "base/wait.h"
+#include "batches/batch_maker.h"
 #include "interpreter.h"
 #include "numpy_api.h"
 #include "results.h"
 #include "sampling/pace.h"
-#include "sampling/sampler.h"
 #include "table/table.h"
 #include "tree.h"
 
@@ -32,18 +32,18 @@ void take_turn(sharpwave::Pace* pace, sharpwave::Pace::Side side, std::uint64_t 
                sharpwave::Deadline deadline);
 
 // A turn that was taken and must end, whatever happens in between.
-class Turn {
+class PaceTurn {
 public:
-    Turn(std::shared_ptr<sharpwave::Pace> pace, sharpwave::Pace::Side side, std::uint64_t rows, PyObject* timeout,
-         sharpwave::Deadline deadline)
+    PaceTurn(std::shared_ptr<sharpwave::Pace> pace, sharpwave::Pace::Side side, std::uint64_t rows, PyObject* timeout,
+             sharpwave::Deadline deadline)
         : pace_(std::move(pace)), side_(side), rows_(rows) {
         take_turn(pace_.get(), side, rows, timeout, deadline);
     }
-    ~Turn() {
+    ~PaceTurn() {
         if (pace_) pace_->settle(side_, rows_, done);
     }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    PaceTurn(const PaceTurn&) = delete;
+    PaceTurn& operator=(const PaceTurn&) = delete;
     void keep() { pace_.reset(); }  // settled later, by hand
     bool done = false;
 
@@ -62,18 +62,18 @@ struct BoundTable {
     // The last user of a file may have to wait for processes that are opening it: without the interpreter's lock.
     void let_go() {
         auto gone_table = std::move(table);
-        auto gone_sampler = std::move(sampler);
+        auto gone_batches = std::move(batches);
         auto gone_pace = std::move(pace);
         const PatientRelease release(gone_table != nullptr);
         gone_pace.reset();
-        gone_sampler.reset();
+        gone_batches.reset();
         gone_table.reset();
     }
 
     std::shared_ptr<sharpwave::Table> table;  // null after close()
     std::shared_ptr<Tree> tree;
     std::shared_ptr<LastArrays> last;
-    std::shared_ptr<sharpwave::Sampler> sampler;
+    std::shared_ptr<sharpwave::BatchMaker> batches;
     std::shared_ptr<sharpwave::Pace> pace;  // null: nobody ever waits
     npy_intp newest = 0;                    // the smallest batch
 

@@ -15,12 +15,12 @@ namespace {
 // The rows that a batch was made from, to be asked once their bytes are copied.
 struct Reading {
     std::shared_ptr<Table> table;
-    std::shared_ptr<sharpwave::Sampler> sampler;
+    std::shared_ptr<sharpwave::BatchMaker> batches;
     std::vector<sharpwave::Touched> touched;
 
     bool holds() const {
         table->check_open();
-        return sampler->view().are_unchanged(touched);
+        return batches->view().are_unchanged(touched);
     }
 };
 
@@ -45,32 +45,32 @@ Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list
     const std::size_t each = std::max<npy_intp>(self.tree->window(), 1), rows = count * each;
     if (places.size() != 5 || leaves.size() != self.tree->leaves().size() || extras.size() != 7)
         throw nb::value_error("name_rows(): arrays are missing");
-    const std::size_t frames = rows * self.sampler->view().stack();
+    const std::size_t frames = rows * self.batches->view().stack();
     sharpwave::Places named{memory<std::int64_t>(places[0], rows), memory<std::int64_t>(places[1], rows),
                             memory<std::int64_t>(places[2], rows), memory<std::int64_t>(places[3], frames),
                             memory<std::int64_t>(places[4], frames)};
-    if (!named.own || !named.last || !named.next || (self.sampler->view().stack() > 1 && !named.next_frames))
+    if (!named.own || !named.last || !named.next || (self.batches->view().stack() > 1 && !named.next_frames))
         throw nb::value_error("name_rows(): arrays are missing");
     std::vector<std::byte*> flats(leaves.size());
     for (std::size_t i = 0; i < flats.size(); ++i)
         flats[i] = memory<std::byte>(leaves[i], rows * self.tree->leaves()[i].bytes);
     sharpwave::Outputs out{flats.data(), nullptr, memory<float>(extras[0], count), &named};
-    sharpwave::Drawings drawn{memory<std::uint64_t>(extras[6], count)};
+    sharpwave::BatchExtras drawn{memory<std::uint64_t>(extras[6], count)};
     drawn.weights = memory<float>(extras[1], count);
     drawn.probabilities = memory<double>(extras[2], count);
     drawn.masks = {memory<std::uint8_t>(extras[3], rows), memory<std::uint8_t>(extras[4], rows),
                    memory<std::uint8_t>(extras[5], rows)};
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
-    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
-    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
-    if (!sampler) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
+    PaceTurn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
+    if (!batches) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
     {
         const PatientRelease release;
-        sampler->sample(count, out, drawn, deadline);
+        batches->sample(count, out, drawn, deadline);
     }
     turn.done = true;
     if (!deliver) turn.keep();
-    return {table, sampler, std::move(named.touched)};
+    return {table, batches, std::move(named.touched)};
 }
 
 // Address of the rows, of one row and in all; where they begin in the file; slots that have been written to.
@@ -122,14 +122,14 @@ void take_counters(BoundTable& self, const nb::dict& given) {
 
 void priorities_of(BoundTable& self, nb::handle serials, nb::handle priorities) {
     const std::shared_ptr<Table> table = self.open();
-    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;  // a wait lets other threads in, close() too
-    if (!sampler->index() || !PyArray_Check(serials.ptr()))
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;  // a wait lets other threads in, close() too
+    if (!batches->index() || !PyArray_Check(serials.ptr()))
         throw nb::value_error("priorities_of(): rows have none, or the serials are no array");
     auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
     if (PyArray_TYPE(names) != NPY_INT64 || !PyArray_ISCARRAY_RO(names))
         throw nb::value_error("priorities_of(): expected int64 serials");
     const auto count = static_cast<std::size_t>(PyArray_SIZE(names));
-    sampler->index()->priorities(static_cast<const std::uint64_t*>(PyArray_DATA(names)),
+    batches->index()->priorities(static_cast<const std::uint64_t*>(PyArray_DATA(names)),
                                  memory<float>(priorities, count), count);
 }
 

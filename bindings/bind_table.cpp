@@ -9,11 +9,11 @@
 #include <limits>
 #include <tuple>
 
+#include "batches/batch_maker.h"
 #include "bind.h"
 #include "errors.h"
 #include "held.h"
 #include "results.h"
-#include "sampling/sampler.h"
 #include "sampling/uniform.h"
 #include "table/geometry.h"
 
@@ -50,14 +50,14 @@ npy_intp read_batch_size(nb::handle value) {
 
 void draw(BoundTable& self, std::size_t count, Batch& batch, const sharpwave::GoalOutputs& goals,
           sharpwave::Deadline deadline) {
-    const sharpwave::Drawings drawn{batch.indices, batch.weights, batch.probabilities, batch.masks, goals};
-    const bool is_large = count * self.sampler->example_bytes() >= kReleaseBytes;
-    if (!is_large && !self.sampler->index()) return self.sampler->sample(count, batch.outputs(), drawn);  // never waits
+    const sharpwave::BatchExtras drawn{batch.indices, batch.weights, batch.probabilities, batch.masks, goals};
+    const bool is_large = count * self.batches->example_bytes() >= kReleaseBytes;
+    if (!is_large && !self.batches->index()) return self.batches->sample(count, batch.outputs(), drawn);  // never waits
     // While we work or wait without the interpreter's lock, another thread may close the table or empty `out`.
-    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
-    const Held held(batch.arrays.data(), batch.array_count);
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
+    const HeldObjects held(batch.arrays.data(), batch.array_count);
     const PatientRelease release(is_large);
-    sampler->sample(count, batch.outputs(), drawn, deadline);
+    batches->sample(count, batch.outputs(), drawn, deadline);
 }
 
 [[noreturn]] void refuse_small(npy_intp rows, npy_intp newest) {
@@ -96,10 +96,10 @@ nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle ou
         places.steps = static_cast<std::uint32_t*>(data(goals[2]));
         places.relabelled = batch.relabelled;
     }
-    const Held held(batch.arrays.data(), batch.array_count);  // a wait lets other threads in
+    const HeldObjects held(batch.arrays.data(), batch.array_count);  // a wait lets other threads in
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
-    Turn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
-    if (!self.sampler) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
+    PaceTurn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
+    if (!self.batches) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
     draw(self, count, batch, places, deadline);
     turn.done = true;
     if (!deliver) turn.keep();
@@ -107,9 +107,9 @@ nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle ou
 }
 
 // A reference of the caller's own, as BoundTable::open() gives.
-std::shared_ptr<sharpwave::Sampler> sampler_of(BoundTable& self) {
+std::shared_ptr<sharpwave::BatchMaker> batches_of(BoundTable& self) {
     self.open();
-    return self.sampler;
+    return self.batches;
 }
 
 // Serials and priorities are contiguous arrays of int64 and float32 of one length, checked by the caller.
@@ -128,10 +128,10 @@ std::pair<std::uint64_t, std::uint64_t> update_priorities(BoundTable& self, nb::
     const auto count = static_cast<std::size_t>(PyArray_SIZE(names));
     const auto* from = static_cast<const std::uint64_t*>(PyArray_DATA(names));
     const auto* with = static_cast<const float*>(PyArray_DATA(values));
-    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
     const PatientRelease release(count > 8192);
-    const auto updated = sampler->index()->update(from, with, count, deadline);
+    const auto updated = batches->index()->update(from, with, count, deadline);
     return {updated.applied, updated.stale};
 }
 
@@ -165,8 +165,9 @@ nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle prior
         return nb::none();
     }
     if (!finite) return nb::none();
-    const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);  // a wait lets other threads in, close() too
-    const auto updated = sampler->index()->update(static_cast<const std::uint64_t*>(PyArray_DATA(names)), magnitudes,
+    const std::shared_ptr<sharpwave::BatchMaker> batches =
+        batches_of(self);  // a wait lets other threads in, close() too
+    const auto updated = batches->index()->update(static_cast<const std::uint64_t*>(PyArray_DATA(names)), magnitudes,
                                                   count, read_deadline(timeout.ptr()));
     nb::dict result;
     result["applied"] = updated.applied;
@@ -183,7 +184,7 @@ void flag_truncated(const Batch& batch, const std::vector<std::uint64_t>& words)
 // Rows by serial. With skip_gone, rows that left meanwhile are left out and the batch is shorter.
 nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     const std::shared_ptr<Table> table = self.open();
-    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
     auto* array = reinterpret_cast<PyArrayObject*>(serials.ptr());
     const npy_intp count = PyArray_SIZE(array);
     std::vector<std::uint64_t> wanted(static_cast<std::size_t>(count)), words(wanted.size());
@@ -191,8 +192,8 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     Batch batch = new_batch(*self.tree, count, nullptr, true);
     std::size_t skipped = 0;
     {
-        const PatientRelease release(wanted.size() * sampler->view().example_bytes() >= kReleaseBytes);
-        sampler->read(wanted.data(), wanted.size(), batch.outputs(), words.data(), skip_gone ? &skipped : nullptr);
+        const PatientRelease release(wanted.size() * batches->view().example_bytes() >= kReleaseBytes);
+        batches->read(wanted.data(), wanted.size(), batch.outputs(), words.data(), skip_gone ? &skipped : nullptr);
     }
     if (skipped) {
         // Seldom: writers lapped the reader. Copy what is left into arrays of the right length.
@@ -228,7 +229,7 @@ nb::object live_serials(BoundTable& self) {
 
 nb::dict stats(BoundTable& self) {
     const std::shared_ptr<Table> table = self.open();
-    const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
     const std::shared_ptr<sharpwave::Pace> pace = self.pace;
     sharpwave::TableStats s;
     {
@@ -277,8 +278,8 @@ nb::dict stats(BoundTable& self) {
     if (table->header().sampler == 1) {
         put("updates_applied", s.updates_applied);
         put("updates_stale", s.updates_stale);
-        result["alpha"] = sampler->index()->alpha();
-        result["beta"] = sampler->index()->beta();
+        result["alpha"] = batches->index()->alpha();
+        result["beta"] = batches->index()->beta();
     }
     result["copy_kernel"] = s.copy_kernel;
     return result;
@@ -343,8 +344,8 @@ Value entry(const nb::dict& settings, const char* name) {
     return nb::cast<Value>(settings[name]);
 }
 
-sharpwave::IndexConfig index_config(const nb::dict& given) {
-    sharpwave::IndexConfig config;
+sharpwave::RowIndexConfig index_config(const nb::dict& given) {
+    sharpwave::RowIndexConfig config;
     config.eps = entry<double>(given, "eps");
     config.rank_based = entry<bool>(given, "rank_based");
     config.stratified = entry<bool>(given, "stratified");
@@ -366,7 +367,7 @@ sharpwave::IndexConfig index_config(const nb::dict& given) {
 // The settings are those that src/sharpwave/sampling.py makes of a sampler, a view and a pace.
 void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const nb::dict& settings) {
     tree->meet(self.table->layout());
-    sharpwave::SamplerConfig config{
+    sharpwave::BatchConfig config{
         sharpwave::ViewConfig{entry<std::uint32_t>(settings, "n_step"), entry<double>(settings, "gamma"), {}}};
     for (const Leaf& leaf : tree->leaves()) config.view.leaves.push_back(leaf.place);
     config.newest = entry<std::uint64_t>(settings, "newest");
@@ -395,10 +396,10 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const nb::dict& 
                         config.view.n_step, desired};
     }
     self.newest = static_cast<npy_intp>(config.newest);
-    self.sampler = std::make_shared<sharpwave::Sampler>(self.table, std::move(config));
+    self.batches = std::make_shared<sharpwave::BatchMaker>(self.table, std::move(config));
     if (const nb::object pace = settings["pace"]; !pace.is_none()) {
         const auto [min_size, ratio, min_diff, max_diff] = nb::cast<std::tuple<double, double, double, double>>(pace);
-        self.pace = std::make_shared<sharpwave::Pace>(self.table, self.sampler,
+        self.pace = std::make_shared<sharpwave::Pace>(self.table, self.batches->shared_index(),
                                                       sharpwave::PaceConfig{min_size, ratio, min_diff, max_diff});
     }
     self.tree = std::move(tree);
@@ -458,23 +459,23 @@ void bind_table(nb::module_& m) {
         .def(
             "set_alpha",
             [](BoundTable& self, double alpha) {
-                const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
+                const std::shared_ptr<sharpwave::BatchMaker> batches = batches_of(self);
                 const PatientRelease release;
-                sampler->index()->set_alpha(alpha);
+                batches->index()->set_alpha(alpha);
             },
             nb::arg("alpha"))
         .def(
             "set_beta",
             [](BoundTable& self, double start, double end, double steps) {
-                const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
+                const std::shared_ptr<sharpwave::BatchMaker> batches = batches_of(self);
                 const PatientRelease release;
-                sampler->index()->set_beta(start, end, steps);
+                batches->index()->set_beta(start, end, steps);
             },
             nb::arg("start"), nb::arg("end"), nb::arg("steps"))
         .def("sampler_numbers",
              [](BoundTable& self) {
-                 const std::shared_ptr<sharpwave::Sampler> sampler = sampler_of(self);
-                 sharpwave::Index& index = *sampler->index();
+                 const std::shared_ptr<sharpwave::BatchMaker> batches = batches_of(self);
+                 sharpwave::RowIndex& index = *batches->index();
                  double start, end, steps;
                  index.beta_schedule(start, end, steps);
                  return std::make_tuple(index.alpha(), start, end, steps);
@@ -494,10 +495,10 @@ void bind_table(nb::module_& m) {
                     throw nb::value_error("settle() takes the serials of a batch");
                 const auto count = static_cast<std::size_t>(PyArray_SIZE(array));
                 // A wait lets other threads in, close() too.
-                const std::shared_ptr<sharpwave::Sampler> sampler = self.sampler;
+                const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
                 const std::shared_ptr<sharpwave::Pace> pace = self.pace;
-                if (!delivered && sampler->index()) {
-                    sampler->index()->give_back(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count);
+                if (!delivered && batches->index()) {
+                    batches->index()->give_back(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count);
                 }
                 if (pace) pace->settle(sharpwave::Pace::Side::sample, count, delivered);
             },

@@ -56,12 +56,12 @@ struct RowKinds {
 };
 
 // A slab that is in memory or mapped, and where its rows are.
-struct Held {
+struct HeldSlab {
     nb::object slab, layout;
     RowPlace place;
 
-    Held() = default;
-    Held(nb::object bytes, nb::object kind) : slab(std::move(bytes)), layout(std::move(kind)) {
+    HeldSlab() = default;
+    HeldSlab(nb::object bytes, nb::object kind) : slab(std::move(bytes)), layout(std::move(kind)) {
         const auto* found = nb::cast<const SlabLayout*>(layout);
         place.slab = data_of(slab, found->bytes, false);
         place.leaves = found->leaves.data();
@@ -83,13 +83,13 @@ public:
     };
 
     std::vector<Spot> spots;
-    std::vector<Held> held;
+    std::vector<HeldSlab> held;
 
     void append() {
         spots.emplace_back();
         held.emplace_back();
     }
-    void set(std::size_t at, Held slab) {
+    void set(std::size_t at, HeldSlab slab) {
         const auto* layout = slab.slab ? nb::cast<const SlabLayout*>(slab.layout) : nullptr;
         spots[at] = {slab.place.slab, layout};
         std::swap(held[at], slab);
@@ -109,26 +109,26 @@ public:
 private:
     std::uint64_t clock_ = 0;
     std::multiset<std::uint64_t> active_;
-    std::deque<std::pair<std::uint64_t, Held>> buried_;
+    std::deque<std::pair<std::uint64_t, HeldSlab>> buried_;
 };
 
 // Some drawn rows.
-struct Draw {
+struct TrajectoryDraw {
     nb::object ids, steps, envs;
     std::vector<RowPlace> rows;
-    std::vector<Held> held;                                     // what fill() brought
+    std::vector<HeldSlab> held;                                 // what fill() brought
     std::vector<std::pair<std::int64_t, std::size_t>> missing;  // (number, row), sorted: fill() brings their slabs
     std::shared_ptr<Slabs> slabs;
     std::uint64_t began;
 
-    explicit Draw(std::shared_ptr<Slabs> from) : slabs(std::move(from)), began(slabs->begin()) {}
-    Draw(Draw&& other) noexcept = default;
-    ~Draw() {
+    explicit TrajectoryDraw(std::shared_ptr<Slabs> from) : slabs(std::move(from)), began(slabs->begin()) {}
+    TrajectoryDraw(TrajectoryDraw&& other) noexcept = default;
+    ~TrajectoryDraw() {
         if (slabs) slabs->end(began);
     }
 
     void fill(std::int64_t number, nb::object slab, nb::object layout) {
-        const Held found(std::move(slab), std::move(layout));
+        const HeldSlab found(std::move(slab), std::move(layout));
         const auto* kind = nb::cast<const SlabLayout*>(found.layout);
         auto at = std::lower_bound(missing.begin(), missing.end(), std::pair{number, std::size_t{0}});
         for (; at != missing.end() && at->first == number; ++at) {
@@ -208,7 +208,7 @@ struct Trajectories {
     }
     void hold(std::uint64_t number, nb::object slab, nb::object layout) {
         const std::size_t place = at(number);
-        Held held(std::move(slab), std::move(layout));  // checks that it is large enough
+        HeldSlab held(std::move(slab), std::move(layout));  // checks that it is large enough
         const auto* kind = nb::cast<const SlabLayout*>(held.layout);
         if (kind->steps != sizes.steps_of(number) || kind->envs != sizes.envs_of(number)) {
             throw Error(ErrorKind::storage, "trajectory number " + std::to_string(number) + ": expected a slab of " +
@@ -236,7 +236,7 @@ struct Trajectories {
     void drop(std::size_t count) {
         count = std::min(count, sizes.size());
         const std::uint64_t first = sizes.first();
-        for (std::size_t i = 0; i < count; ++i) slabs->set(first + i - base, Held());
+        for (std::size_t i = 0; i < count; ++i) slabs->set(first + i - base, HeldSlab());
         sizes.drop_oldest(count);
         const std::uint64_t gone = sizes.first() - base;
         if (gone < 1'024 || gone < ids.size() / 2) return;
@@ -244,8 +244,8 @@ struct Trajectories {
         ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(gone));
         base += gone;
     }
-    Draw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
-        Draw draw(slabs);
+    TrajectoryDraw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
+        TrajectoryDraw draw(slabs);
         draw.ids = new_int64(count);
         draw.steps = new_int64(count);
         draw.envs = new_int64(count);
@@ -362,13 +362,13 @@ void bind_trajectories(nb::module_& m) {
             },
             nb::arg("leaves"))
         .def("__len__", [](RowKinds& self) { return self.leaves.size(); });
-    nb::class_<Draw>(m, "TrajectoryDraw")
-        .def_prop_ro("ids", [](Draw& self) { return self.ids; })
-        .def_prop_ro("steps", [](Draw& self) { return self.steps; })
-        .def_prop_ro("envs", [](Draw& self) { return self.envs; })
-        .def_prop_ro("hits", [](Draw& self) { return self.rows.size() - self.missing.size(); })
+    nb::class_<TrajectoryDraw>(m, "TrajectoryDraw")
+        .def_prop_ro("ids", [](TrajectoryDraw& self) { return self.ids; })
+        .def_prop_ro("steps", [](TrajectoryDraw& self) { return self.steps; })
+        .def_prop_ro("envs", [](TrajectoryDraw& self) { return self.envs; })
+        .def_prop_ro("hits", [](TrajectoryDraw& self) { return self.rows.size() - self.missing.size(); })
         .def_prop_ro("missing",
-                     [](Draw& self) {
+                     [](TrajectoryDraw& self) {
                          nb::typed<nb::list, std::int64_t> missing;
                          std::int64_t last = -1;
                          for (const auto& [number, row] : self.missing) {
@@ -377,8 +377,8 @@ void bind_trajectories(nb::module_& m) {
                          }
                          return missing;
                      })
-        .def("fill", &Draw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
-        .def("gather", &Draw::gather, nb::arg("kinds"));
+        .def("fill", &TrajectoryDraw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("gather", &TrajectoryDraw::gather, nb::arg("kinds"));
     nb::class_<Trajectories>(m, "Trajectories")
         .def(nb::init<>())
         .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
@@ -392,12 +392,12 @@ void bind_trajectories(nb::module_& m) {
         .def(
             "slab",
             [](Trajectories& self, std::uint64_t number) -> nb::object {
-                const Held& held = self.slabs->held[self.at(number)];
+                const HeldSlab& held = self.slabs->held[self.at(number)];
                 return held.slab ? held.slab : nb::none();
             },
             nb::arg("number"))
         .def(
-            "let_go", [](Trajectories& self, std::uint64_t number) { self.slabs->set(self.at(number), Held()); },
+            "let_go", [](Trajectories& self, std::uint64_t number) { self.slabs->set(self.at(number), HeldSlab()); },
             nb::arg("number"))
         .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
     m.def(
@@ -415,8 +415,8 @@ void bind_trajectories(nb::module_& m) {
     m.def(
         "make_records",
         [](nb::object slab, nb::object layout, nb::object records, nb::object record_layout) {
-            const Held from(std::move(slab), std::move(layout));
-            const Held to(std::move(records), std::move(record_layout));
+            const HeldSlab from(std::move(slab), std::move(layout));
+            const HeldSlab to(std::move(records), std::move(record_layout));
             const auto* arrays = nb::cast<const SlabLayout*>(from.layout);
             const auto* made = nb::cast<const SlabLayout*>(to.layout);
             bool is_same = !arrays->record_bytes && made->record_bytes && arrays->steps == made->steps &&

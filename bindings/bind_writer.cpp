@@ -393,7 +393,7 @@ void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& ba
     const bool is_small = batch.rows * writer->table().layout().payload_bytes() < kReleaseBytes;
     if (is_small && writer->try_append(batch)) return;
     const std::shared_ptr<sharpwave::Writer> own = writer;  // close() in another thread must not take it away
-    const Held held(sources, source_count);
+    const HeldObjects held(sources, source_count);
     const PatientRelease release;
     own->append(batch, deadline);
 }
@@ -405,9 +405,9 @@ void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout,
     if (!writer) throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
     std::uint64_t rows = batch.rows;
     for (std::size_t i = 0; batch.flags && i < batch.rows; ++i) rows -= (batch.flags[i] & sharpwave::kRowVoid) != 0;
-    const Held held(sources, source_count);  // a wait lets other threads in
+    const HeldObjects held(sources, source_count);  // a wait lets other threads in
     const sharpwave::Deadline deadline = read_deadline(timeout);
-    Turn turn(self.pace, sharpwave::Pace::Side::add, rows, timeout, deadline);
+    PaceTurn turn(self.pace, sharpwave::Pace::Side::add, rows, timeout, deadline);
     append(writer, batch, deadline, sources, source_count);
     turn.done = true;
 }

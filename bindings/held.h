@@ -3,16 +3,16 @@
 
 #include "numpy_api.h"
 
-class Held {
+class HeldObjects {
 public:
-    Held(PyObject* const* objects, std::size_t count) : objects_(objects), count_(count) {
+    HeldObjects(PyObject* const* objects, std::size_t count) : objects_(objects), count_(count) {
         for (std::size_t i = 0; i < count_; ++i) Py_INCREF(objects_[i]);
     }
-    ~Held() {
+    ~HeldObjects() {
         for (std::size_t i = 0; i < count_; ++i) Py_DECREF(objects_[i]);
     }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
+    HeldObjects(const HeldObjects&) = delete;
+    HeldObjects& operator=(const HeldObjects&) = delete;
 
 private:
     PyObject* const* objects_;

@@ -2,7 +2,7 @@
 #include <optional>
 #include <vector>
 
-#include "sampling/sampler.h"
+#include "batches/batch_maker.h"
 #include "table/writer.h"
 
 using namespace sharpwave;
@@ -12,7 +12,7 @@ namespace {
 struct Engine {
     std::shared_ptr<Table> table;
     std::unique_ptr<Writer> writer;
-    std::unique_ptr<Sampler> sampler;
+    std::unique_ptr<BatchMaker> batches;
 };
 
 Engine& engine(void* handle) { return *static_cast<Engine*>(handle); }
@@ -37,9 +37,9 @@ void* engine_create(std::uint64_t capacity, bool by_priority, double alpha, doub
     ViewConfig view{n_step, gamma, {{0, Role::own}, {1, Role::own}, {2, summed}, {3, last}, {4, last}}};
     auto* made = new Engine{Table::create(config), nullptr, nullptr};
     made->writer = made->table->writer();
-    made->sampler = std::make_unique<Sampler>(
+    made->batches = std::make_unique<BatchMaker>(
         made->table,
-        SamplerConfig{std::move(view), by_priority ? std::optional<IndexConfig>(IndexConfig{}) : std::nullopt});
+        BatchConfig{std::move(view), by_priority ? std::optional<RowIndexConfig>(RowIndexConfig{}) : std::nullopt});
     return made;
 }
 
@@ -56,14 +56,14 @@ void engine_add(void* handle, std::uint64_t rows, std::uint64_t calls, const std
 void engine_sample(void* handle, std::uint64_t rows, std::uint64_t calls, std::byte** columns, float* discounts,
                    std::uint64_t* serials, float* weights, double* probabilities) {
     const Outputs outputs{columns, nullptr, discounts};
-    const Drawings drawn{serials, weights, probabilities};
-    for (std::uint64_t i = 0; i < calls; ++i) engine(handle).sampler->sample(rows, outputs, drawn);
+    const BatchExtras drawn{serials, weights, probabilities};
+    for (std::uint64_t i = 0; i < calls; ++i) engine(handle).batches->sample(rows, outputs, drawn);
 }
 
 // One update a batch; the batches stand one after the other.
 void engine_update(void* handle, std::uint64_t rows, std::uint64_t batches, const std::uint64_t* serials,
                    const float* priorities) {
-    Index& index = *engine(handle).sampler->index();
+    RowIndex& index = *engine(handle).batches->index();
     for (std::uint64_t i = 0; i < batches; ++i) index.update(serials + i * rows, priorities + i * rows, rows);
 }
 }

@@ -1,11 +1,11 @@
-// One call's draws from the index: see Index::Draw in sampling/index.h.
+// One call's draws from the index: see RowIndex::Draw in sampling/row_index.h.
 #include <algorithm>
 #include <bit>
 #include <vector>
 
 #include "base/error.h"
 #include "base/fault.h"
-#include "sampling/index.h"
+#include "sampling/row_index.h"
 #include "sampling/uniform.h"
 
 namespace sharpwave {
@@ -32,7 +32,7 @@ std::uint64_t child_at(const Item* items, double& x) {
 
 // Where all masses are 1: the leaves with so many before them, in the order of leaves. (A draw's descent takes the
 // children of a node in another order, which suits the machine.)
-void descend_in_order(const Tree& tree, double* ranks, std::uint64_t* leaves, std::size_t count) {
+void descend_in_order(const SumTree& tree, double* ranks, std::uint64_t* leaves, std::size_t count) {
     std::fill_n(leaves, count, 0);
     for (int level = tree.depth - 1; level > 0; --level) {
         for (std::size_t i = 0; i < count; ++i) {
@@ -51,12 +51,12 @@ void descend_in_order(const Tree& tree, double* ranks, std::uint64_t* leaves, st
 }
 
 // The sum of the masses before a leaf; a count where all are 1.
-double mass_before(const Tree& tree, std::uint64_t leaf) {
+double mass_before(const SumTree& tree, std::uint64_t leaf) {
     double sum = 0;
     for (std::uint64_t i = leaf / 16 * 16; i < leaf; ++i) sum += tree.mass(i);
     std::uint64_t node = leaf / 16;
     for (int level = 0; level < tree.depth && node > 0; ++level, node /= 16) {
-        const Nodes& nodes = tree.levels[level][node / 16];
+        const SumGroup& nodes = tree.levels[level][node / 16];
         for (std::uint64_t i = 0; i < node % 16; ++i) sum += nodes.sums[i];
     }
     return sum;
@@ -64,7 +64,7 @@ double mass_before(const Tree& tree, std::uint64_t leaf) {
 
 }  // namespace
 
-Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count, Deadline deadline)
+RowIndex::Draw::Draw(RowIndex& index, const Drawn& drawn, std::size_t count, Deadline deadline)
     : index_(index),
       deadline_(deadline),
       newest_(std::min<std::size_t>(count, index.config_.newest)),
@@ -90,8 +90,8 @@ Index::Draw::Draw(Index& index, const Drawn& drawn, std::size_t count, Deadline 
     if (order != Order::shuffle) index.count_reads(drawn.slots, count);
 }
 
-void Index::Draw::draw_weighted(const Drawn& drawn, std::size_t count) {
-    const Tree& tree = index_.tree_;
+void RowIndex::Draw::draw_weighted(const Drawn& drawn, std::size_t count) {
+    const SumTree& tree = index_.tree_;
     const double mix = index_.config_.mix;
     if (total_ <= 0 || mix >= 1) {
         for (std::size_t i = newest_; i < count; ++i) drawn.slots[i] = uniform_slot(i, 0);
@@ -106,7 +106,7 @@ void Index::Draw::draw_weighted(const Drawn& drawn, std::size_t count) {
 }
 
 // Orders that count rows from the oldest or from the newest on.
-void Index::Draw::draw_counted(const Drawn& drawn, std::size_t count) {
+void RowIndex::Draw::draw_counted(const Drawn& drawn, std::size_t count) {
     if (index_.config_.order == Order::shuffle) return draw_epoch(drawn.slots, 0, count);
     const double before = mass_before(index_.tree_, index_.turn());
     for (std::size_t i = newest_; i < count; ++i) {
@@ -130,7 +130,7 @@ void Index::Draw::draw_counted(const Drawn& drawn, std::size_t count) {
 }
 
 // Rows that the epoch has left, in random order, each once. What it lacks comes from the next one.
-void Index::Draw::draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_t end) {
+void RowIndex::Draw::draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_t end) {
     while (begin < end) {
         auto left = static_cast<std::uint64_t>(index_.tree_.total());
         if (left == 0) {
@@ -169,7 +169,7 @@ void Index::Draw::draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_
     }
 }
 
-void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t attempt) {
+void RowIndex::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t attempt) {
     const Table::IndexLock lock(index_.table_, deadline_);
     index_.catch_up();
     // A row that can no longer be drawn, though nothing was written over it, leaves now.
@@ -209,8 +209,8 @@ void Index::Draw::again(const Drawn& drawn, std::size_t position, std::uint64_t 
     if (order != Order::shuffle) index_.count_reads(&drawn.slots[position], 1);
 }
 
-void Index::Draw::read_odds() {
-    const Tree& tree = index_.tree_;
+void RowIndex::Draw::read_odds() {
+    const SumTree& tree = index_.tree_;
     const double mix = index_.config_.mix;
     total_ = tree.total();
     rows_ = static_cast<double>(index_.head_->rows);
@@ -221,7 +221,7 @@ void Index::Draw::read_odds() {
     least_probability_ = (has_massless || total_ <= 0 ? 0 : share_ * tree.smallest_mass()) + floor_;
 }
 
-void Index::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end) {
+void RowIndex::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
         const std::uint64_t slot = drawn.slots[i];
         drawn.probabilities[i] = i < newest_ ? 1 : share_ * static_cast<double>(index_.tree_.mass(slot)) + floor_;
@@ -229,14 +229,14 @@ void Index::Draw::finish(const Drawn& drawn, std::size_t begin, std::size_t end)
     }
 }
 
-double Index::Draw::target(std::size_t position, std::uint64_t attempt) const {
+double RowIndex::Draw::target(std::size_t position, std::uint64_t attempt) const {
     const double u = unit(stream_.bits(position, attempt));
     if (!index_.config_.stratified) return u * total_;
     return (static_cast<double>(position - newest_) + u) / static_cast<double>(batch_) * total_;
 }
 
-std::uint64_t Index::Draw::uniform_slot(std::size_t position, std::uint64_t attempt) const {
-    const Tree& tree = index_.tree_;
+std::uint64_t RowIndex::Draw::uniform_slot(std::size_t position, std::uint64_t attempt) const {
+    const SumTree& tree = index_.tree_;
     const std::uint64_t reach = index_.table_.visible_slots();
     for (std::uint64_t blind = 0; blind < kBlindAttempts; ++blind) {
         const std::uint64_t slot = stream_.below(reach, position, kUniform + attempt * kBlindAttempts + blind);
@@ -250,7 +250,7 @@ std::uint64_t Index::Draw::uniform_slot(std::size_t position, std::uint64_t atte
     refuse_empty();
 }
 
-void Index::Draw::weigh(const double* probabilities, float* weights, std::size_t count) const {
+void RowIndex::Draw::weigh(const double* probabilities, float* weights, std::size_t count) const {
     double reference = 1 / rows_;
     if (index_.config_.normalize == Normalize::buffer) reference = least_probability_;
     if (index_.config_.normalize == Normalize::batch)

@@ -33,8 +33,8 @@ std::string grouped(double value) {
 
 }  // namespace
 
-Pace::Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const PaceConfig& config)
-    : table_(std::move(table)), sampler_(std::move(sampler)), config_(config) {}
+Pace::Pace(std::shared_ptr<Table> table, std::shared_ptr<RowIndex> index, const PaceConfig& config)
+    : table_(std::move(table)), index_(std::move(index)), config_(config) {}
 
 // After a clear the pace starts anew: nothing was delivered, nothing added. The first call under the index lock takes
 // notice; rows that were added since the clear and are still there count.
@@ -78,8 +78,7 @@ Pace::State Pace::state() const {
 
 // Rows that may be drawn. The caller holds the index lock.
 double Pace::size() const {
-    Index* index = sampler_->index();
-    if (index && index->config().max_reads) return static_cast<double>(index->rows_locked());
+    if (index_ && index_->config().max_reads) return static_cast<double>(index_->rows_locked());
     return static_cast<double>(table_->size());
 }
 
@@ -97,10 +96,9 @@ void Pace::forget_the_dead() const {
 
 // Whether a draw of so many would find them. The caller holds the index lock.
 bool Pace::has_examples(std::uint64_t rows) const {
-    Index* index = sampler_->index();
-    if (!index || index->config().starts.is_any()) return true;
-    const std::uint64_t needed = index->rows_needed(rows);
-    return needed > table_->capacity() || index->rows_locked() >= needed;  // more than ever can be: the draw says so
+    if (!index_ || index_->config().starts.is_any()) return true;
+    const std::uint64_t needed = index_->rows_needed(rows);
+    return needed > table_->capacity() || index_->rows_locked() >= needed;  // more than ever can be: the draw says so
 }
 
 bool Pace::try_reserve(Side side, std::uint64_t rows, Deadline deadline) {
@@ -185,10 +183,9 @@ std::string Pace::reason(Side side, std::uint64_t rows) const {
               grouped(now.samples) + " samples > max_diff " + grouped(config_.max_diff);
     } else if (rows_now < config_.min_size) {
         why = "sampling waits: " + grouped(rows_now) + " rows < min_size " + grouped(config_.min_size);
-    } else if (Index* index = sampler_->index();
-               index && now.inserts * config_.ratio - now.samples - n >= config_.min_diff) {
-        why = "sampling waits: " + std::to_string(index->rows_known()) + " of " + grouped(rows_now) +
-              " rows can start an example of the view, " + std::to_string(index->rows_needed(rows)) + " must";
+    } else if (index_ && now.inserts * config_.ratio - now.samples - n >= config_.min_diff) {
+        why = "sampling waits: " + std::to_string(index_->rows_known()) + " of " + grouped(rows_now) +
+              " rows can start an example of the view, " + std::to_string(index_->rows_needed(rows)) + " must";
     } else {
         why = "sampling waits: " + grouped(now.inserts) + " inserts x " + ratio + " - " + grouped(now.samples) +
               " samples - " + grouped(n) + " < min_diff " + grouped(config_.min_diff);

@@ -16,7 +16,7 @@
 #include <memory>
 #include <string>
 
-#include "sampling/sampler.h"
+#include "sampling/row_index.h"
 #include "table/table.h"
 
 namespace sharpwave {
@@ -32,7 +32,8 @@ class Pace {
 public:
     enum class Side { add, sample };
 
-    Pace(std::shared_ptr<Table> table, std::shared_ptr<Sampler> sampler, const PaceConfig& config);
+    // `index` is null where rows are drawn uniformly.
+    Pace(std::shared_ptr<Table> table, std::shared_ptr<RowIndex> index, const PaceConfig& config);
 
     // Reserves n rows if it is their turn. A number of rows that no state could let through is ErrorKind::schema. The
     // index lock is waited for until the deadline.
@@ -75,7 +76,7 @@ private:
     void forget_the_dead() const;
 
     std::shared_ptr<Table> table_;
-    std::shared_ptr<Sampler> sampler_;
+    std::shared_ptr<RowIndex> index_;
     PaceConfig config_;
 };
 

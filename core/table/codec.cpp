@@ -34,12 +34,12 @@ void start_library() { [[gnu::used]] static const Library* library = new Library
 class Compressors {
 public:
     ~Compressors() {
-        for (Entry& entry : entries_) blosc2_free_ctx(entry.context);
+        for (KeptContext& kept : kept_) blosc2_free_ctx(kept.context);
     }
     blosc2_context* get(Codec codec, std::uint32_t item_bytes, std::uint32_t value_bytes) {
         const std::uint32_t block = std::min(std::bit_floor(value_bytes), kMostBlockBytes);
-        for (const Entry& entry : entries_) {
-            if (entry.codec == codec && entry.item_bytes == item_bytes && entry.block == block) return entry.context;
+        for (const KeptContext& kept : kept_) {
+            if (kept.codec == codec && kept.item_bytes == item_bytes && kept.block == block) return kept.context;
         }
         start_library();
         blosc2_cparams params = BLOSC2_CPARAMS_DEFAULTS;
@@ -50,17 +50,17 @@ public:
         params.nthreads = 1;
         std::memset(params.filters, 0, sizeof params.filters);
         if (item_bytes > 1) params.filters[BLOSC2_MAX_FILTERS - 1] = BLOSC_SHUFFLE;
-        entries_.push_back({codec, item_bytes, block, blosc2_create_cctx(params)});
-        return entries_.back().context;
+        kept_.push_back({codec, item_bytes, block, blosc2_create_cctx(params)});
+        return kept_.back().context;
     }
 
 private:
-    struct Entry {
+    struct KeptContext {
         Codec codec;
         std::uint32_t item_bytes, block;
         blosc2_context* context;
     };
-    std::vector<Entry> entries_;
+    std::vector<KeptContext> kept_;
 };
 
 class Decompressor {

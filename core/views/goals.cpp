@@ -18,18 +18,18 @@ double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-
 
 }  // namespace
 
-Goals::Goals(const Table& table, const Starts& starts, const GoalConfig& config)
-    : table_(table), starts_(starts), config_(config), view_(table, ViewConfig{1, 1.0, {config.achieved}}) {}
+Goals::Goals(const Table& table, const EpisodePlaces& places, const GoalConfig& config)
+    : table_(table), places_(places), config_(config), view_(table, ViewConfig{1, 1.0, {config.achieved}}) {}
 
 // From the example's first row to the row whose outcome is the goal.
 bool Goals::choose(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const {
-    const EpisodePlace here = starts_.place(slot);
-    if (here.left == Starts::kOpen) return false;
+    const EpisodePlace here = places_.at(slot);
+    if (here.left == EpisodePlaces::kOpen) return false;
     switch (config_.strategy) {
         case GoalStrategy::final:
-            return starts_.move(slot, word, here.left);
+            return places_.move(slot, word, here.left);
         case GoalStrategy::future:
-            return starts_.move(slot, word, static_cast<std::int64_t>(stream.below(here.left + 1ull, position, kGoal)));
+            return places_.move(slot, word, static_cast<std::int64_t>(stream.below(here.left + 1ull, position, kGoal)));
         case GoalStrategy::episode:
             break;
     }
@@ -38,14 +38,14 @@ bool Goals::choose(std::uint64_t& slot, std::uint64_t& word, std::size_t positio
     for (std::uint64_t attempt = 0; attempt < kMostTries; ++attempt) {
         std::uint64_t at = slot, seen = word;
         const auto step = static_cast<std::int64_t>(stream.below(length, position, kGoal + attempt));
-        if (starts_.move(at, seen, step - static_cast<std::int64_t>(here.step))) {
+        if (places_.move(at, seen, step - static_cast<std::int64_t>(here.step))) {
             slot = at;
             word = seen;
             return true;
         }
     }
     // Nearly all of it is gone: count what is left.
-    const std::vector<std::uint64_t> rows = starts_.episode(slot, word);
+    const std::vector<std::uint64_t> rows = places_.episode(slot, word);
     if (rows.empty()) return false;
     const std::uint64_t own = serial_of(word), end = own + here.left * table_.width();
     slot = rows[stream.below(rows.size(), position, kGoal + kMostTries)];

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "sampling/starts.h"
+#include "table/episode_places.h"
 #include "views/transitions.h"
 
 namespace sharpwave {
@@ -32,7 +32,7 @@ struct GoalOutputs {
 
 class Goals {
 public:
-    Goals(const Table& table, const Starts& starts, const GoalConfig& config);
+    Goals(const Table& table, const EpisodePlaces& places, const GoalConfig& config);
 
     // For the examples of positions begin..end, whose other arrays stand in `batch`. Positions whose goal could not be
     // read go to `missed`.
@@ -44,7 +44,7 @@ private:
     bool choose(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const;
 
     const Table& table_;
-    const Starts& starts_;
+    const EpisodePlaces& places_;
     GoalConfig config_;
     Transitions view_;
 };

@@ -1,4 +1,4 @@
-"""What the engine is built with: a sampler, a view and a pace as plain numbers. See core/sampling/sampler.h."""
+"""What the engine is built with: a sampler, a view and a pace as plain numbers. See core/batches/batch_maker.h."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .views import View, Windows
 __all__ = ["check_together", "engine_settings", "index_columns"]
 
 _NOTHING, _ROWS, _END = range(3)  # StartRule::Needs of core/sampling/starts.h
-_ORDERS = {Uniform: 0, Prioritized: 0, Recent: 1, Shuffle: 2, Fifo: 3, Lifo: 4}  # Order of core/sampling/index.h
+_ORDERS = {Uniform: 0, Prioritized: 0, Recent: 1, Shuffle: 2, Fifo: 3, Lifo: 4}  # Order of core/sampling/row_index.h
 _CONSTANT = 2  # NewRows
 
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "sampling/sampler.h"
+#include "batches/batch_maker.h"
 #include "table/table.h"
 #include "table/writer.h"
 
@@ -72,7 +72,7 @@ inline std::vector<std::uint64_t> contents(const std::shared_ptr<Table>& table) 
     std::vector<std::uint64_t> serials = table->live_serials(), words(serials.size());
     Rows rows(serials.size());
     const auto flats = rows.flats();
-    Sampler(table, {whole_rows()}).read(serials.data(), serials.size(), {flats.data()}, words.data());
+    BatchMaker(table, {whole_rows()}).read(serials.data(), serials.size(), {flats.data()}, words.data());
     return rows.id;
 }
 
@@ -80,7 +80,7 @@ inline std::vector<std::uint64_t> draw(const std::shared_ptr<Table>& table, std:
     Rows rows(count);
     std::vector<std::uint64_t> serials(count);
     const auto flats = rows.flats();
-    Sampler(table, {whole_rows()}).sample(count, {flats.data()}, {serials.data()});
+    BatchMaker(table, {whole_rows()}).sample(count, {flats.data()}, {serials.data()});
     return rows.id;
 }
 

@@ -21,8 +21,8 @@ TableConfig with_index(std::uint64_t capacity, bool numbers_steps, std::uint64_t
     return made;
 }
 
-IndexConfig in_order(Order order) {
-    IndexConfig made;
+RowIndexConfig in_order(Order order) {
+    RowIndexConfig made;
     made.eps = 0;
     made.stratified = false;
     made.normalize = Normalize::none;
@@ -32,11 +32,11 @@ IndexConfig in_order(Order order) {
     return made;
 }
 
-std::vector<std::uint64_t> sample(Sampler& sampler, std::size_t count) {
+std::vector<std::uint64_t> sample(BatchMaker& batches, std::size_t count) {
     Rows rows(count);
     std::vector<std::uint64_t> serials(count);
     const auto flats = rows.flats();
-    sampler.sample(count, {flats.data()}, {serials.data()});
+    batches.sample(count, {flats.data()}, {serials.data()});
     return rows.id;
 }
 
@@ -47,9 +47,9 @@ struct WindowBatch {
     std::vector<std::uint64_t> serials;
     std::vector<std::uint8_t> valid, learn, first;
 
-    void draw(Sampler& sampler) {
+    void draw(BatchMaker& batches) {
         const auto flats = rows.flats();
-        sampler.sample(serials.size(), {flats.data()},
+        batches.sample(serials.size(), {flats.data()},
                        {serials.data(), nullptr, nullptr, {valid.data(), learn.data(), first.data()}});
     }
 };
@@ -58,29 +58,29 @@ struct WindowBatch {
 
 TEST(Order, FifoGivesEachRowOnceOldestFirst) {
     auto table = Table::create(with_index(100, false));
-    IndexConfig index = in_order(Order::fifo);
+    RowIndexConfig index = in_order(Order::fifo);
     index.max_reads = 1;
-    Sampler sampler(table, {whole_rows(), index});
+    BatchMaker batches(table, {whole_rows(), index});
     auto writer = table->writer();
     append(*writer, 0, 130);  // 30..129 are left
-    const auto first = sample(sampler, 60), second = sample(sampler, 40);
+    const auto first = sample(batches, 60), second = sample(batches, 40);
     for (std::uint64_t i = 0; i < 60; ++i) EXPECT_EQ(first[i], 30 + i);
     for (std::uint64_t i = 0; i < 40; ++i) EXPECT_EQ(second[i], 90 + i);
-    EXPECT_THROW(sample(sampler, 1), Error);
+    EXPECT_THROW(sample(batches, 1), Error);
     append(*writer, 130, 5);
-    EXPECT_EQ(sample(sampler, 5).back(), 134u);
+    EXPECT_EQ(sample(batches, 5).back(), 134u);
 }
 
 TEST(Order, ShuffleGivesEachRowOnceAnEpoch) {
     auto table = Table::create(with_index(1000, false));
-    Sampler sampler(table, {whole_rows(), in_order(Order::shuffle)});
+    BatchMaker batches(table, {whole_rows(), in_order(Order::shuffle)});
     auto writer = table->writer();
     append(*writer, 0, 1000);
     for (int epoch = 0; epoch < 3; ++epoch) {
         std::vector<std::uint64_t> seen;
         for (std::size_t left = 1000; left > 0;) {
             const std::size_t size = std::min<std::size_t>(left, 96);
-            const auto part = sample(sampler, size);
+            const auto part = sample(batches, size);
             seen.insert(seen.end(), part.begin(), part.end());
             left -= size;
         }
@@ -93,14 +93,14 @@ TEST(Order, ShuffleGivesEachRowOnceAnEpoch) {
 
 TEST(Windows, FitWholeAndNeverCrossTheSeam) {
     auto table = Table::create(with_index(64, true));
-    IndexConfig index = in_order(Order::weighted);
+    RowIndexConfig index = in_order(Order::weighted);
     index.starts = {StartRule::Needs::rows, 5, 1, true, false};
-    Sampler sampler(table, {whole_rows(), index, WindowConfig{5, 2, 1, true}});
+    BatchMaker batches(table, {whole_rows(), index, WindowConfig{5, 2, 1, true}});
     auto writer = table->writer();
     WindowBatch batch(32, 8);
     for (std::uint64_t first = 0; first < 400; first += 7) {
         append(*writer, first, 7);
-        batch.draw(sampler);
+        batch.draw(batches);
         for (std::size_t i = 0; i < 32; ++i) {
             for (std::size_t k = 1; k < 8; ++k) {
                 const std::size_t at = i * 8 + k;
@@ -114,9 +114,9 @@ TEST(Windows, FitWholeAndNeverCrossTheSeam) {
 
 TEST(Threads, WindowsAreWholeWhileRowsAreWritten) {
     auto table = Table::create(with_index(96, true, 8));
-    IndexConfig index = in_order(Order::weighted);
+    RowIndexConfig index = in_order(Order::weighted);
     index.starts = {StartRule::Needs::rows, 6, 2, true, false};
-    const SamplerConfig settings{whole_rows(), index, WindowConfig{6, 2, 0, true}};
+    const BatchConfig settings{whole_rows(), index, WindowConfig{6, 2, 0, true}};
     append(*table->writer(), 0, 96);
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> torn{0};
@@ -130,11 +130,11 @@ TEST(Threads, WindowsAreWholeWhileRowsAreWritten) {
     });
     for (int r = 0; r < 2; ++r) {
         threads.emplace_back([&] {
-            Sampler sampler(table, settings);
+            BatchMaker batches(table, settings);
             WindowBatch batch(8, 8);
             for (int i = 0; i < 500; ++i) {
                 try {
-                    batch.draw(sampler);
+                    batch.draw(batches);
                 } catch (const Error&) {
                     continue;  // the writer was faster
                 }
@@ -154,8 +154,8 @@ TEST(Threads, WindowsAreWholeWhileRowsAreWritten) {
 
 TEST(Threads, PaceKeepsBothSidesTogether) {
     auto table = Table::create(config(10'000));
-    auto sampler = std::make_shared<Sampler>(table, SamplerConfig{whole_rows()});
-    Pace pace(table, sampler, {10, 2, 10, 60});
+    auto batches = std::make_shared<BatchMaker>(table, BatchConfig{whole_rows()});
+    Pace pace(table, batches->shared_index(), {10, 2, 10, 60});
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> bad{0}, sampled{0};
     const auto in_turn = [&](Pace::Side side, std::uint64_t rows, const auto& work) {
@@ -199,8 +199,8 @@ TEST(Threads, PaceKeepsBothSidesTogether) {
 
 TEST(Pace, RefusesWhatNobodyCouldLetThrough) {
     auto table = Table::create(config(100));
-    auto sampler = std::make_shared<Sampler>(table, SamplerConfig{whole_rows()});
-    Pace pace(table, sampler, {1, 1, 0, 8});
+    auto batches = std::make_shared<BatchMaker>(table, BatchConfig{whole_rows()});
+    Pace pace(table, batches->shared_index(), {1, 1, 0, 8});
     EXPECT_TRUE(pace.try_reserve(Pace::Side::add, 8));
     append(*table->writer(), 0, 8);
     pace.settle(Pace::Side::add, 8, true);

@@ -84,7 +84,7 @@ private:
 class Reader {
 public:
     Reader(const std::shared_ptr<Table>& table, const Kind& kind, std::size_t count)
-        : sampler(table, {view_of(kind)}),
+        : batches(table, {view_of(kind)}),
           serials(count),
           kind_(kind),
           obs_(count * kind.words),
@@ -121,7 +121,7 @@ public:
         return wrong;
     }
 
-    Sampler sampler;
+    BatchMaker batches;
     Values serials;
 
 private:
@@ -156,7 +156,7 @@ void race(const Kind& kind) {
         Reader reader(table, kind, 16);
         while (!stop) {
             const Outputs out = reader.outputs();
-            if (!unless_lapped([&] { reader.sampler.sample(16, out, {reader.serials.data()}); })) continue;
+            if (!unless_lapped([&] { reader.batches.sample(16, out, {reader.serials.data()}); })) continue;
             torn += reader.torn();
             drawn += 16;
         }
@@ -168,7 +168,7 @@ void race(const Kind& kind) {
             Reader reader(table, kind, serials.size());
             Values words(serials.size());
             std::size_t skipped = 0;
-            reader.sampler.read(serials.data(), serials.size(), reader.outputs(), words.data(), &skipped);
+            reader.batches.read(serials.data(), serials.size(), reader.outputs(), words.data(), &skipped);
             serials.resize(serials.size() - skipped);
             reader.serials = serials;
             torn += reader.torn(true);
@@ -217,7 +217,7 @@ TEST(Threads, GiveGoalsOfLongEpisodesThatAreWrittenOver) {
     made.fields = {{"obs", "<u8", 8, {}}};
     made.sampler = {.alpha = 1, .has_index = true, .numbers_steps = true};
     auto table = Table::create(made);
-    IndexConfig index;
+    RowIndexConfig index;
     index.eps = 0;
     index.normalize = Normalize::none;
     index.new_rows = NewRows::constant;
@@ -226,7 +226,7 @@ TEST(Threads, GiveGoalsOfLongEpisodesThatAreWrittenOver) {
     goal.strategy = GoalStrategy::episode;
     goal.ratio = 1;
     goal.achieved = {0, Role::own};
-    Sampler sampler(table, {.view = {1, 1.0, {{0, Role::own}}}, .index = index, .goals = goal});
+    BatchMaker batches(table, {.view = {1, 1.0, {{0, Role::own}}}, .index = index, .goals = goal});
     auto writer = table->writer();
     Values episode(kSteps);
     std::vector<std::uint8_t> flags(kSteps, 0);
@@ -245,13 +245,13 @@ TEST(Threads, GiveGoalsOfLongEpisodesThatAreWrittenOver) {
     Values obs(kBatch), goals(kBatch), serials(kBatch);
     std::vector<std::uint8_t> relabelled(kBatch);
     std::byte* const flat = reinterpret_cast<std::byte*>(obs.data());
-    Drawings drawn{serials.data()};
+    BatchExtras drawn{serials.data()};
     drawn.goals = {reinterpret_cast<std::byte*>(goals.data()), relabelled.data()};
     const auto end = std::chrono::steady_clock::now() + kRace;
     std::uint64_t wrong = 0;
     while (std::chrono::steady_clock::now() < end) {
         try {
-            sampler.sample(kBatch, {&flat}, drawn);
+            batches.sample(kBatch, {&flat}, drawn);
         } catch (const Error&) {
             continue;
         }

@@ -77,16 +77,16 @@ TEST(Table, ReportsRowsThatAreGone) {
     append(*writer, 10, 1);
     Rows rows(1);
     const auto flats = rows.flats();
-    const Sampler sampler(table, {whole_rows()});
+    const BatchMaker batches(table, {whole_rows()});
     for (std::uint64_t gone : {serials.front(), serials.back() + 5, std::uint64_t{1} << 60}) {
-        EXPECT_EQ(kind_of([&] { sampler.read(&gone, 1, {flats.data()}, words.data()); }), ErrorKind::stale_handle);
+        EXPECT_EQ(kind_of([&] { batches.read(&gone, 1, {flats.data()}, words.data()); }), ErrorKind::stale_handle);
     }
     std::size_t skipped = 0;
     std::vector<std::uint64_t> wanted = serials;
     Rows many(10);
     words.resize(10);
     const auto places = many.flats();
-    sampler.read(wanted.data(), 10, {places.data()}, words.data(), &skipped);
+    batches.read(wanted.data(), 10, {places.data()}, words.data(), &skipped);
     EXPECT_EQ(skipped, 1u);
     EXPECT_EQ(std::vector(many.id.begin(), many.id.begin() + 9), numbers(1, 10));
 }

@@ -28,9 +28,9 @@ TEST(Threads, NeverReadATornRow) {
             Rows rows(64);
             std::vector<std::uint64_t> serials(64);
             const auto flats = rows.flats();
-            Sampler sampler(table, {whole_rows()});
+            BatchMaker batches(table, {whole_rows()});
             for (int batch = 0; batch < 3000; ++batch) {
-                sampler.sample(64, {flats.data()}, {serials.data()});
+                batches.sample(64, {flats.data()}, {serials.data()});
                 for (std::size_t i = 0; i < 64; ++i) torn += !rows.whole(i);
                 read += 64;
             }

@@ -105,7 +105,7 @@ TEST(Uniform, ReadsLargeRowsWithSeveralThreads) {
     for (const std::size_t skew : {0, 1}) {  // streamed stores want aligned places, callers need not give them
         std::byte* const flats[] = {reinterpret_cast<std::byte*>(ids.data()),
                                     reinterpret_cast<std::byte*>(images.data() + skew)};
-        Sampler(table, {{1, 1.0, {{0, Role::own}, {1, Role::own}}}}).sample(256, {flats}, {serials.data()});
+        BatchMaker(table, {{1, 1.0, {{0, Role::own}, {1, Role::own}}}}).sample(256, {flats}, {serials.data()});
         for (std::size_t row = 0; row < 256; ++row) {
             ASSERT_GE(ids[row], 50u);
             for (std::size_t i = 0; i < 4096; ++i) ASSERT_EQ(images[skew + row * 4096 + i], ids[row] * 3);

@@ -24,8 +24,8 @@
 
 #include "base/error.h"
 #include "base/fault.h"
+#include "batches/batch_maker.h"
 #include "sampling/pace.h"
-#include "sampling/sampler.h"
 #include "table/codec.h"
 #include "table/table.h"
 #include "table/writer.h"
@@ -82,8 +82,8 @@ TableConfig config_of(const Setup& kind) {
     return config;
 }
 
-SamplerConfig sampler_of(const Setup& kind) {
-    SamplerConfig config;
+BatchConfig sampler_of(const Setup& kind) {
+    BatchConfig config;
     config.view.leaves = {{0, Role::own}, {1, Role::own}};
     if (kind.derived) config.view.leaves.push_back({1, Role::next});
     if (kind.by_priority || kind.windows) config.index.emplace();
@@ -248,9 +248,9 @@ struct Sample {
     std::vector<double> probabilities = std::vector<double>(ids.size());
     std::vector<std::byte*> flats = {reinterpret_cast<std::byte*>(ids.data()), reinterpret_cast<std::byte*>(obs.data()),
                                      reinterpret_cast<std::byte*>(next.data())};
-    void draw(Sampler& sampler) {
+    void draw(BatchMaker& batches) {
         try {
-            sampler.sample(ids.size(), {flats.data()}, {serials.data(), weights.data(), probabilities.data()});
+            batches.sample(ids.size(), {flats.data()}, {serials.data(), weights.data(), probabilities.data()});
         } catch (const Error& error) {
             if (error.kind() != ErrorKind::not_ready) throw;  // no window fits, or nothing is there
             ids.clear();
@@ -303,7 +303,7 @@ struct Sample {
             told.started = true;
             for (;;) pause();
         }
-        auto sampler = std::make_shared<Sampler>(table, sampler_of(kind));
+        auto batches = std::make_shared<BatchMaker>(table, sampler_of(kind));
         if (role == Job::learn) {
             Sample sample(16);
             std::vector<float> priorities(16);
@@ -311,15 +311,15 @@ struct Sample {
             forever([&] {
                 if (told.begun < steps) write(*writer);
                 sample.ids.resize(16);
-                sample.draw(*sampler);
+                sample.draw(*batches);
                 told.started = true;
                 if (sample.ids.empty() || !kind.by_priority) return;
                 for (float& priority : priorities) priority = static_cast<float>(random() % 1000);
-                sampler->index()->update(sample.serials.data(), priorities.data(), 16);
+                batches->index()->update(sample.serials.data(), priorities.data(), 16);
             });
         }
         if (role == Job::pace) {
-            Pace pace(table, sampler, {1, 1, -1e9, 1e9});
+            Pace pace(table, batches->shared_index(), {1, 1, -1e9, 1e9});
             auto writer = table->writer();
             while (told.begun < steps) {
                 pace.try_reserve(Pace::Side::add, 5 * kind.width);
@@ -354,12 +354,12 @@ struct Dead {
     std::uint64_t tag, begun, acked, cleared, clearing;
 };
 
-void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Table>& table, Sampler& sampler,
+void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Table>& table, BatchMaker& batches,
                  const std::vector<Dead>& dead) {
     std::vector<std::uint64_t> serials = table->live_serials(), words(serials.size());
     Sample rows(serials.size());
     try {
-        sampler.read(serials.data(), serials.size(), {rows.flats.data()}, words.data());
+        batches.read(serials.data(), serials.size(), {rows.flats.data()}, words.data());
     } catch (const Error& error) {
         // Who it is, for whoever looks into it.
         std::string what = error.what();
@@ -367,7 +367,7 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
             Sample one(1);
             std::size_t skipped = 0;
             std::uint64_t name = serial, word = table->word(table->slot_of(serial)), row = 0;
-            sampler.read(&name, 1, {one.flats.data()}, &row, &skipped);
+            batches.read(&name, 1, {one.flats.data()}, &row, &skipped);
             if (!skipped) continue;
             std::memcpy(&one.ids[0], table->view().rows + table->slot_of(serial) * table->header().row_bytes + 8, 8);
             what += "; row " + std::to_string(one.ids[0] & 0xffffffff) + " of writer " +
@@ -438,7 +438,7 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
     round.check(serials.size() <= table->capacity(), "there are more rows than capacity");
     round.check(table->size() == serials.size(), "size() says " + std::to_string(table->size()) + ", there are " +
                                                      std::to_string(serials.size()) + " rows");
-    if (Index* index = sampler.index()) {
+    if (RowIndex* index = batches.index()) {
         const double total = index->total(), sum = index->recomputed_total();
         round.check(std::fabs(total - sum) <= 1e-9 * std::max(1.0, sum), "the tree's sum is not that of the leaves");
         // Rows that another writer retired leave the index when a draw meets them.
@@ -466,13 +466,13 @@ int main(int count, char** arguments) {
     using Clock = std::chrono::steady_clock;
 
     std::shared_ptr<Table> table;
-    std::shared_ptr<Sampler> sampler;
+    std::shared_ptr<BatchMaker> batches;
     std::unique_ptr<Writer> writer;
     const Setup* kind = nullptr;
     std::uint64_t tag = 0, own_step = 0;
     const auto let_go = [&] {
         writer.reset();
-        sampler.reset();
+        batches.reset();
         table.reset();
     };
     const auto remove_all = [&] {
@@ -564,19 +564,19 @@ int main(int count, char** arguments) {
         const auto begin = Clock::now();
         try {
             if (!survives) table = Table::attach(path);
-            if (!sampler) sampler = std::make_shared<Sampler>(table, sampler_of(*kind));
+            if (!batches) batches = std::make_shared<BatchMaker>(table, sampler_of(*kind));
             if (survives && random() % 2) writer.reset();
             if (!writer) writer = table->writer();
             Batch(*kind, 0, own_step, 1).append(*writer);
             own_step += 1;
             Sample sample(8);
-            sample.draw(*sampler);
+            sample.draw(*batches);
             const double ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
             slowest = std::max(slowest, ms);
             auto another = table->writer();  // looks after the dead even where the survivor had its writer
             another.reset();
             round.check(table->stats().writers_taken == 1, "a writer was leaked");
-            check_table(round, *kind, table, *sampler, dead);
+            check_table(round, *kind, table, *batches, dead);
         } catch (const Error& error) {
             round.fail(error.what());
         }

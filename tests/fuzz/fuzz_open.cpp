@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "sampling/sampler.h"
+#include "batches/batch_maker.h"
 #include "storage/format.h"
 #include "table/snapshot.h"
 #include "table/table.h"
@@ -136,12 +136,12 @@ StartRule choose_starts(Chooser& choose) {
 }
 
 // A sampler that the table's columns were made for.
-SamplerConfig choose_sampler(const Table& table, Chooser& choose) {
-    SamplerConfig config{choose_view(table, choose)};
+BatchConfig choose_sampler(const Table& table, Chooser& choose) {
+    BatchConfig config{choose_view(table, choose)};
     config.newest = choose.below(3);
     bool wants_windows = choose.coin();
     if (table.has_index()) {
-        IndexConfig index;
+        RowIndexConfig index;
         index.max_reads = table.reads() ? 2 : choose.below(2);
         if (table.episodes()) index.starts = choose_starts(choose);
         if (table.given()) {
@@ -193,7 +193,7 @@ SamplerConfig choose_sampler(const Table& table, Chooser& choose) {
 
 // Arrays of exactly the size that a batch needs: a sanitizer sees the first byte too many.
 struct Batch {
-    Batch(const Table& table, Sampler& sampler, const SamplerConfig& config, std::size_t count)
+    Batch(const Table& table, BatchMaker& batches, const BatchConfig& config, std::size_t count)
         : places(config.windows ? config.windows->burn_in + config.windows->length + config.windows->bootstrap : 1),
           serials(count),
           words(count),
@@ -203,15 +203,15 @@ struct Batch {
           masks(3 * count * places),
           relabelled(count),
           steps(count) {
-        for (const ViewLeaf& leaf : sampler.view().config().leaves) {
+        for (const ViewLeaf& leaf : batches.view().config().leaves) {
             const Field& field = table.layout().fields()[leaf.field];
-            values.emplace_back(count * places * sampler.view().leaf_bytes(leaf));
+            values.emplace_back(count * places * batches.view().leaf_bytes(leaf));
             lengths.emplace_back(field.is_ragged ? count * places : 0);
         }
         for (auto& value : values) flats.push_back(value.data());
         for (auto& length : lengths) length_places.push_back(length.empty() ? nullptr : length.data());
         if (config.goals) {
-            const std::uint64_t bytes = sampler.view().leaf_bytes(config.goals->achieved);
+            const std::uint64_t bytes = batches.view().leaf_bytes(config.goals->achieved);
             goals.resize(count * bytes);
             if (config.view.n_step > 1) achieved.resize(count * config.view.n_step * bytes);
         }
@@ -239,25 +239,25 @@ struct Batch {
     std::vector<std::byte*> flats;
     std::vector<std::byte> goals, achieved;
     Outputs out{};
-    Drawings drawn{};
+    BatchExtras drawn{};
 };
 
-void draw(const Table& table, Sampler& sampler, const SamplerConfig& config, std::size_t count) {
-    Batch batch(table, sampler, config, count);
+void draw(const Table& table, BatchMaker& batches, const BatchConfig& config, std::size_t count) {
+    Batch batch(table, batches, config, count);
     survives([&] {
-        sampler.sample(count, batch.out, batch.drawn);
-        if (table.given()) sampler.index()->update(batch.serials.data(), batch.weights.data(), count);
-        if (sampler.index() && count % 2) sampler.index()->give_back(batch.serials.data(), count);
+        batches.sample(count, batch.out, batch.drawn);
+        if (table.given()) batches.index()->update(batch.serials.data(), batch.weights.data(), count);
+        if (batches.index() && count % 2) batches.index()->give_back(batch.serials.data(), count);
     });
 }
 
-void read_all(const Table& table, Sampler& sampler) {
+void read_all(const Table& table, BatchMaker& batches) {
     std::vector<std::uint64_t> serials = table.live_serials();
     if (serials.empty()) return;
-    const SamplerConfig single{sampler.view().config()};
-    Batch batch(table, sampler, single, serials.size());
+    const BatchConfig single{batches.view().config()};
+    Batch batch(table, batches, single, serials.size());
     std::size_t skipped = 0;
-    survives([&] { sampler.read(serials.data(), serials.size(), batch.out, batch.words.data(), &skipped); });
+    survives([&] { batches.read(serials.data(), serials.size(), batch.out, batch.words.data(), &skipped); });
 }
 
 // Rows of bytes that follow from a number; stacks are given whole, as one frame over and over.
@@ -306,30 +306,30 @@ void use(const std::shared_ptr<Table>& table, const Folder& folder, std::uint64_
     if (table->header().slots > kMostSlots) return;
     table->description();
     survives([&] { table->stats(); });
-    const SamplerConfig config = choose_sampler(*table, choose);
-    std::unique_ptr<Sampler> sampler;
-    if (!survives([&] { sampler = std::make_unique<Sampler>(table, config); })) return;
-    read_all(*table, *sampler);
-    draw(*table, *sampler, config, 3 + config.newest);
-    draw(*table, *sampler, config, 16);
-    if (table->given()) survives([&] { sampler->index()->set_alpha(0.3); });
+    const BatchConfig config = choose_sampler(*table, choose);
+    std::unique_ptr<BatchMaker> batches;
+    if (!survives([&] { batches = std::make_unique<BatchMaker>(table, config); })) return;
+    read_all(*table, *batches);
+    draw(*table, *batches, config, 3 + config.newest);
+    draw(*table, *batches, config, 16);
+    if (table->given()) survives([&] { batches->index()->set_alpha(0.3); });
     const std::uint64_t lap = table->header().slots / table->width() + 2;
     std::unique_ptr<Writer> writer;
     if (survives([&] { writer = table->writer(); })) {
         append(*table, *writer, 1, choose);
-        draw(*table, *sampler, config, 5 + config.newest);
+        draw(*table, *batches, config, 5 + config.newest);
         append(*table, *writer, std::min<std::uint64_t>(lap, 5), choose);
-        read_all(*table, *sampler);
+        read_all(*table, *batches);
         for (std::uint64_t done = 0; done < std::min<std::uint64_t>(lap, 64); done += 3) {
             append(*table, *writer, 3, choose);
         }
-        draw(*table, *sampler, config, 16);
+        draw(*table, *batches, config, 16);
     }
     const std::string saved = folder.file("saved");
     const auto reload = [&] {
         std::shared_ptr<Table> copy;
         if (!survives([&] { copy = Table::load(saved); })) return;
-        Sampler again(copy, config);
+        BatchMaker again(copy, config);
         read_all(*copy, again);
         draw(*copy, again, config, 4 + config.newest);
     };
@@ -346,7 +346,7 @@ void use(const std::shared_ptr<Table>& table, const Folder& folder, std::uint64_
     }
     survives([&] { table->clear(); });
     if (writer) append(*table, *writer, 2, choose);
-    draw(*table, *sampler, config, 2 + config.newest);
+    draw(*table, *batches, config, 2 + config.newest);
     if (writer) survives([&] { writer->close(); });
     survives([&] { table->flush(); });
     table->close();

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "sampling/sampler.h"
+#include "batches/batch_maker.h"
 #include "table/codec.h"
 #include "table/table.h"
 #include "table/writer.h"
@@ -63,7 +63,7 @@ public:
     explicit ReplayBuffer(const BufferConfig& config)
         : table_(Table::create(table_config(config))),
           writer_(table_->writer()),
-          sampler_(table_, SamplerConfig{ViewConfig{1, 1.0, {{0, Role::own}}}, index_config(config)}) {}
+          batches_(table_, BatchConfig{ViewConfig{1, 1.0, {{0, Role::own}}}, index_config(config)}) {}
 
     // One row; returns when it is committed.
     void add(const TransitionType& transition) { add(std::span(&transition, 1)); }
@@ -103,8 +103,8 @@ public:
             serials.resize(batch.size());
         }
         std::byte* const flat = reinterpret_cast<std::byte*>(records.data());
-        const bool weighs = sampler_.index() && !weights.empty();
-        sampler_.sample(batch.size(), {&flat}, {serials.data(), weighs ? weights.data() : nullptr});
+        const bool weighs = batches_.index() && !weights.empty();
+        batches_.sample(batch.size(), {&flat}, {serials.data(), weighs ? weights.data() : nullptr});
         for (std::size_t i = 0; i < batch.size(); ++i) {
             const Record& record = records[i];
             batch[i] = {record.observation, record.action, record.reward, record.next_observation, record.done != 0};
@@ -116,7 +116,7 @@ public:
     // New priorities by magnitude: TD errors as they are. Rows that have left since are passed over. A number that is
     // not finite is refused, and nothing is changed.
     void update_priorities(const std::vector<std::size_t>& indices, const std::vector<float>& priorities) {
-        if (!sampler_.index()) throw std::logic_error("update_priorities(): needs SamplingStrategy::Prioritized");
+        if (!batches_.index()) throw std::logic_error("update_priorities(): needs SamplingStrategy::Prioritized");
         if (indices.size() != priorities.size()) {
             throw std::invalid_argument("update_priorities(): expected as many priorities as indices");
         }
@@ -124,7 +124,7 @@ public:
             if (!std::isfinite(priority)) throw std::invalid_argument("update_priorities(): expected finite numbers");
         }
         const std::vector<std::uint64_t> names(indices.begin(), indices.end());
-        sampler_.index()->update(names.data(), priorities.data(), names.size());
+        batches_.index()->update(names.data(), priorities.data(), names.size());
     }
 
     std::size_t size() const { return table_->size(); }
@@ -142,9 +142,9 @@ private:
         std::uint32_t done;
     };
 
-    static std::optional<IndexConfig> index_config(const BufferConfig& config) {
+    static std::optional<RowIndexConfig> index_config(const BufferConfig& config) {
         if (config.strategy == SamplingStrategy::Uniform) return std::nullopt;
-        return IndexConfig{};
+        return RowIndexConfig{};
     }
 
     static TableConfig table_config(const BufferConfig& config) {
@@ -167,7 +167,7 @@ private:
 
     std::shared_ptr<Table> table_;
     std::unique_ptr<Writer> writer_;
-    Sampler sampler_;
+    BatchMaker batches_;
 };
 
 }  // namespace sharpwave

@@ -24,24 +24,24 @@ inline float waiting_priority(float priority) {
 inline float priority_of_waiting(float stored) { return stored == __FLT_DENORM_MIN__ ? 0 : stored; }
 
 // Sixteen leaves, side by side: what a change touches is two neighbouring cache lines.
-struct alignas(64) Leaves {
+struct alignas(64) MassGroup {
     float stored[16];
     float masses[16];
 };
 
 // What stands over sixteen groups of children.
-struct alignas(64) Nodes {
+struct alignas(64) SumGroup {
     double sums[16];   // 0: no mass below
     float least[16];   // the least stored priority below, which is the largest priority; 0: no row below
     float minima[16];  // the smallest mass above 0 below; 0: none
 };
 
-struct Tree {
+struct SumTree {
     static constexpr int kMaxLevels = 16;
     static constexpr std::uint64_t kFan = 16;
 
     // The memory has the sizes that storage/format.h tells.
-    Tree(std::byte* leaf_memory, std::byte* node_memory, std::uint64_t leaf_count);
+    SumTree(std::byte* leaf_memory, std::byte* node_memory, std::uint64_t leaf_count);
 
     static constexpr std::uint64_t groups_of(std::uint64_t children) { return (children + kFan - 1) / kFan; }
 
@@ -52,15 +52,16 @@ struct Tree {
     float& mass(std::uint64_t leaf) const { return leaves[leaf / kFan].masses[leaf % kFan]; }
 
     std::uint64_t leaf_count = 0;
-    Leaves* leaves = nullptr;
-    Nodes* levels[kMaxLevels] = {};  // levels[0] stands directly over the leaves; the last one's first node is the root
+    MassGroup* leaves = nullptr;
+    SumGroup* levels[kMaxLevels] =
+        {};  // levels[0] stands directly over the leaves; the last one's first node is the root
     std::uint64_t sizes[kMaxLevels] = {};  // nodes of a level
     int depth = 0;
     bool keeps_largest = true;   // whether anybody asks for largest_priority()
     bool keeps_smallest = true;  // and for smallest_mass()
 };
 
-struct TreeKernels {
+struct SumTreeKernels {
     // out[i] = x[i] ^ exponent in double precision (within a few units in the last place), x >= 0; 0 gives 0.
     void (*powers)(const double* x, double* out, std::size_t count, double exponent);
 
@@ -68,15 +69,15 @@ struct TreeKernels {
     void (*masses)(const float* stored, float* out, std::size_t count, double eps, double alpha);
 
     // Brings the nodes above these leaves up to date. Duplicates are fine.
-    void (*refresh)(const Tree& tree, const std::uint64_t* leaves, std::size_t count);
-    void (*refresh_range)(const Tree& tree, std::uint64_t begin, std::uint64_t end);
+    void (*refresh)(const SumTree& tree, const std::uint64_t* leaves, std::size_t count);
+    void (*refresh_range)(const SumTree& tree, std::uint64_t begin, std::uint64_t end);
 
     // For each target in [0, total) the leaf at which the running sum passes it. Never a leaf without mass. The whole
     // batch goes down a level at a time, so that all its cache misses are in flight together. Targets are spent; tell
     // when they are in ascending order.
-    void (*descend)(const Tree& tree, double* targets, std::uint64_t* leaves, std::size_t count, bool ascending);
+    void (*descend)(const SumTree& tree, double* targets, std::uint64_t* leaves, std::size_t count, bool ascending);
 };
 
-const TreeKernels& tree_kernels();
+const SumTreeKernels& sum_tree_kernels();
 
 }  // namespace sharpwave

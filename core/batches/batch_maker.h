@@ -1,4 +1,5 @@
-// A table's sampler and view together: rows are drawn, become examples, and are drawn again where they had gone.
+// A BatchMaker makes the batches of a table: it draws rows (sampling), shapes them into examples (views), and draws
+// again the rows that were overwritten between the two. The only room that knows both sampling and views.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "sampling/index.h"
+#include "sampling/row_index.h"
 #include "table/table.h"
 #include "views/goals.h"
 #include "views/transitions.h"
@@ -15,7 +16,7 @@
 namespace sharpwave {
 
 // The arrays of a batch beside its examples.
-struct Drawings {
+struct BatchExtras {
     std::uint64_t* serials;
     float* weights = nullptr;         // by priority only, with ...
     double* probabilities = nullptr;  // ... these
@@ -23,21 +24,22 @@ struct Drawings {
     GoalOutputs goals = {};           // with hindsight
 };
 
-struct SamplerConfig {
+struct BatchConfig {
     ViewConfig view;
-    std::optional<IndexConfig> index = std::nullopt;  // the table was made for one; without, rows are drawn uniformly
+    std::optional<RowIndexConfig> index =
+        std::nullopt;  // the table was made for one; without, rows are drawn uniformly
     std::optional<WindowConfig> windows = std::nullopt;
     std::optional<GoalConfig> goals = std::nullopt;  // with an index whose rows start where their episode has ended
     std::uint64_t newest = 0;                        // the first positions of a batch are the newest rows
 };
 
-class Sampler {
+class BatchMaker {
 public:
-    Sampler(std::shared_ptr<Table> table, SamplerConfig config);
+    BatchMaker(std::shared_ptr<Table> table, BatchConfig config);
 
     // `count` examples. A table that has none to give is ErrorKind::not_ready, and so is an index lock that another
     // process keeps until the deadline. (Without an index nothing is waited for.)
-    void sample(std::size_t count, const Outputs& out, const Drawings& drawn, Deadline deadline = Deadline::never());
+    void sample(std::size_t count, const Outputs& out, const BatchExtras& drawn, Deadline deadline = Deadline::never());
 
     // Single transitions by serial; a row that is gone is ErrorKind::stale_handle, or skipped when `skipped` is given:
     // then the outputs hold count - *skipped rows, in order. `words` tells their flags.
@@ -46,12 +48,13 @@ public:
 
     const Transitions& view() const { return view_; }
     std::uint64_t example_bytes() const { return view_.example_bytes() * (windows_ ? windows_->places() : 1); }
-    Index* index() { return index_.get(); }  // null: uniform
+    RowIndex* index() { return index_.get(); }  // null: uniform
+    const std::shared_ptr<RowIndex>& shared_index() const { return index_; }
 
 private:
     std::shared_ptr<Table> table_;
     Transitions view_;
-    std::unique_ptr<Index> index_;
+    std::shared_ptr<RowIndex> index_;
     std::optional<Windows> windows_;
     std::optional<Goals> goals_;
     std::uint64_t newest_;

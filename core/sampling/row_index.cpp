@@ -1,4 +1,4 @@
-#include "sampling/index.h"
+#include "sampling/row_index.h"
 
 #include <algorithm>
 #include <bit>
@@ -24,7 +24,7 @@ void store_real(Counter& counter, double value) {
 
 }  // namespace
 
-Index::Index(Table& table, const IndexConfig& config)
+RowIndex::RowIndex(Table& table, const RowIndexConfig& config)
     : table_(table),
       config_(config),
       head_(reinterpret_cast<Head*>(table.region(kPriorities))),
@@ -32,22 +32,22 @@ Index::Index(Table& table, const IndexConfig& config)
       given_(table.given()),
       reads_(table.reads()),
       tree_(table.region(kPriorities) + leaves_offset(table.blocks()), table.region(kTree), table.header().slots),
-      kernels_(tree_kernels()),
+      kernels_(sum_tree_kernels()),
       starts_(table, config.starts) {
     static_assert(sizeof(Head) == kIndexHeadBytes);
     tree_.keeps_largest = config.new_rows == NewRows::live_max;
     tree_.keeps_smallest = config.normalize == Normalize::buffer;
 }
 
-double Index::alpha() const { return load_real(table_.counters().alpha); }
+double RowIndex::alpha() const { return load_real(table_.counters().alpha); }
 
-void Index::beta_schedule(double& start, double& end, double& steps) const {
+void RowIndex::beta_schedule(double& start, double& end, double& steps) const {
     start = load_real(table_.counters().beta_start);
     end = load_real(table_.counters().beta_end);
     steps = load_real(table_.counters().beta_steps);
 }
 
-double Index::beta() const {
+double RowIndex::beta() const {
     double start, end, steps;
     beta_schedule(start, end, steps);
     if (steps <= 0) return end;
@@ -55,14 +55,14 @@ double Index::beta() const {
     return start + (end - start) * std::min(1.0, calls / steps);
 }
 
-void Index::set_beta(double start, double end, double steps) {
+void RowIndex::set_beta(double start, double end, double steps) {
     const Table::IndexLock lock(table_);
     store_real(table_.counters().beta_start, start);
     store_real(table_.counters().beta_end, end);
     store_real(table_.counters().beta_steps, steps);
 }
 
-void Index::set_alpha(double alpha) {
+void RowIndex::set_alpha(double alpha) {
     const Table::IndexLock lock(table_);
     catch_up();
     store_real(table_.counters().alpha, alpha);
@@ -70,30 +70,30 @@ void Index::set_alpha(double alpha) {
     remake_masses();
 }
 
-std::uint64_t Index::updates_applied() const { return table_.counters().updates_applied.value.load(); }
-std::uint64_t Index::updates_stale() const { return table_.counters().updates_stale.value.load(); }
+std::uint64_t RowIndex::updates_applied() const { return table_.counters().updates_applied.value.load(); }
+std::uint64_t RowIndex::updates_stale() const { return table_.counters().updates_stale.value.load(); }
 
-double Index::total() {
+double RowIndex::total() {
     const Table::IndexLock lock(table_);
     catch_up();
     return tree_.total();
 }
 
-std::uint64_t Index::rows() {
+std::uint64_t RowIndex::rows() {
     const Table::IndexLock lock(table_);
     return rows_locked();
 }
 
-std::uint64_t Index::rows_locked() {
+std::uint64_t RowIndex::rows_locked() {
     catch_up();
     return head_->rows;
 }
 
-std::uint64_t Index::rows_known() const {
+std::uint64_t RowIndex::rows_known() const {
     return std::atomic_ref<std::uint64_t>(head_->rows).load(std::memory_order_relaxed);
 }
 
-double Index::recomputed_total() {
+double RowIndex::recomputed_total() {
     const Table::IndexLock lock(table_);
     long double total = 0;
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) total += tree_.mass(slot);
@@ -102,7 +102,7 @@ double Index::recomputed_total() {
 
 // ---- catching up --------------------------------------------------------------------------------------------------
 
-void Index::catch_up() {
+void RowIndex::catch_up() {
     Counters& counters = table_.counters();
     const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
     const bool rebuilds = counters.index_origin.value.load(std::memory_order_relaxed) != origin;
@@ -165,7 +165,7 @@ void Index::catch_up() {
 
 // Episodes whose last row was taken in before it was told to be the last: it is the newest of its writer and env that
 // the index knows. False: an env was masked out of all that is known of its block, and the row is further back.
-bool Index::take_late_ends() {
+bool RowIndex::take_late_ends() {
     const std::uint64_t used = table_.counters().writers_used.value.load(std::memory_order_acquire);
     const std::uint64_t width = table_.width(), least = table_.least_word();
     std::vector<std::uint64_t> last_rows;
@@ -206,7 +206,7 @@ bool Index::take_late_ends() {
 // The rows of a block that are not in the index yet. Its writer has finished those below `head`: what is no row there
 // has gone since, and is passed over. Where the block was claimed anew since the last time, the lap before may have
 // left rows behind the new ones that were never seen.
-void Index::collect(std::uint64_t ticket, std::uint64_t head) {
+void RowIndex::collect(std::uint64_t ticket, std::uint64_t head) {
     const std::uint64_t block = ticket % table_.blocks(), length = table_.block_length(block);
     const std::uint64_t first = ticket * table_.block_rows(), base = block * table_.block_rows();
     const std::uint64_t seen = cursors_[block], begin = seen > first ? seen - first : 0;
@@ -233,7 +233,7 @@ void Index::collect(std::uint64_t ticket, std::uint64_t head) {
     if (reach > begin) new_rows_.push_back({base + begin, reach - begin, first + end, false});
 }
 
-float Index::fallback_priority(float given_max) {
+float RowIndex::fallback_priority(float given_max) {
     switch (config_.new_rows) {
         case NewRows::constant:
             return config_.new_priority;
@@ -246,7 +246,7 @@ float Index::fallback_priority(float given_max) {
     return std::max(tree_.largest_priority(), given_max);
 }
 
-void Index::set_leaf(std::uint64_t slot, float priority, float mass) {
+void RowIndex::set_leaf(std::uint64_t slot, float priority, float mass) {
     float& stored = tree_.stored(slot);
     float& leaf = tree_.mass(slot);
     if (is_row(stored)) {
@@ -260,12 +260,12 @@ void Index::set_leaf(std::uint64_t slot, float priority, float mass) {
 }
 
 // A row that may not be drawn yet.
-void Index::set_waiting(std::uint64_t slot, float priority) {
+void RowIndex::set_waiting(std::uint64_t slot, float priority) {
     remove(slot);
     tree_.stored(slot) = waiting_priority(priority);
 }
 
-float Index::mass_of(float priority) const {
+float RowIndex::mass_of(float priority) const {
     if (config_.rank_based) return 1.0f;  // of rank 1
     const float stored = stored_priority(priority);
     float mass;
@@ -274,7 +274,7 @@ float Index::mass_of(float priority) const {
 }
 
 // Rows that waited and may be drawn now. Those that were let in before, and those consumed since, stay as they are.
-void Index::let_in(const std::vector<std::uint64_t>& legal, bool again) {
+void RowIndex::let_in(const std::vector<std::uint64_t>& legal, bool again) {
     for (std::uint64_t slot : legal) {
         const float stored = tree_.stored(slot);
         if (!is_waiting(stored)) continue;
@@ -287,10 +287,10 @@ void Index::let_in(const std::vector<std::uint64_t>& legal, bool again) {
 }
 
 // Shares an episode's one unit among the rows of it that may start an example.
-void Index::recount_episode(std::uint64_t slot) {
+void RowIndex::recount_episode(std::uint64_t slot) {
     const std::uint64_t word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
     if (!is_live(word, table_.least_word())) return;
-    std::vector<std::uint64_t> rows = starts_.episode(slot, word);
+    std::vector<std::uint64_t> rows = starts_.places().episode(slot, word);
     std::erase_if(rows, [&](std::uint64_t row) { return !is_row(tree_.stored(row)); });
     const float share = 1 / static_cast<float>(rows.size());
     for (std::uint64_t row : rows) {
@@ -300,7 +300,7 @@ void Index::recount_episode(std::uint64_t slot) {
     }
 }
 
-void Index::remove(std::uint64_t slot) {
+void RowIndex::remove(std::uint64_t slot) {
     if (is_waiting(tree_.stored(slot))) tree_.stored(slot) = 0;
     if (!is_row(tree_.stored(slot))) return;
     --head_->rows;
@@ -309,7 +309,7 @@ void Index::remove(std::uint64_t slot) {
     tree_.mass(slot) = 0;
 }
 
-void Index::take_in() {
+void RowIndex::take_in() {
     const std::uint64_t least = table_.least_word();
     const auto word_at = [&](std::uint64_t slot) {
         return std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
@@ -433,12 +433,12 @@ void Index::take_in() {
 
 // ---- masses anew ----------------------------------------------------------------------------------------------------
 
-void Index::rebuild() {
+void RowIndex::rebuild() {
     const std::uint64_t origin = table_.counters().origin_ticket.value.load(std::memory_order_acquire);
     const std::uint64_t least = table_.least_word();
     // Nothing of the sums is trusted, nor what stands beside the last leaf: a file may have been damaged.
     std::memset(table_.region(kTree), 0, table_.header().regions[kTree].bytes);
-    for (std::uint64_t slot = tree_.leaf_count; slot % Tree::kFan != 0; ++slot)
+    for (std::uint64_t slot = tree_.leaf_count; slot % SumTree::kFan != 0; ++slot)
         tree_.stored(slot) = tree_.mass(slot) = 0;
     SHARPWAVE_FAULT(index_half_rebuilt);
     head_->rows = 0;
@@ -463,7 +463,7 @@ void Index::rebuild() {
 }
 
 // From the rows alone: which of them may start an example.
-void Index::rebuild_starts() {
+void RowIndex::rebuild_starts() {
     const std::uint64_t least = table_.least_word();
     std::vector<std::uint64_t> last_rows;
     legal_.clear();
@@ -487,7 +487,7 @@ void Index::rebuild_starts() {
 
 // Whether the masses are ranks already; those of rows that came since the last ranking are rank 1. A file may be
 // damaged.
-bool Index::keep_ranks() {
+bool RowIndex::keep_ranks() {
     if (!head_->ranked) return false;
     head_->massless = 0;
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
@@ -497,7 +497,7 @@ bool Index::keep_ranks() {
     return true;
 }
 
-void Index::remake_masses() {
+void RowIndex::remake_masses() {
     if (config_.rank_based) {
         if (!keep_ranks()) return rank();
         return kernels_.refresh_range(tree_, 0, tree_.leaf_count);
@@ -505,8 +505,8 @@ void Index::remake_masses() {
     head_->changes = 0;
     const double exponent = alpha();
     head_->massless = 0;
-    for (std::uint64_t group = 0; group < Tree::groups_of(tree_.leaf_count); ++group) {
-        Leaves& leaves = tree_.leaves[group];
+    for (std::uint64_t group = 0; group < SumTree::groups_of(tree_.leaf_count); ++group) {
+        MassGroup& leaves = tree_.leaves[group];
         kernels_.masses(leaves.stored, leaves.masses, 16, config_.eps, exponent);
         for (int i = 0; i < 16; ++i) head_->massless += is_row(leaves.stored[i]) && leaves.masses[i] == 0;
     }
@@ -514,7 +514,7 @@ void Index::remake_masses() {
 }
 
 // Largest priority first; the bits of stored priorities grow with the priority. Equal ones stay in the ring's order.
-void Index::rank() {
+void RowIndex::rank() {
     constexpr int kBits = 11;
     std::vector<std::uint64_t> order, sorted;
     order.reserve(head_->rows);
@@ -549,8 +549,8 @@ void Index::rank() {
 
 // ---- updating -------------------------------------------------------------------------------------------------------
 
-Index::Updated Index::update(const std::uint64_t* serials, const float* priorities, std::size_t count,
-                             Deadline deadline) {
+RowIndex::Updated RowIndex::update(const std::uint64_t* serials, const float* priorities, std::size_t count,
+                                   Deadline deadline) {
     const Table::IndexLock lock(table_, deadline);
     table_.check_open();
     catch_up();
@@ -561,7 +561,7 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
         const std::uint64_t slot = serials[i] % lap;
         leaves_[i] = slot;
         if (slot >= tree_.leaf_count) continue;
-        const Leaves& group = tree_.leaves[slot / Tree::kFan];
+        const MassGroup& group = tree_.leaves[slot / SumTree::kFan];
         __builtin_prefetch(group.stored, 1);
         __builtin_prefetch(group.masses, 1);
         __builtin_prefetch(&table_.word(slot));
@@ -596,7 +596,7 @@ Index::Updated Index::update(const std::uint64_t* serials, const float* prioriti
     return {applied, stale};
 }
 
-void Index::priorities(const std::uint64_t* serials, float* priorities, std::size_t count) {
+void RowIndex::priorities(const std::uint64_t* serials, float* priorities, std::size_t count) {
     const Table::IndexLock lock(table_);
     table_.check_open();
     catch_up();
@@ -615,7 +615,7 @@ void Index::priorities(const std::uint64_t* serials, float* priorities, std::siz
 
 // The slot after the newest row that the index knows: from there on rows are in the order of their age. Where several
 // writers fill blocks at once, exact to a block.
-std::uint64_t Index::turn() const {
+std::uint64_t RowIndex::turn() const {
     std::uint64_t latest = kNone;
     const std::uint64_t used = table_.counters().writers_used.value.load(std::memory_order_acquire);
     for (std::uint64_t i = 0; i < used; ++i) {
@@ -630,7 +630,7 @@ std::uint64_t Index::turn() const {
 }
 
 // Newest first; where there are fewer, they come again.
-void Index::newest_rows(std::uint64_t* slots, std::size_t count) const {
+void RowIndex::newest_rows(std::uint64_t* slots, std::size_t count) const {
     const std::uint64_t start = turn();
     std::size_t found = 0;
     const std::uint64_t most = std::min<std::uint64_t>(count, head_->rows);
@@ -641,7 +641,7 @@ void Index::newest_rows(std::uint64_t* slots, std::size_t count) const {
     for (std::size_t i = found; i < count; ++i) slots[i] = slots[i - found];
 }
 
-void Index::begin_epoch() {
+void RowIndex::begin_epoch() {
     for (std::uint64_t slot = 0; slot < tree_.leaf_count; ++slot) {
         if (is_row(tree_.stored(slot))) set_leaf(slot, 1, 1);
     }
@@ -649,7 +649,7 @@ void Index::begin_epoch() {
     table_.counters().shuffle_epoch.value.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Index::count_reads(const std::uint64_t* slots, std::size_t count) {
+void RowIndex::count_reads(const std::uint64_t* slots, std::size_t count) {
     if (config_.max_reads == 0) return;
     changed_.clear();
     for (std::size_t i = 0; i < count; ++i) {
@@ -666,13 +666,13 @@ void Index::count_reads(const std::uint64_t* slots, std::size_t count) {
 }
 
 // Episodes whose rows came or went, those in changed_, share their unit among those that are left.
-void Index::share_anew() {
+void RowIndex::share_anew() {
     if (!config_.starts.per_episode) return;
     const std::vector<std::uint64_t> slots = changed_;
     for (std::uint64_t slot : slots) recount_episode(slot);
 }
 
-void Index::give_back(const std::uint64_t* serials, std::size_t count) {
+void RowIndex::give_back(const std::uint64_t* serials, std::size_t count) {
     const bool is_shuffled = config_.order == Order::shuffle;
     if (config_.max_reads == 0 && !is_shuffled) return;
     const Table::IndexLock lock(table_);
@@ -696,7 +696,7 @@ void Index::give_back(const std::uint64_t* serials, std::size_t count) {
     kernels_.refresh(tree_, changed_.data(), changed_.size());
 }
 
-void Index::refuse(std::uint64_t asked) const {
+void RowIndex::refuse(std::uint64_t asked) const {
     const std::uint64_t rows = head_->rows;
     if (rows > 0) {
         throw Error(ErrorKind::not_ready, "sample(): expected at most " + std::to_string(rows) + " rows, got " +

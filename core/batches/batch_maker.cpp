@@ -1,4 +1,4 @@
-#include "sampling/sampler.h"
+#include "batches/batch_maker.h"
 
 #include <algorithm>
 #include <cstring>
@@ -26,17 +26,17 @@ struct Scratch {
 
 }  // namespace
 
-Sampler::Sampler(std::shared_ptr<Table> table, SamplerConfig config)
+BatchMaker::BatchMaker(std::shared_ptr<Table> table, BatchConfig config)
     : table_(std::move(table)), view_(*table_, std::move(config.view)), newest_(config.newest) {
     if (config.index) {
         config.index->newest = config.newest;
-        index_ = std::make_unique<Index>(*table_, *config.index);
+        index_ = std::make_shared<RowIndex>(*table_, *config.index);
     }
     if (config.windows) windows_.emplace(*table_, *config.windows);
-    if (config.goals) goals_.emplace(*table_, index_->starts(), *config.goals);
+    if (config.goals) goals_.emplace(*table_, index_->starts().places(), *config.goals);
 }
 
-void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& drawn, Deadline deadline) {
+void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras& drawn, Deadline deadline) {
     thread_local Scratch scratch;
     table_->check_open();
     if (scratch.slots.size() < count) {
@@ -83,7 +83,7 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
         }
         double* probabilities = drawn.probabilities ? drawn.probabilities : scratch.probabilities.data();
         const Drawn target{slots, scratch.limits.data(), probabilities};
-        Index::Draw draw(*index_, target, count, deadline);
+        RowIndex::Draw draw(*index_, target, count, deadline);
         const auto gather_all = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
             std::size_t misses = gather(begin, end, bad);
             if (!goals_) return misses;
@@ -116,8 +116,8 @@ void Sampler::sample(std::size_t count, const Outputs& out, const Drawings& draw
     counters.rows_sampled.value.fetch_add(count, std::memory_order_relaxed);
 }
 
-void Sampler::read(std::uint64_t* serials, std::size_t count, const Outputs& out, std::uint64_t* words,
-                   std::size_t* skipped) const {
+void BatchMaker::read(std::uint64_t* serials, std::size_t count, const Outputs& out, std::uint64_t* words,
+                      std::size_t* skipped) const {
     const auto gone = [&](std::uint64_t serial) {
         throw Error(ErrorKind::stale_handle, "get(): row " + std::to_string(static_cast<std::int64_t>(serial)) +
                                                  " is not in the buffer: it was overwritten, cleared or never added");

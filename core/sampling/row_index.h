@@ -1,4 +1,4 @@
-// Which rows may be drawn, and how likely each is: one mass a slot, in a tree (sampling/tree.h).
+// Which rows may be drawn, and how likely each is: one mass a slot, in a tree (sampling/sum_tree.h).
 //
 // Writers never touch the index. Whoever draws or updates takes the index lock and catches up first: it reads the words
 // that the writers have committed since and gives each new row its priority. So the index is derived: it can be rebuilt
@@ -17,7 +17,7 @@
 
 #include "base/random.h"
 #include "sampling/starts.h"
-#include "sampling/tree.h"
+#include "sampling/sum_tree.h"
 #include "table/table.h"
 
 namespace sharpwave {
@@ -35,7 +35,7 @@ enum class Order {
 };
 
 // What stays as it was built. Alpha and beta stand in the table's counters, where they may change.
-struct IndexConfig {
+struct RowIndexConfig {
     double eps = 1e-6;
     bool rank_based = false;
     bool stratified = true;
@@ -57,19 +57,19 @@ struct Drawn {
     double* probabilities;
 };
 
-class Index {
+class RowIndex {
 public:
     // The table was made with priorities.
-    Index(Table& table, const IndexConfig& config);
+    RowIndex(Table& table, const RowIndexConfig& config);
 
-    const IndexConfig& config() const { return config_; }
+    const RowIndexConfig& config() const { return config_; }
 
     // One call's draws.
     class Draw {
     public:
         // Draws `count` positions and takes a call number. Fewer rows than the order needs are ErrorKind::not_ready
         // and take none. The index lock is waited for until the deadline, here and in again().
-        Draw(Index& index, const Drawn& drawn, std::size_t count, Deadline deadline = Deadline::never());
+        Draw(RowIndex& index, const Drawn& drawn, std::size_t count, Deadline deadline = Deadline::never());
 
         // The same position once more, inside the call's own random numbers: the row drawn was gone. attempt >= 1.
         void again(const Drawn& drawn, std::size_t position, std::uint64_t attempt);
@@ -88,7 +88,7 @@ public:
         double target(std::size_t position, std::uint64_t attempt) const;
         std::uint64_t uniform_slot(std::size_t position, std::uint64_t attempt) const;
 
-        Index& index_;
+        RowIndex& index_;
         Deadline deadline_;
         std::size_t newest_, batch_;  // positions of the newest rows, and those drawn after them
         Substream stream_;
@@ -178,13 +178,13 @@ private:
 
     // Everything from here on belongs to the lock.
     Table& table_;
-    IndexConfig config_;
+    RowIndexConfig config_;
     Head* head_;
     std::uint64_t* cursors_;  // one a block: the first serial that is not in the index yet
     float* given_;            // by writers: the priority that an add brought, as stored; 0: none
     std::uint32_t* reads_;    // one a row; null: not counted
-    Tree tree_;
-    const TreeKernels& kernels_;
+    SumTree tree_;
+    const SumTreeKernels& kernels_;
     Starts starts_;
     std::vector<Range> new_rows_;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> seen_;  // writers and the newest of their blocks
