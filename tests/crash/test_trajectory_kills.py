@@ -79,7 +79,7 @@ def said(root: Path) -> Counter[str]:
 @pytest.mark.parametrize("do", ["add", "checkpoint", "budget"])
 def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> None:
     kills = 0
-    for way in ways(do, 1_000 if SOAK else 80):
+    for way in ways(do, 1_000 if SOAK else 25):
         kills += jobs.run(do=do, folder=tmp_path, **way) == KILLED
         done = said(tmp_path)
         numbers = check(tmp_path / "live") if (tmp_path / "live").exists() else []
@@ -107,7 +107,7 @@ def test_killed_load_leaves_the_old_or_the_new_and_deletes_neither(tmp_path: Pat
         buffer.add_trajectories([make(number) for number in range(100, 105)])
         buffer.save_checkpoint(tmp_path / "saved")
     kills = Counter[str]()
-    for way in ways("load", 500 if SOAK else 60):
+    for way in ways("load", 500 if SOAK else 20):
         shutil.rmtree(tmp_path / "live", ignore_errors=True)
         (tmp_path / "said").unlink(missing_ok=True)
         with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
@@ -134,7 +134,7 @@ def test_killed_load_leaves_the_old_or_the_new_and_deletes_neither(tmp_path: Pat
 @pytest.mark.parametrize("do", ["merge", "split"])
 def test_killed_tool_loses_nothing_and_lists_nothing_that_is_not_there(tmp_path: Path, jobs: Jobs, do: str) -> None:
     kills = 0
-    for way in ways(do, 500 if SOAK else 60):
+    for way in ways(do, 500 if SOAK else 20):
         shutil.rmtree(tmp_path / "merged", ignore_errors=True)
         shutil.rmtree(tmp_path / "ranks", ignore_errors=True)
         for rank in range(2):

@@ -20,7 +20,7 @@ from fuzz.opener import Opener, Rows, rows_of, use
 from sharpwave import _core
 
 IS_SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
-FLIPS_A_REGION = 400 if IS_SOAK else 6
+FLIPS_A_REGION = 400 if IS_SOAK else 3
 
 # How a file came to be: saved; the increment beside such a one; live and closed; left by a process that was killed; the
 # same, and the power went too.
@@ -315,7 +315,7 @@ def test_no_damaged_row_of_a_live_file_is_given_out(
 
 # ---- any damage ------------------------------------------------------------------------------------------------------
 
-SWEEP_FILES = int(os.environ.get("SHARPWAVE_DAMAGED_FILES", "5000" if IS_SOAK else "40"))
+SWEEP_FILES = int(os.environ.get("SHARPWAVE_DAMAGED_FILES", "5000" if IS_SOAK else "30"))
 SECTOR = 512
 
 

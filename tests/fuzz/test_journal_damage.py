@@ -19,7 +19,7 @@ from crash.journal_ops import Driver, Model, observe, open_journal
 from sharpwave.errors import StorageError
 from sharpwave.sequences import store
 
-DAMAGED = 5000 if os.environ.get("SHARPWAVE_SOAK") == "1" else 100
+DAMAGED = 5000 if os.environ.get("SHARPWAVE_SOAK") == "1" else 60
 STEPS = 120
 SECTOR = 512
 KINDS = ("bit", "bits", "byte run", "cut", "zeroed sector", "zeroed end", "repeated", "removed", "grown")

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-COUNT = int(os.environ.get("SHARPWAVE_DAMAGED", "5000" if os.environ.get("SHARPWAVE_SOAK") else "120"))
+COUNT = int(os.environ.get("SHARPWAVE_DAMAGED", "5000" if os.environ.get("SHARPWAVE_SOAK") else "60"))
 
 
 def test_damaged_folders_are_right_or_told(tmp_path: Path) -> None:

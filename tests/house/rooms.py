@@ -64,7 +64,7 @@ PYTHON = Order(
         ("settings",),  # sampler, view, pace and schema as the engine takes them
         ("files",),
         ("device", "sequences", "trajectories"),
-        ("returns",),  # on the GPU it calls device
+        ("returns", "rows"),  # on the GPU they call device
         ("buffers",),
         ("collect",),
         ("face",),  # what `import sharpwave` brings
@@ -95,8 +95,6 @@ class Known:
 
 
 KNOWN = (
-    Known("core/sampling/sampler.h", "views", "Sampler draws and gathers; gathering belongs above both rooms"),
-    Known("core/views/goals.h", "sampling", "goals are drawn from the starts of episodes, which sampling keeps"),
     Known("src/sharpwave/sequences/stream.py", "buffers", "a type only: the puller is given the buffer it fills"),
     Known("src/sharpwave/trajectories/minari.py", "buffers", "from_minari fills a TrajectoryReplayBuffer"),
 )

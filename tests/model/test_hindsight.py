@@ -169,6 +169,9 @@ def feed(pair: OrderPair, stream: np.random.Generator, steps: int) -> None:
         pair.add(letters(stream, steps * pair.model.width, kinds))
 
 
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+
+
 # ---- through wraps ---------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +191,7 @@ def test_goals_are_of_the_same_finished_episode(strategy: str, next_obs: str, nu
         pair = HindsightPair(
             13 * (num_envs or 1), strategy=strategy, next_obs=next_obs, num_envs=num_envs, writers=1, **more
         )
-        for _ in range(12):
+        for _ in range(12 if MORE > 1 else 6):
             feed(pair, stream, 4)
             legal = pair.legal_starts()
             if not legal:
@@ -405,9 +408,8 @@ class HindsightCalls(RuleBasedStateMachine):
             self.pair.clear()
 
 
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestHindsightCalls = HindsightCalls.TestCase
-TestHindsightCalls.settings = settings(max_examples=MORE * 60, stateful_step_count=20)
+TestHindsightCalls.settings = settings(max_examples=MORE * 30, stateful_step_count=20)
 
 
 def test_closed_writer_finishes_its_episode() -> None:

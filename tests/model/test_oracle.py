@@ -308,11 +308,11 @@ class SeveralWriters(RuleBasedStateMachine):
 
 
 # `make soak` asks for more cases than a change waits for.
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestOneWriter = OneWriter.TestCase
-TestOneWriter.settings = settings(max_examples=MORE * 150, stateful_step_count=20)
+TestOneWriter.settings = settings(max_examples=MORE * 60, stateful_step_count=20)
 TestSeveralWriters = SeveralWriters.TestCase
-TestSeveralWriters.settings = settings(max_examples=MORE * 80, stateful_step_count=30)
+TestSeveralWriters.settings = settings(max_examples=MORE * 35, stateful_step_count=30)
 
 
 def test_oracle_and_engine_agree_on_schemas_with_more_fields_than_the_fast_path_takes() -> None:

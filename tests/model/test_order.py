@@ -148,9 +148,9 @@ class OrderCalls(RuleBasedStateMachine):
             self.pair.check()
 
 
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestOrderCalls = OrderCalls.TestCase
-TestOrderCalls.settings = settings(max_examples=MORE * 120, stateful_step_count=25)
+TestOrderCalls.settings = settings(max_examples=MORE * 50, stateful_step_count=25)
 
 
 # ---- long streams ----------------------------------------------------------------------------------------------------

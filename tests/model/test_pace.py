@@ -186,9 +186,9 @@ class PaceCalls(RuleBasedStateMachine):
             self.pair.check(counts=False)
 
 
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestPaceCalls = PaceCalls.TestCase
-TestPaceCalls.settings = settings(max_examples=MORE * 150, stateful_step_count=30)
+TestPaceCalls.settings = settings(max_examples=MORE * 60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("spi", [0.5, 1.0, 4.0])

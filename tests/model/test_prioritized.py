@@ -130,9 +130,9 @@ class PrioritizedCalls(PairMachine):
         }
 
 
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestPrioritizedCalls = PrioritizedCalls.TestCase
-TestPrioritizedCalls.settings = settings(max_examples=MORE * 200, stateful_step_count=25)
+TestPrioritizedCalls.settings = settings(max_examples=MORE * 70, stateful_step_count=25)
 
 
 # ---- frequencies -----------------------------------------------------------------------------------------------------

@@ -364,7 +364,7 @@ class AsyncMachine(Machine):
 
 # Bursts are long: making a failure of theirs smaller takes longer than reading it.
 PHASES = [phase for phase in Phase if phase is not Phase.shrink]
-BOUNDS = settings(phases=PHASES, max_examples=400 if SOAK else 60, stateful_step_count=20 if SOAK else 10)
+BOUNDS = settings(phases=PHASES, max_examples=400 if SOAK else 30, stateful_step_count=20 if SOAK else 10)
 Machine.TestCase.settings = AsyncMachine.TestCase.settings = BOUNDS
 TestAnyCallsInAnyOrder = Machine.TestCase
 TestAnyCallsInAnyOrderAwaited = AsyncMachine.TestCase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 60)
 @given(
     script=actions,
     format=st.sampled_from(["pt", "safetensors", "pkl"]),

@@ -70,9 +70,9 @@ class ViewCalls(PairMachine):
         }
 
 
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestViewCalls = ViewCalls.TestCase
-TestViewCalls.settings = settings(max_examples=MORE * 120, stateful_step_count=25)
+TestViewCalls.settings = settings(max_examples=MORE * 50, stateful_step_count=25)
 
 
 # ---- against a stored buffer -----------------------------------------------------------------------------------------

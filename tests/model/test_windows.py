@@ -520,9 +520,9 @@ class WindowCalls(RuleBasedStateMachine):
             self.unseen = 0
 
 
-MORE = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
+MORE = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1
 TestWindowCalls = WindowCalls.TestCase
-TestWindowCalls.settings = settings(max_examples=MORE * 80, stateful_step_count=25)
+TestWindowCalls.settings = settings(max_examples=MORE * 35, stateful_step_count=25)
 
 
 # ---- what has no meaning ---------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def test_sums_are_those_of_the_rows_whatever_was_written(
     buffer = make(device, capacity, sampler=sw.Prioritized(alpha=1.0, eps=0.0), obs_shape=())
     draw = np.random.default_rng(capacity)
     table = buffer._rows.table
-    for turn in range(8):
+    for turn in range(8 if HAS_GPU else 4):  # the interpreter of kernels is slow
         count = int(draw.integers(1, capacity + 1)) if turn % 2 else int(draw.integers(1, 40)) % capacity + 1
         value = torch.zeros(count, device=device)
         given = torch.from_numpy((draw.random(count) * (draw.random(count) < 0.5)).astype(np.float32)).to(device)

@@ -106,7 +106,7 @@ def test_per_dqn_compares_both_samplers_over_seeds() -> None:
 def test_per_dqn_gives_the_same_curve_for_the_same_seed(tmp_path: Path) -> None:
     curves = []
     for name, seed in (("first", 1), ("again", 1), ("other", 2)):
-        finished = run(EXAMPLES / "per_dqn.py", "--steps", 600, "--seed", seed, "--out", tmp_path / name)
+        finished = run(EXAMPLES / "per_dqn.py", "--steps", 300, "--seed", seed, "--out", tmp_path / name)
         assert finished.returncode == 0, finished.stderr
         curves.append(json.loads((tmp_path / name / "curve.json").read_text()))
     assert curves[0] == curves[1]
