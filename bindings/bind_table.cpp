@@ -278,8 +278,10 @@ nb::dict stats(BoundTable& self) {
     if (table->header().sampler == 1) {
         put("updates_applied", s.updates_applied);
         put("updates_stale", s.updates_stale);
-        result["alpha"] = batches->index()->alpha();
-        result["beta"] = batches->index()->beta();
+        if (batches) {  // else nobody has said yet how to draw: see bind()
+            result["alpha"] = batches->index()->alpha();
+            result["beta"] = batches->index()->beta();
+        }
     }
     result["copy_kernel"] = s.copy_kernel;
     return result;

@@ -139,7 +139,7 @@ def probabilities(host: sw.ReplayBuffer) -> dict[int, float]:
 
 
 def weights(host: sw.ReplayBuffer, batch: Any, expected: dict[int, float], newest: int) -> Any:
-    sampler: Any = host._sampler
+    sampler: Any = host.sampler
     chances = batch["probabilities"]
     reference = 1 / len(expected)
     if sampler.normalize == "batch":

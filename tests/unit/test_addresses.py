@@ -17,9 +17,9 @@ from numbered import make, row
 from patience import HANG_S, seconds_of_other_threads, until_thread_waits
 
 import sharpwave as sw
-from sharpwave.buffers.replay import ReplayBuffer
 from sharpwave.compat import replay_buffer as seed
 from sharpwave.errors import NotReady, SchemaError, StorageError
+from sharpwave.rows.host import HostRows
 
 
 def size_of(address: str) -> int:
@@ -217,8 +217,8 @@ def add_together(buffer: Any, threads: int, *values: Any) -> None:
 @pytest.mark.usefixtures("_eager_switches")
 def test_first_adds_of_several_threads_make_one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    new_writer = ReplayBuffer._new_writer
-    monkeypatch.setattr(ReplayBuffer, "_new_writer", lambda self: (made.append(1), time.sleep(0), new_writer(self))[-1])
+    new_writer = HostRows._new_writer
+    monkeypatch.setattr(HostRows, "_new_writer", lambda self: (made.append(1), time.sleep(0), new_writer(self))[-1])
     for _ in range(50):
         made.clear()
         buffer = sw.ReplayBuffer(100, obs_shape=2, seed=0)

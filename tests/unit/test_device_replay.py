@@ -280,7 +280,7 @@ def test_batches_of_a_slab_have_memory_of_their_own(device: str, monkeypatch: py
     monkeypatch.setattr(module, "_WEIGH_ALONE", 8)  # the weights are another kernel's
     buffer = make(device, 64, sampler=sw.Prioritized(beta=0.5), num_envs=1, view=sw.Transitions(n_step=2))
     buffer.add(*rows(0, 64), priority=np.arange(1, 65))
-    slab = buffer._slab(16, 3, buffer._specs(16))
+    slab = buffer._rows._slab(16, 3, buffer._rows._specs(16))
     for i in range(3):
         buffer._rows.table.draw(16, slab.draws, i)
     scale = torch.ones(3, device=device, requires_grad=True)
@@ -344,9 +344,9 @@ def test_whole_tensors_and_others_are_added_alike(device: str, way: str) -> None
     for first in (0, 9):
         values = [*rows(first, 9, device)[:4], torch.arange(9, device=device) % 4 == 3]
         if way == "by position":
-            assert whole._add_at_once(tuple(values), {})
+            assert whole._rows._add_at_once(tuple(values), {})
         else:
-            assert whole._add_at_once((), dict(zip(names, values, strict=True)))
+            assert whole._rows._add_at_once((), dict(zip(names, values, strict=True)))
         slow.add(*(here(value) for value in values))
     assert torch.equal(whole._rows.table.flags, slow._rows.table.flags)
     one, other = whole.sample(64), slow.sample(64)
@@ -358,7 +358,7 @@ def test_whole_tensors_and_others_are_added_alike(device: str, way: str) -> None
         [values[0][:, :2], *values[1:]],
         [*values[:2], values[2][:0], *values[3:]],
     ):
-        assert not whole._add_at_once(tuple(wrong), {})
+        assert not whole._rows._add_at_once(tuple(wrong), {})
 
 
 def test_cleared_buffer_has_nothing_to_draw(device: str) -> None:

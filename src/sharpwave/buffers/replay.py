@@ -373,9 +373,12 @@ class ReplayBuffer:
 
     def __repr__(self) -> str:
         rows = self._rows
-        # How many rows a GPU holds is known only by waiting for it.
-        size = f"{len(self)} of {self.capacity} rows" if rows.device is None else f"capacity {self.capacity}"
-        state = "closed" if rows.closed else size
+        if rows.closed:
+            state = "closed"
+        elif rows.device is None:
+            state = f"{len(self)} of {self.capacity} rows"
+        else:  # how many rows a GPU holds is known only by waiting for it
+            state = f"capacity {self.capacity}"
         where = f"on {rows.where}" if rows.device is not None else rows.address or "in memory"
         return f"<ReplayBuffer {where}: {state}, fields {', '.join(rows.spec.schema.names)}>"
 
