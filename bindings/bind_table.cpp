@@ -328,7 +328,8 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
     config.checksums = checksums;
     if (index) {
         const auto [by_priority, alpha, start, end, steps, numbers_steps, counts_reads] = *index;
-        config.sampler = {by_priority, alpha, start, end, steps, true, numbers_steps, counts_reads};
+        config.index = {by_priority, true, numbers_steps, counts_reads};
+        config.set_counters = sharpwave::Exponents{alpha, start, end, steps}.writer();
     }
     config.description = description;
     std::shared_ptr<Table> table;
@@ -475,10 +476,8 @@ void bind_table(nb::module_& m) {
         .def("sampler_numbers",
              [](BoundTable& self) {
                  const std::shared_ptr<sharpwave::BatchMaker> batches = batches_of(self);
-                 sharpwave::RowIndex& index = *batches->index();
-                 double start, end, steps;
-                 index.beta_schedule(start, end, steps);
-                 return std::make_tuple(index.alpha(), start, end, steps);
+                 const sharpwave::Exponents now = batches->index()->exponents();
+                 return std::make_tuple(now.alpha, now.beta_start, now.beta_end, now.beta_steps);
              })
         .def("sample", &sample_rows, nb::arg("batch_size").none(), nb::arg("out").none() = nb::none(),
              nb::sig("def sample(self, batch_size: int, out: object | None = None) -> dict[str, typing.Any]"))

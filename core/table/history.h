@@ -18,7 +18,7 @@ struct History {
     double running_max = 1;
 };
 
-History history_of(const Table& table);
+History history_of(Table& table);
 
 // A table that nobody has written to: its first row gets the serial `first`, the start of a block; smaller ones than
 // `origin`, the start of a lap, were cleared. ErrorKind::schema if it cannot be.
