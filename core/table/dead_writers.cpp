@@ -71,7 +71,8 @@ bool DeadWriters::settle(std::uint64_t writer) {
     return is_settled;
 }
 
-// Moves next observations that wait into a heap: that of a block which the writer held, else of one that nobody fills.
+// Moves next observations that wait into a heap: that of a block which the writer held, else of one that no writer
+// fills.
 bool DeadWriters::settle_next_observations(std::uint64_t writer, std::uint64_t near) {
     const std::uint64_t pair = writer * table_.header().width;
     if (!is_waited_for(table_, pair)) return true;

@@ -22,7 +22,7 @@ namespace {
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // The largest power of two times the width that still leaves four blocks a writer; the width itself where the ring
-// is too small for that (a block of one step is never held between adds, so it holds nobody up).
+// is too small for that (a block of one step is never held between adds, so it holds no other writer up).
 // A block holds at least a stack, so that rows and the history they need lie in two neighbouring blocks at most.
 std::uint64_t choose_block_rows(const TableConfig& config, const RowLayout& layout) {
     std::uint64_t rows = config.width;

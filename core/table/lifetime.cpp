@@ -105,7 +105,7 @@ std::shared_ptr<Table> Table::attach(const std::string& path, const Opening& ope
         if (presence->is_first()) storage.fill_holes(sparse_offset(header));
         RowLayout layout = read_layout(storage.data(), header, path);
         std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
-        // Only from here on does ~Table() leave through the door.
+        // From here on ~Table() gives the opening lock back.
         table->presence_ = std::move(presence);
         const bool is_first = table->presence_->is_first();
         const bool remakes = opening.recover && is_first && !TableCheck(*table).are_records_sane();
@@ -212,8 +212,9 @@ std::vector<std::uint64_t> Table::holders(const std::string& path) {
 Table::~Table() {
     if (!presence_ || is_from_another_process() || !is_settled_) return;
     try {
-        // Mostly one flush would do; the first one is outside the door, where nobody waits for the disk.
-        if (!presence_->is_named()) return;  // removed: nobody opens it again
+        // Mostly one flush would do; the first one comes before the opening lock is taken, so no opener waits for the
+        // disk.
+        if (!presence_->is_named()) return;  // removed: no process opens it again
         if (presence_->is_only()) storage_.flush();
         if (!presence_->begin_leave(Deadline::in(kLeavePatience))) return;
         SHARPWAVE_FAULT(leave_at_door);

@@ -62,7 +62,7 @@ void NextObservations::leave_to_previous(std::uint64_t slot, BlockHeap& heap) {
     bool gone;
     if (!at_.table.predecessor(before_slot, before, gone) || (before & (kEndMask | kHasFinalObservation))) return;
     if (!copy_observation(slot)) return;
-    // Its slot is another block's: nobody may write there meanwhile. Where somebody does, the row is about to go.
+    // Its slot is another block's: no other writer may write there meanwhile. Where one does, the row is about to go.
     BlockRecord& record = at_.table.block_record(at_.table.block_of(before_slot));
     std::uint32_t holder = 0;
     const bool borrowed = record.owner.compare_exchange_strong(holder, at_.owner, std::memory_order_acq_rel);

@@ -55,7 +55,7 @@ void RowCopy::fill(Chunk& chunk, std::uint64_t block, const Reach* cut) {
         const bool whole = is_plain && state_of(word) != kWriting && ((word ^ again) & ~kFlagMask) == 0;
         word = whole ? again : copy_row(chunk, i, end);
         if (word < least || serial_of(word) >= end) word = 0;
-        // A row that the cut has, and somebody has written over since.
+        // A row that the cut has, and that was written over since.
         if (cut && word == 0) missed_ += is_missed(chunk.slot + i, block, *cut, least);
         if (state_of(word) != kCommitted) std::memset(row, 0, stride);
         if (offset) std::memcpy(row, &word, sizeof word);

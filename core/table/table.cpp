@@ -169,7 +169,7 @@ void Table::take_off(std::uint64_t block, WriterRecord& by) {
     mark_uneven(block);
     mark_changed(block);
     blocks_[block].live.fetch_sub(1, std::memory_order_relaxed);
-    // Its owner may have died while it counted: whoever settles that must not take the row off twice.
+    // Its owner may have died while it counted: the process that settles it must not take the row off twice.
     const std::uint32_t owner = blocks_[block].owner.load(std::memory_order_relaxed);
     if (owner && owner <= header_->max_writers && writers_[owner - 1].settling.load() == block + 1)
         writers_[owner - 1].settled_block.fetch_sub(1, std::memory_order_relaxed);

@@ -70,8 +70,8 @@ public:
     // An empty path is anonymous memory.
     static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "", bool replace = false);
 
-    // Opens a live file in place. The first one in looks it over before anybody reads: after a crash it repairs what
-    // was half done, and with `verify` it checks every row. A wrong one is ErrorKind::storage; with `recover`, and
+    // Opens a live file in place. The first opener checks it before any other process reads: after a crash it repairs
+    // what was half done, and with `verify` it checks every row. A wrong one is ErrorKind::storage; with `recover`, and
     // after a power loss, it is dropped and counted. `recover` also takes a file that lost its end or whose records
     // make no sense. Waits for other openers until the deadline, then ErrorKind::not_ready.
     struct Opening {
@@ -82,7 +82,7 @@ public:
     static std::shared_ptr<Table> attach(const std::string& path, const Opening& opening);
     static std::shared_ptr<Table> attach(const std::string& path) { return attach(path, Opening{}); }
 
-    // Process ids of those who have a live file open; for people.
+    // Process ids of all openings of a live file, for messages.
     static std::vector<std::uint64_t> holders(const std::string& path);
 
     // Reads a snapshot into anonymous memory. Every byte is checked; serials go on where they stopped. With `recover`
@@ -279,8 +279,8 @@ public:
         return blocks_[block].uneven.load(std::memory_order_acquire) == static_cast<std::uint32_t>(ticket) + 1;
     }
 
-    // Its bytes are about to go: nobody may use it any more. Returns how many live rows went, with those whose stacks
-    // need it.
+    // The bytes of a row are about to be written over: it may not be used any more. Returns how many live rows went,
+    // with those whose stacks need it.
     std::int64_t lose(std::uint64_t serial, format::WriterRecord& by);
     std::uint32_t* checksums() const { return checksums_; }
     format::Position position(std::uint64_t writer) const {

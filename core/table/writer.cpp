@@ -204,7 +204,7 @@ void Writer::append_row(const RowBatch& batch) {
 }
 
 // Live rows more, in the block and in the record. What both will be is said first: a process may die between the two,
-// and whoever settles its affairs goes on from there.
+// and the process that settles its writer goes on from there.
 void Writer::count(std::int64_t gained) {
     BlockRecord& block = at_.table.block_record(at_.block);
     // Every store releases those before it: a process that sees one of them sees the earlier ones. (Plain on x86.)
@@ -392,7 +392,8 @@ void Writer::close() {
         at_.table.counters().late_ends.value.fetch_add(1, std::memory_order_acq_rel);
         SHARPWAVE_FAULT(close_ended);
     } catch (...) {
-        // No space for final observations: rows find theirs where they wait, so the record is nobody's for now.
+        // No space for final observations: rows find theirs where they wait, so the record stays taken, without an
+        // owner.
         give_back(kParked);
         throw;
     }

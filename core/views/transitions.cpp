@@ -169,7 +169,7 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
     }
     work.next_slots[position] = next_slot;
     if (stack_ > 1) {
-        // The stack after the last step: its frames but the oldest, then the next frame, put in by whoever copies it.
+        // The stack after the last step: its frames but the oldest, then the next frame, which the copy puts in.
         std::uint64_t* frames = &work.next_frames[position * stack_];
         std::uint64_t whole[256];
         if (steps == 1) {

@@ -130,10 +130,17 @@ class DeviceReplayBuffer(ReplayBuffer):
                 f"ReplayBuffer(): field 'reward': n_step > 1 sums it: expected float32 or float64, got {reward.dtype}"
             )
         blocks, rows = _core.plan_blocks(schema.engine_fields(), self._capacity, self._num_envs or 1, self._writers)
-        settings = engine_settings(schema, self._sampler, view, None)["index"]
+        settings = engine_settings(schema, self._sampler, view, None).index
         index = exponents = None
         if settings is not None:
-            index = Index(*(settings[name] for name in Index._fields))
+            index = Index(
+                settings.eps,
+                settings.stratified,
+                int(settings.normalize),
+                settings.mix,
+                int(settings.new_rows),
+                settings.new_priority,
+            )
             assert isinstance(self._sampler, Prioritized)
             exponents = self._sampler.numbers()
         self._has_index = index is not None

@@ -29,9 +29,9 @@ def _registered(buffer: ReplayBuffer) -> Any:
     from ..device.registering import Registered
 
     if buffer._registered is None:
-        address, _, size, offset, _ = buffer._table.row_memory()
+        rows = buffer._table.row_memory()
         is_file = (buffer._address or "").startswith("file://")
-        memory = Registered(address, size, buffer._table.path if is_file else None, offset)
+        memory = Registered(rows.address, rows.bytes, buffer._table.path if is_file else None, rows.file_offset)
         buffer._registered = memory
         weakref.finalize(buffer, memory.close)  # before the table's memory goes
     return buffer._registered

@@ -33,7 +33,7 @@ from ..sampling import (
     sampler_from_plain,
 )
 from ..schema import Node, Schema, from_space, transitions
-from ..settings import check_together, engine_settings, index_columns
+from ..settings import check_together, engine_settings, index_setup
 from ..views import Hindsight, Transitions, View, Windows, view_from_plain
 from . import waiting
 from .gpu_feed import GpuFeed
@@ -167,7 +167,7 @@ class ReplayBuffer:
                 writers=writers,
                 seed=seed,
                 checksums=storage is not None and storage.startswith("file://"),
-                index=index_columns(sampler, view),
+                index=index_setup(sampler, view),
                 description=json.dumps(description),
                 path="" if path is None else str(path),
                 replace=exist == "replace",
@@ -217,7 +217,7 @@ class ReplayBuffer:
                 window=windows.places if windows else 0,
             )
             settings = engine_settings(self._schema, self._sampler, self._view, self._pace)
-            if [name for name, *_ in self._schema.engine_fields()] != table.field_names:
+            if [field.name for field in self._schema.engine_fields()] != table.field_names:
                 raise ValueError  # the names stand in the fields' records too
         except SchemaError:
             raise
@@ -624,8 +624,10 @@ class ReplayBuffer:
         """Which rows are drawn, with the exponents that hold now."""
         if not isinstance(self._sampler, Prioritized):
             return self._sampler
-        alpha, start, end, steps = self._table.sampler_numbers()
-        now = self._sampler.to_plain() | {"alpha": alpha, "beta": [start, end, int(steps)] if steps else end}
+        exponents = self._table.exponents()
+        steps, end = int(exponents.beta_steps), exponents.beta_end
+        beta = [exponents.beta_start, end, steps] if steps else end
+        now = self._sampler.to_plain() | {"alpha": exponents.alpha, "beta": beta}
         return sampler_from_plain(now)
 
     @property
