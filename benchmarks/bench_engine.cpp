@@ -96,7 +96,7 @@ struct Filled {
                          {"reward", "<f4", 4, {}},
                          {"next_obs", "<f4", 4, {17}},
                          {"done", "|b1", 1, {}}};
-        config.sampler.is_by_priority = by_priority;
+        config.index.is_by_priority = by_priority;
         table = sharpwave::Table::create(config);
         sharpwave::ViewConfig view;
         for (std::uint32_t i = 0; i < 5; ++i) view.leaves.push_back({i, sharpwave::Role::own});

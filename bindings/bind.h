@@ -14,6 +14,7 @@
 #include "table/table.h"
 #include "tree.h"
 
+void bind_settings(nb::module_& m);
 void bind_tree(nb::module_& m);
 void bind_table(nb::module_& m);
 void bind_writer(nb::module_& m);
@@ -74,7 +75,7 @@ struct BoundTable {
     std::shared_ptr<Tree> tree;
     std::shared_ptr<LastArrays> last;
     std::shared_ptr<sharpwave::BatchMaker> batches;
-    std::shared_ptr<sharpwave::Pace> pace;  // null: nobody ever waits
+    std::shared_ptr<sharpwave::Pace> pace;  // null: no call ever waits
     npy_intp newest = 0;                    // the smallest batch
 
     // A reference of the caller's own: close() in another thread must not take the table away during a call.

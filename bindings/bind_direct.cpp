@@ -1,7 +1,6 @@
 // For a GPU that copies rows itself: where a table's memory is, which rows a batch wants, whether they held still.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
@@ -73,8 +72,15 @@ Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list
     return {table, batches, std::move(named.touched)};
 }
 
-// Address of the rows, of one row and in all; where they begin in the file; slots that have been written to.
-std::tuple<std::uintptr_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> row_memory(BoundTable& self) {
+// Where the rows of a table are.
+struct RowMemory {
+    std::uintptr_t address;
+    std::uint64_t row_bytes, bytes;  // of one row, and of all
+    std::uint64_t file_offset;       // where they begin in the file
+    std::uint64_t used_slots;        // slots that have been written to
+};
+
+RowMemory row_memory(BoundTable& self) {
     const std::shared_ptr<Table> table = self.open();
     const sharpwave::format::Region& region = table->header().regions[sharpwave::format::kRows];
     return {reinterpret_cast<std::uintptr_t>(table->view().rows), table->header().row_bytes, region.bytes,
@@ -138,6 +144,12 @@ void priorities_of(BoundTable& self, nb::handle serials, nb::handle priorities) 
 void bind_direct(nb::module_& m, nb::class_<BoundTable>& table) {
     nb::class_<Reading>(m, "Reading", "Rows that a GPU copies.")
         .def("holds", &Reading::holds, "Whether none of them has changed since they were named.");
+    nb::class_<RowMemory>(m, "RowMemory", "Where the rows of a table are.")
+        .def_ro("address", &RowMemory::address)
+        .def_ro("row_bytes", &RowMemory::row_bytes)
+        .def_ro("bytes", &RowMemory::bytes)
+        .def_ro("file_offset", &RowMemory::file_offset)
+        .def_ro("used_slots", &RowMemory::used_slots);
     table
         .def("name_rows", &name_rows, nb::arg("count"), nb::arg("places"), nb::arg("leaves"), nb::arg("extras"),
              nb::arg("timeout").none(), nb::arg("deliver"),

@@ -2,12 +2,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "batches/batch_maker.h"
 #include "bind.h"
@@ -15,6 +13,7 @@
 #include "held.h"
 #include "results.h"
 #include "sampling/uniform.h"
+#include "settings.h"
 #include "table/geometry.h"
 
 using sharpwave::Table;
@@ -287,30 +286,11 @@ nb::dict stats(BoundTable& self) {
     return result;
 }
 
-using FieldTuple = std::tuple<std::string, std::string, std::uint32_t, std::vector<std::int64_t>, std::uint32_t,
-                              std::uint32_t, bool, bool, int>;
-// By priority; alpha, beta start, end and steps; numbers steps; counts reads.
-using IndexedTuple = std::tuple<bool, double, double, double, double, bool, bool>;
-
-std::vector<sharpwave::Field> read_fields(const std::vector<FieldTuple>& fields) {
-    std::vector<sharpwave::Field> read;
-    for (const auto& [name, dtype, item_bytes, shape, stack, codec, ragged, gives_next, follows] : fields) {
-        sharpwave::Field field{name, dtype, item_bytes, shape};
-        field.stack = stack;
-        field.codec = static_cast<sharpwave::Codec>(codec);
-        field.is_ragged = ragged;
-        field.gives_next = gives_next;
-        field.follows = follows;
-        read.push_back(std::move(field));
-    }
-    return read;
-}
-
 // How many blocks a table has, and rows of a block: serials follow from it.
-std::pair<std::uint64_t, std::uint64_t> plan_blocks(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
+std::pair<std::uint64_t, std::uint64_t> plan_blocks(const std::vector<sharpwave::Field>& fields, std::uint64_t capacity,
                                                     std::uint64_t width, std::uint64_t writers) {
     sharpwave::TableConfig config;
-    config.fields = read_fields(fields);
+    config.fields = fields;
     config.capacity = capacity;
     config.width = width;
     config.max_writers = writers;
@@ -318,19 +298,19 @@ std::pair<std::uint64_t, std::uint64_t> plan_blocks(const std::vector<FieldTuple
     return {header.blocks, header.block_rows};
 }
 
-BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity, std::uint64_t width,
-                  std::uint64_t writers, std::uint64_t seed, bool checksums, const std::optional<IndexedTuple>& index,
+BoundTable create(const std::vector<sharpwave::Field>& fields, std::uint64_t capacity, std::uint64_t width,
+                  std::uint64_t writers, std::uint64_t seed, bool checksums, const std::optional<IndexSetup>& index,
                   const std::string& description, const std::string& path, bool replace) {
     sharpwave::TableConfig config;
-    config.fields = read_fields(fields);
+    config.fields = fields;
     config.capacity = capacity;
     config.width = width;
     config.max_writers = writers;
     config.seed = seed;
     config.checksums = checksums;
     if (index) {
-        const auto [by_priority, alpha, start, end, steps, numbers_steps, counts_reads] = *index;
-        config.sampler = {by_priority, alpha, start, end, steps, true, numbers_steps, counts_reads};
+        config.index = index->columns;
+        config.set_counters = index->exponents.writer();
     }
     config.description = description;
     std::shared_ptr<Table> table;
@@ -341,68 +321,38 @@ BoundTable create(const std::vector<FieldTuple>& fields, std::uint64_t capacity,
     return BoundTable(std::move(table));
 }
 
-template <class Value>
-Value entry(const nb::dict& settings, const char* name) {
-    return nb::cast<Value>(settings[name]);
+void check_goals(const Tree& tree, const GoalSettings& goals) {
+    const std::vector<Leaf>& leaves = tree.leaves();
+    bool fits = goals.achieved < leaves.size();
+    for (std::size_t other : goals.desired)
+        fits = fits && other < leaves.size() && leaves[other].bytes == leaves[goals.achieved].bytes;
+    if (!fits) throw nb::value_error("the view and the table differ");
 }
 
-sharpwave::RowIndexConfig index_config(const nb::dict& given) {
-    sharpwave::RowIndexConfig config;
-    config.eps = entry<double>(given, "eps");
-    config.rank_based = entry<bool>(given, "rank_based");
-    config.stratified = entry<bool>(given, "stratified");
-    config.normalize = static_cast<sharpwave::Normalize>(entry<int>(given, "normalize"));
-    config.mix = entry<double>(given, "mix");
-    config.new_rows = static_cast<sharpwave::NewRows>(entry<int>(given, "new_rows"));
-    config.new_priority = entry<float>(given, "new_priority");
-    config.order = static_cast<sharpwave::Order>(entry<int>(given, "order"));
-    config.recent = entry<std::uint64_t>(given, "recent");
-    config.max_reads = entry<std::uint64_t>(given, "max_reads");
-    config.starts.needs = static_cast<sharpwave::StartRule::Needs>(entry<int>(given, "needs"));
-    config.starts.length = entry<std::uint64_t>(given, "length");
-    config.starts.stride = entry<std::uint64_t>(given, "stride");
-    config.starts.across = entry<bool>(given, "across");
-    config.starts.per_episode = entry<bool>(given, "per_episode");
-    return config;
-}
-
-// The settings are those that src/sharpwave/sampling.py makes of a sampler, a view and a pace.
-void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const nb::dict& settings) {
-    tree->meet(self.table->layout());
-    sharpwave::BatchConfig config{
-        sharpwave::ViewConfig{entry<std::uint32_t>(settings, "n_step"), entry<double>(settings, "gamma"), {}}};
+// The settings are those that src/sharpwave/settings.py makes of a sampler, a view and a pace.
+void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const BatchSettings& settings) {
+    const Table& table = *self.table;
+    tree->meet(table.layout());
+    sharpwave::BatchConfig config{sharpwave::ViewConfig{settings.n_step, settings.gamma, {}}};
     for (const Leaf& leaf : tree->leaves()) config.view.leaves.push_back(leaf.place);
-    config.newest = entry<std::uint64_t>(settings, "newest");
-    if (const nb::object index = settings["index"]; !index.is_none()) {
-        config.index = index_config(nb::cast<nb::dict>(index));
-        const bool counts = config.index->max_reads > 1, numbers = !config.index->starts.is_any();
-        const auto& table = *self.table;
-        if (counts != (table.reads() != nullptr) || numbers != (table.episodes() != nullptr))
-            throw nb::value_error("the sampler and the table differ");
+    config.newest = settings.newest;
+    config.index = settings.index;
+    config.windows = settings.windows;
+    bool fits = settings.index.has_value() == table.has_index();
+    if (const auto& index = settings.index; index && fits) {
+        fits = (index->max_reads > 1) == (table.reads() != nullptr) &&
+               !index->starts.is_any() == (table.episodes() != nullptr);
     }
-    if (config.index.has_value() != self.table->has_index()) throw nb::value_error("the sampler and the table differ");
-    if (const nb::object windows = settings["windows"]; !windows.is_none()) {
-        const auto [length, burn_in, bootstrap, across] =
-            nb::cast<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>>(windows);
-        config.windows = {length, burn_in, bootstrap, across};
+    if (!fits) throw nb::value_error("the sampler and the table differ");
+    if (const auto& goals = settings.goals) {
+        check_goals(*tree, *goals);
+        config.goals = {goals->strategy, goals->ratio, tree->leaves()[goals->achieved].place, settings.n_step,
+                        goals->desired};
     }
-    if (const nb::object goals = settings["goals"]; !goals.is_none()) {
-        const auto [strategy, ratio, leaf, desired] =
-            nb::cast<std::tuple<int, double, std::size_t, std::vector<std::size_t>>>(goals);
-        if (leaf >= tree->leaves().size()) throw nb::value_error("the view and the table differ");
-        for (std::size_t other : desired) {
-            if (other >= tree->leaves().size() || tree->leaves()[other].bytes != tree->leaves()[leaf].bytes)
-                throw nb::value_error("the view and the table differ");
-        }
-        config.goals = {static_cast<sharpwave::GoalStrategy>(strategy), ratio, tree->leaves()[leaf].place,
-                        config.view.n_step, desired};
-    }
-    self.newest = static_cast<npy_intp>(config.newest);
+    self.newest = static_cast<npy_intp>(settings.newest);
     self.batches = std::make_shared<sharpwave::BatchMaker>(self.table, std::move(config));
-    if (const nb::object pace = settings["pace"]; !pace.is_none()) {
-        const auto [min_size, ratio, min_diff, max_diff] = nb::cast<std::tuple<double, double, double, double>>(pace);
-        self.pace = std::make_shared<sharpwave::Pace>(self.table, self.batches->shared_index(),
-                                                      sharpwave::PaceConfig{min_size, ratio, min_diff, max_diff});
+    if (settings.pace) {
+        self.pace = std::make_shared<sharpwave::Pace>(self.table, self.batches->shared_index(), *settings.pace);
     }
     self.tree = std::move(tree);
     self.last = std::make_shared<LastArrays>();
@@ -448,7 +398,6 @@ void bind_table(nb::module_& m) {
             },
             nb::arg("path"), nb::arg("recover") = false)
         .def("bind", &bind_tree_to, nb::arg("tree"), nb::arg("settings"),
-             nb::sig("def bind(self, tree: Tree, settings: dict[str, typing.Any]) -> None"),
              "Gives the table the shape that its rows have in Python, its view and its sampler.")
         .def("update_priorities", &update_priorities, nb::arg("serials"), nb::arg("priorities"),
              nb::arg("timeout").none() = nb::none(),
@@ -474,13 +423,10 @@ void bind_table(nb::module_& m) {
                 batches->index()->set_beta(start, end, steps);
             },
             nb::arg("start"), nb::arg("end"), nb::arg("steps"))
-        .def("sampler_numbers",
+        .def("exponents",
              [](BoundTable& self) {
                  const std::shared_ptr<sharpwave::BatchMaker> batches = batches_of(self);
-                 sharpwave::RowIndex& index = *batches->index();
-                 double start, end, steps;
-                 index.beta_schedule(start, end, steps);
-                 return std::make_tuple(index.alpha(), start, end, steps);
+                 return batches->index()->exponents();
              })
         .def("sample", &sample_rows, nb::arg("batch_size").none(), nb::arg("out").none() = nb::none(),
              nb::sig("def sample(self, batch_size: int, out: object | None = None) -> dict[str, typing.Any]"))

@@ -1,23 +1,20 @@
-// Trajectories: which rows are drawn, and the copying of them out of slabs. A slab is an array of bytes, in memory or
-// mapped; the objects here hold references to slabs, so that none goes away during a call.
-#include <fcntl.h>
+// Trajectories for Python. A slab is an array of bytes, in memory or mapped; the engine holds references to slabs, so
+// that none goes away during a call. Every call comes under the interpreter's lock and the buffer's own.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <deque>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bind.h"
+#include "storage/new_file.h"
 #include "trajectories/arena.h"
 #include "trajectories/mapped_file.h"
-#include "trajectories/rows.h"
+#include "trajectories/trajectory_rows.h"
 
 using namespace sharpwave;
 
@@ -55,100 +52,36 @@ struct RowKinds {
     std::vector<RowKind> leaves;
 };
 
-// A slab that is in memory or mapped, and where its rows are.
-struct HeldSlab {
+// A slab of Python's as the engine holds it: the array and its layout live as long as the owner.
+struct PythonSlab {
     nb::object slab, layout;
-    RowPlace place;
-
-    HeldSlab() = default;
-    HeldSlab(nb::object bytes, nb::object kind) : slab(std::move(bytes)), layout(std::move(kind)) {
-        const auto* found = nb::cast<const SlabLayout*>(layout);
-        place.slab = data_of(slab, found->bytes, false);
-        place.leaves = found->leaves.data();
-        place.leaf_count = static_cast<std::uint32_t>(found->leaves.size());
-        place.envs = found->envs;
-        place.record_bytes = found->record_bytes;
-    }
 };
 
-// The slabs of trajectories that are in memory. A draw points into them without holding each one: taking hold of a
-// thousand objects that no cache has costs more than copying their rows. What is let go meanwhile is buried, and dies
-// when every draw that began before is done. Under the interpreter's lock.
-class Slabs {
-public:
-    // What a draw has to know of one: 16 bytes, so that those of many trajectories stay in the caches.
-    struct Spot {
-        const std::byte* data = nullptr;
-        const SlabLayout* layout = nullptr;
-    };
+HeldSlab held_slab(nb::object slab, nb::object layout) {
+    const auto* found = nb::cast<const SlabLayout*>(layout);
+    const std::byte* data = data_of(slab, found->bytes, false);
+    return {std::make_shared<PythonSlab>(PythonSlab{std::move(slab), std::move(layout)}), data, found};
+}
 
-    std::vector<Spot> spots;
-    std::vector<HeldSlab> held;
+nb::object new_int64(std::size_t count) {
+    npy_intp shape = static_cast<npy_intp>(count);
+    PyObject* array = PyArray_SimpleNew(1, &shape, NPY_INT64);
+    if (!array) throw nb::python_error();
+    return nb::steal(array);
+}
 
-    void append() {
-        spots.emplace_back();
-        held.emplace_back();
-    }
-    void set(std::size_t at, HeldSlab slab) {
-        const auto* layout = slab.slab ? nb::cast<const SlabLayout*>(slab.layout) : nullptr;
-        spots[at] = {slab.place.slab, layout};
-        std::swap(held[at], slab);
-        if (slab.slab && !active_.empty()) buried_.emplace_back(clock_++, std::move(slab));
-    }
-    void drop_front(std::size_t count) {
-        spots.erase(spots.begin(), spots.begin() + static_cast<std::ptrdiff_t>(count));
-        held.erase(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(count));
-    }
+std::int64_t* int64_of(const nb::object& array) {
+    return static_cast<std::int64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
 
-    std::uint64_t begin() { return *active_.insert(clock_++); }
-    void end(std::uint64_t began) {
-        active_.erase(active_.find(began));
-        while (!buried_.empty() && (active_.empty() || buried_.front().first < *active_.begin())) buried_.pop_front();
-    }
-
-private:
-    std::uint64_t clock_ = 0;
-    std::multiset<std::uint64_t> active_;
-    std::deque<std::pair<std::uint64_t, HeldSlab>> buried_;
-};
-
-// Some drawn rows.
-struct TrajectoryDraw {
+// Some drawn rows, with arrays that say which they are.
+struct BoundDraw {
     nb::object ids, steps, envs;
-    std::vector<RowPlace> rows;
-    std::vector<HeldSlab> held;                                 // what fill() brought
-    std::vector<std::pair<std::int64_t, std::size_t>> missing;  // (number, row), sorted: fill() brings their slabs
-    std::shared_ptr<Slabs> slabs;
-    std::uint64_t began;
-
-    explicit TrajectoryDraw(std::shared_ptr<Slabs> from) : slabs(std::move(from)), began(slabs->begin()) {}
-    TrajectoryDraw(TrajectoryDraw&& other) noexcept = default;
-    ~TrajectoryDraw() {
-        if (slabs) slabs->end(began);
-    }
-
-    void fill(std::int64_t number, nb::object slab, nb::object layout) {
-        const HeldSlab found(std::move(slab), std::move(layout));
-        const auto* kind = nb::cast<const SlabLayout*>(found.layout);
-        auto at = std::lower_bound(missing.begin(), missing.end(), std::pair{number, std::size_t{0}});
-        for (; at != missing.end() && at->first == number; ++at) {
-            RowPlace& row = rows[at->second];
-            if (row.step >= kind->steps || row.env >= kind->envs) {
-                throw Error(ErrorKind::storage, "trajectory number " + std::to_string(number) + " has no step " +
-                                                    std::to_string(row.step) + " of environment " +
-                                                    std::to_string(row.env));
-            }
-            row.slab = found.place.slab;
-            row.leaves = found.place.leaves;
-            row.envs = found.place.envs;
-            row.record_bytes = found.place.record_bytes;
-            row.leaf_count = found.place.leaf_count;
-        }
-        held.push_back(found);
-    }
+    TrajectoryDraw draw;
 
     // One new array a leaf.
-    Anys gather(const RowKinds& kinds) {
+    Anys gather(const RowKinds& kinds) const {
+        const std::vector<RowPlace>& rows = draw.rows();
         Anys arrays;
         std::vector<LeafTarget> to;
         std::size_t bytes = 0;
@@ -162,122 +95,29 @@ struct TrajectoryDraw {
             bytes += kind.row_bytes * rows.size();
             arrays.append(array);
         }
-        const LeafPlace* checked = nullptr;  // the rows of one layout mostly follow each other
-        for (const RowPlace& row : rows) {
-            if (!row.slab) throw Error(ErrorKind::schema, "gather: a slab is missing; this is a defect of Sharpwave");
-            if (row.leaves == checked) continue;
-            checked = row.leaves;
-            for (std::size_t leaf = 0; leaf < to.size(); ++leaf) {
-                if (row.leaf_count != to.size() || checked[leaf].row_bytes != to[leaf].row_bytes)
-                    throw Error(ErrorKind::schema, "gather: rows of another kind; this is a defect of Sharpwave");
-            }
-        }
-        if (bytes < kAlone) {
-            gather_rows(rows.data(), rows.size(), to.data(), to.size());
-        } else {
-            const PatientRelease release;
-            gather_rows(rows.data(), rows.size(), to.data(), to.size());
-        }
+        draw.check(to);
+        const PatientRelease release(bytes >= kAlone);
+        gather_rows(rows.data(), rows.size(), to.data(), to.size());
         return arrays;
     }
 };
 
-nb::object new_int64(std::size_t count) {
-    npy_intp shape = static_cast<npy_intp>(count);
-    PyObject* array = PyArray_SimpleNew(1, &shape, NPY_INT64);
-    if (!array) throw nb::python_error();
-    return nb::steal(array);
+BoundDraw draw_rows(const TrajectoryRows& rows, std::size_t count, std::size_t window, std::uint64_t seed,
+                    std::uint64_t call) {
+    nb::object ids = new_int64(count), steps = new_int64(count), envs = new_int64(count);
+    TrajectoryDraw draw = rows.draw(count, window, seed, call, int64_of(ids), int64_of(steps), int64_of(envs));
+    return {std::move(ids), std::move(steps), std::move(envs), std::move(draw)};
 }
 
-std::int64_t* int64_of(const nb::object& array) {
-    return static_cast<std::int64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
-}
-
-// The sizes of trajectories, and the slabs of those that are in memory. Calls come under the interpreter's lock and
-// the buffer's own.
-struct Trajectories {
-    TrajectorySizes sizes;
-    std::shared_ptr<Slabs> slabs = std::make_shared<Slabs>();  // of trajectories from number `base` on
-    std::vector<std::int64_t> ids;
-    std::uint64_t base = 0;
-
-    std::size_t at(std::uint64_t number) const {
-        if (number < sizes.first() || number >= sizes.first() + sizes.size())
-            throw Error(ErrorKind::stale_handle, "there is no trajectory number " + std::to_string(number));
-        return number - base;
+void extend(TrajectoryRows& rows, nb::handle ids, nb::handle steps, nb::handle envs) {
+    const auto count = static_cast<std::size_t>(PyArray_SIZE(bytes_of(steps, false)));
+    const auto* each_id = reinterpret_cast<const std::int64_t*>(data_of(ids, 8 * count, false));
+    const auto* each_steps = reinterpret_cast<const std::int64_t*>(data_of(steps, 8 * count, false));
+    const auto* each_envs = reinterpret_cast<const std::int64_t*>(data_of(envs, 8 * count, false));
+    for (std::size_t i = 0; i < count; ++i) {
+        // Negative ones become larger than any count, which append() refuses.
+        rows.append(each_id[i], static_cast<std::uint64_t>(each_steps[i]), static_cast<std::uint64_t>(each_envs[i]));
     }
-    void hold(std::uint64_t number, nb::object slab, nb::object layout) {
-        const std::size_t place = at(number);
-        HeldSlab held(std::move(slab), std::move(layout));  // checks that it is large enough
-        const auto* kind = nb::cast<const SlabLayout*>(held.layout);
-        if (kind->steps != sizes.steps_of(number) || kind->envs != sizes.envs_of(number)) {
-            throw Error(ErrorKind::storage, "trajectory number " + std::to_string(number) + ": expected a slab of " +
-                                                std::to_string(sizes.steps_of(number)) + " steps and " +
-                                                std::to_string(sizes.envs_of(number)) + " environments, got " +
-                                                std::to_string(kind->steps) + " and " + std::to_string(kind->envs));
-        }
-        slabs->set(place, std::move(held));
-    }
-    void append(std::int64_t id, std::uint64_t steps, std::uint64_t envs) {
-        sizes.append(steps, envs);
-        slabs->append();
-        ids.push_back(id);
-    }
-    void extend(nb::handle names, nb::handle steps, nb::handle envs) {
-        const auto count = static_cast<std::size_t>(PyArray_SIZE(bytes_of(steps, false)));
-        const auto* named = reinterpret_cast<const std::int64_t*>(data_of(names, 8 * count, false));
-        const auto* rows = reinterpret_cast<const std::int64_t*>(data_of(steps, 8 * count, false));
-        const auto* columns = reinterpret_cast<const std::int64_t*>(data_of(envs, 8 * count, false));
-        for (std::size_t i = 0; i < count; ++i) {
-            // Negative ones become larger than any count, which append() refuses.
-            append(named[i], static_cast<std::uint64_t>(rows[i]), static_cast<std::uint64_t>(columns[i]));
-        }
-    }
-    void drop(std::size_t count) {
-        count = std::min(count, sizes.size());
-        const std::uint64_t first = sizes.first();
-        for (std::size_t i = 0; i < count; ++i) slabs->set(first + i - base, HeldSlab());
-        sizes.drop_oldest(count);
-        const std::uint64_t gone = sizes.first() - base;
-        if (gone < 1'024 || gone < ids.size() / 2) return;
-        slabs->drop_front(gone);
-        ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(gone));
-        base += gone;
-    }
-    TrajectoryDraw draw(std::size_t count, std::size_t window, std::uint64_t seed, std::uint64_t call) {
-        TrajectoryDraw draw(slabs);
-        draw.ids = new_int64(count);
-        draw.steps = new_int64(count);
-        draw.envs = new_int64(count);
-        std::int64_t* numbers = int64_of(draw.ids);  // for now
-        std::int64_t* steps = int64_of(draw.steps);
-        std::int64_t* envs = int64_of(draw.envs);
-        sizes.draw(seed, call, window, count, numbers, steps, envs);
-        draw.rows.resize(count);
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::size_t place = static_cast<std::uint64_t>(numbers[i]) - base;
-            const Slabs::Spot& spot = slabs->spots[place];
-            RowPlace& row = draw.rows[i];
-            if (spot.data) {
-                row.slab = spot.data;
-                row.leaves = spot.layout->leaves.data();
-                row.envs = spot.layout->envs;
-                row.record_bytes = spot.layout->record_bytes;
-                row.leaf_count = static_cast<std::uint32_t>(spot.layout->leaves.size());
-            } else {
-                draw.missing.emplace_back(numbers[i], i);
-            }
-            row.step = static_cast<std::uint64_t>(steps[i]);
-            row.env = static_cast<std::uint64_t>(envs[i]);
-            numbers[i] = ids[place];
-        }
-        std::sort(draw.missing.begin(), draw.missing.end());
-        return draw;
-    }
-};
-
-[[noreturn]] void fail(const std::string& what, const std::string& path) {
-    throw Error(ErrorKind::storage, what + " " + path + ": " + std::strerror(errno));
 }
 
 // Arrays may die after static destructors have run.
@@ -362,44 +202,44 @@ void bind_trajectories(nb::module_& m) {
             },
             nb::arg("leaves"))
         .def("__len__", [](RowKinds& self) { return self.leaves.size(); });
-    nb::class_<TrajectoryDraw>(m, "TrajectoryDraw")
-        .def_prop_ro("ids", [](TrajectoryDraw& self) { return self.ids; })
-        .def_prop_ro("steps", [](TrajectoryDraw& self) { return self.steps; })
-        .def_prop_ro("envs", [](TrajectoryDraw& self) { return self.envs; })
-        .def_prop_ro("hits", [](TrajectoryDraw& self) { return self.rows.size() - self.missing.size(); })
-        .def_prop_ro("missing",
-                     [](TrajectoryDraw& self) {
-                         nb::typed<nb::list, std::int64_t> missing;
-                         std::int64_t last = -1;
-                         for (const auto& [number, row] : self.missing) {
-                             if (number != last) missing.append(number);
-                             last = number;
-                         }
-                         return missing;
-                     })
-        .def("fill", &TrajectoryDraw::fill, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
-        .def("gather", &TrajectoryDraw::gather, nb::arg("kinds"));
-    nb::class_<Trajectories>(m, "Trajectories")
-        .def(nb::init<>())
-        .def("__len__", [](Trajectories& self) { return self.sizes.size(); })
-        .def_prop_ro("first", [](Trajectories& self) { return self.sizes.first(); })
+    nb::class_<BoundDraw>(m, "TrajectoryDraw")
+        .def_ro("ids", &BoundDraw::ids)
+        .def_ro("steps", &BoundDraw::steps)
+        .def_ro("envs", &BoundDraw::envs)
+        .def_prop_ro("hits", [](BoundDraw& self) { return self.draw.hits(); })
+        .def_prop_ro("missing", [](BoundDraw& self) { return self.draw.missing(); })
         .def(
-            "rows", [](Trajectories& self, std::size_t window) { return self.sizes.rows(window); }, nb::arg("window"))
-        .def("append", &Trajectories::append, nb::arg("id"), nb::arg("steps"), nb::arg("envs"))
-        .def("extend", &Trajectories::extend, nb::arg("ids"), nb::arg("steps"), nb::arg("envs"))
-        .def("drop", &Trajectories::drop, nb::arg("count"))
-        .def("hold", &Trajectories::hold, nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+            "fill",
+            [](BoundDraw& self, std::int64_t number, nb::object slab, nb::object layout) {
+                self.draw.fill(number, held_slab(std::move(slab), std::move(layout)));
+            },
+            nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
+        .def("gather", &BoundDraw::gather, nb::arg("kinds"));
+    nb::class_<TrajectoryRows>(m, "Trajectories")
+        .def(nb::init<>())
+        .def("__len__", [](TrajectoryRows& self) { return self.sizes().size(); })
+        .def_prop_ro("first", [](TrajectoryRows& self) { return self.sizes().first(); })
+        .def(
+            "rows", [](TrajectoryRows& self, std::size_t window) { return self.sizes().rows(window); },
+            nb::arg("window"))
+        .def("append", &TrajectoryRows::append, nb::arg("id"), nb::arg("steps"), nb::arg("envs"))
+        .def("extend", &extend, nb::arg("ids"), nb::arg("steps"), nb::arg("envs"))
+        .def("drop", &TrajectoryRows::drop, nb::arg("count"))
+        .def(
+            "hold",
+            [](TrajectoryRows& self, std::uint64_t number, nb::object slab, nb::object layout) {
+                self.hold(number, held_slab(std::move(slab), std::move(layout)));
+            },
+            nb::arg("number"), nb::arg("slab"), nb::arg("layout"))
         .def(
             "slab",
-            [](Trajectories& self, std::uint64_t number) -> nb::object {
-                const HeldSlab& held = self.slabs->held[self.at(number)];
-                return held.slab ? held.slab : nb::none();
+            [](TrajectoryRows& self, std::uint64_t number) -> nb::object {
+                const HeldSlab& held = self.slab(number);
+                return held.owner ? static_cast<const PythonSlab*>(held.owner.get())->slab : nb::none();
             },
             nb::arg("number"))
-        .def(
-            "let_go", [](Trajectories& self, std::uint64_t number) { self.slabs->set(self.at(number), HeldSlab()); },
-            nb::arg("number"))
-        .def("draw", &Trajectories::draw, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
+        .def("let_go", &TrajectoryRows::let_go, nb::arg("number"))
+        .def("draw", &draw_rows, nb::arg("count"), nb::arg("window"), nb::arg("seed"), nb::arg("call"));
     m.def(
         "new_slab",
         [](std::size_t bytes) {
@@ -415,18 +255,17 @@ void bind_trajectories(nb::module_& m) {
     m.def(
         "make_records",
         [](nb::object slab, nb::object layout, nb::object records, nb::object record_layout) {
-            const HeldSlab from(std::move(slab), std::move(layout));
-            const HeldSlab to(std::move(records), std::move(record_layout));
-            const auto* arrays = nb::cast<const SlabLayout*>(from.layout);
-            const auto* made = nb::cast<const SlabLayout*>(to.layout);
+            const HeldSlab from = held_slab(std::move(slab), std::move(layout));
+            const auto* arrays = from.layout;
+            const auto* made = nb::cast<const SlabLayout*>(record_layout);
             bool is_same = !arrays->record_bytes && made->record_bytes && arrays->steps == made->steps &&
                            arrays->envs == made->envs && arrays->leaves.size() == made->leaves.size();
             for (std::size_t leaf = 0; is_same && leaf < made->leaves.size(); ++leaf)
                 is_same = arrays->leaves[leaf].row_bytes == made->leaves[leaf].row_bytes;
             if (!is_same)
                 throw Error(ErrorKind::schema, "make_records: layouts of two kinds; this is a defect of Sharpwave");
-            auto* target = data_of(to.slab, made->bytes, true);
-            const auto work = [&] { make_records(from.place.slab, *arrays, *made, target); };
+            auto* target = data_of(records, made->bytes, true);
+            const auto work = [&] { make_records(from.data, *arrays, *made, target); };
             if (made->bytes < kAlone) return work();
             const PatientRelease release;
             work();
@@ -462,9 +301,8 @@ void bind_trajectories(nb::module_& m) {
     m.def(
         "exchange_paths",
         [](const std::string& one, const std::string& other) {
-            if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) != 0) {
-                fail("cannot exchange " + one + " and", other);
-            }
+            const PatientRelease release;
+            exchange_paths(one, other);
         },
         nb::arg("one"), nb::arg("other"), "Two names of files or folders change places, in one step.");
 }

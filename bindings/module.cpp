@@ -34,6 +34,7 @@ NB_MODULE(_core, m) {
     // gives their memory back and users can mend nothing, so nothing is printed; tests turn the warnings on.
     nb::set_leak_warnings(false);
     m.def("set_leak_warnings", [](bool on) { nb::set_leak_warnings(on); }, nb::arg("on"));
+    bind_settings(m);
     bind_tree(m);
     bind_table(m);
     bind_writer(m);

@@ -344,7 +344,8 @@ LastArrays::~LastArrays() {
 PyObject* LastArrays::take(std::size_t place, PyArray_Descr* dtype, int dimensions, const npy_intp* shape) {
     if (place >= pairs_.size()) return nullptr;
     for (PyObject* object : pairs_[place].arrays) {
-        // One reference is ours. Views, tensors and exported buffers hold another; so does whoever kept the array.
+        // One reference is ours. Views, tensors and exported buffers hold another; so does a caller that kept the
+        // array.
         if (!object || Py_REFCNT(object) != 1) continue;
         auto* array = reinterpret_cast<PyArrayObject*>(object);
         // Its last holder may have reshaped it or made it read-only.

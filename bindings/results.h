@@ -29,7 +29,7 @@ struct Batch {
     sharpwave::Outputs outputs() { return {flats.data(), is_ragged ? lengths.data() : nullptr, discounts}; }
 };
 
-// The small arrays of the last two batches. One that nobody else holds any more is given out again as it is: for them
+// The small arrays of the last two batches. One without another reference is given out again as it is: for them
 // making and freeing the array object costs more than filling it. (While the caller draws the next batch it still holds
 // the last one, hence two.)
 class LastArrays {

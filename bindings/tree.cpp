@@ -55,7 +55,7 @@ Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discou
         }
         leaf.stack = nb::cast<std::uint32_t>(parts[3]);
         leaf.is_ragged = nb::cast<bool>(parts[4]);
-        leaf.place = {nb::cast<std::uint32_t>(parts[5]), static_cast<sharpwave::Role>(nb::cast<int>(parts[6])),
+        leaf.place = {nb::cast<std::uint32_t>(parts[5]), nb::cast<sharpwave::Role>(parts[6]),
                       nb::cast<std::uint32_t>(parts[7])};
         leaf.bytes = leaf.frame_bytes * leaf.stack;
         leaf.batch_shape = leaf.shape;

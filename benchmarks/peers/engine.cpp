@@ -31,7 +31,8 @@ void* engine_create(std::uint64_t capacity, bool by_priority, double alpha, doub
                      {"reward", "<f4", 4, {}},
                      {"next_obs", "<f4", 4, {17}},
                      {"done", "|b1", 1, {}}};
-    config.sampler = {by_priority, alpha, beta, beta, 0};
+    config.index.is_by_priority = by_priority;
+    config.set_counters = Exponents{alpha, beta, beta, 0}.writer();
     const bool folds = n_step > 1;
     const Role summed = folds ? Role::reward : Role::own, last = folds ? Role::last : Role::own;
     ViewConfig view{n_step, gamma, {{0, Role::own}, {1, Role::own}, {2, summed}, {3, last}, {4, last}}};

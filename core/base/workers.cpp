@@ -67,7 +67,7 @@ private:
             try {
                 part(begin, std::min(begin + piece, count));
             } catch (...) {
-                // Told by run(), in the caller's thread, when nobody uses the part any more.
+                // Told by run(), in the caller's thread, when no thread uses the part any more.
                 std::lock_guard<std::mutex> guard(mutex_);
                 if (!error_) error_ = std::current_exception();
                 next_.store(count, std::memory_order_relaxed);
@@ -76,8 +76,8 @@ private:
         }
     }
 
-    // Whoever draws one large batch often draws the next at once: looking for it a little longer than waking up takes
-    // saves the waking. A training loop comes back later than that, and then the helper is asleep.
+    // A caller that draws one large batch often draws the next at once: looking for it a little longer than waking up
+    // takes saves the waking. A training loop comes back later than that, and then the helper is asleep.
     void linger(std::uint64_t seen) const {
         const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(30);
         while (job_.load(std::memory_order_relaxed) == seen && std::chrono::steady_clock::now() < until) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "sampling/index_draw.h"
 #include "sampling/uniform.h"
 
 namespace sharpwave {
@@ -83,7 +84,7 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
         }
         double* probabilities = drawn.probabilities ? drawn.probabilities : scratch.probabilities.data();
         const Drawn target{slots, scratch.limits.data(), probabilities};
-        RowIndex::Draw draw(*index_, target, count, deadline);
+        IndexDraw draw(*index_, target, count, deadline);
         const auto gather_all = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
             std::size_t misses = gather(begin, end, bad);
             if (!goals_) return misses;

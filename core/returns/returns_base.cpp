@@ -46,7 +46,7 @@ const ReturnKernels<Real, Flag>& return_kernels() {
     }
 }
 
-// Envs are independent: tiles of them go to whoever is free. Small ones are done before a helper is awake.
+// Envs are independent: tiles of them go to the threads that are free. Small ones are done before a helper is awake.
 template <class Tile>
 void over_envs(std::size_t steps, std::size_t envs, const Tile& tile) {
     constexpr std::size_t kWorthSharing = 1 << 18;

@@ -107,7 +107,7 @@ bool Pace::try_reserve(Side side, std::uint64_t rows, Deadline deadline) {
     const Table::IndexLock lock(*table_, deadline);
     notice_clear();
     for (const bool again : {false, true}) {
-        // Rows on their way in count for adding only, batches on their way out for sampling only: nobody acts on what
+        // Rows on their way in count for adding only, batches on their way out for sampling only: no call acts on what
         // may yet come to nothing.
         const State now = state();
         bool may;

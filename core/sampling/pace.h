@@ -7,7 +7,7 @@
 // to draw, sampling waits, and adding goes on, for only that can help.
 //
 // A call is tested and its rows are reserved under the index lock; what it did is counted when it is done, so a batch
-// that never reached anybody costs nothing. A reservation stands at its process's seat and ends with the process.
+// that was not delivered costs nothing. A reservation stands at its process's seat and ends with the process.
 #pragma once
 
 #include <atomic>
@@ -39,10 +39,10 @@ public:
     // index lock is waited for until the deadline.
     bool try_reserve(Side side, std::uint64_t rows, Deadline deadline = Deadline::never());
 
-    // The rows were added or delivered, or were not: the reservation ends, and whoever waits looks again.
+    // The rows were added or delivered, or were not: the reservation ends, and waiting calls look again.
     void settle(Side side, std::uint64_t rows, bool done);
 
-    // Something happened that waiters should look at.
+    // Wakes the waiting calls: something has changed.
     void ring();
 
     // A mark before a failed try; wait() returns when something has happened since, or after so many seconds.

@@ -57,8 +57,8 @@ struct SumTree {
         {};  // levels[0] stands directly over the leaves; the last one's first node is the root
     std::uint64_t sizes[kMaxLevels] = {};  // nodes of a level
     int depth = 0;
-    bool keeps_largest = true;   // whether anybody asks for largest_priority()
-    bool keeps_smallest = true;  // and for smallest_mass()
+    bool keeps_largest = true;   // whether largest_priority() is asked for
+    bool keeps_smallest = true;  // whether smallest_mass() is
 };
 
 struct SumTreeKernels {

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kMaxRowBytes = std::uint64_t{1} << 40;
 constexpr std::uint64_t kMaxHeapValue = std::uint64_t{1} << 31;
 constexpr std::uint32_t kMaxStack = 256;
-// Fields from here on stand at multiples of 16 bytes, as rows that have one do: whoever copies them, a GPU over its bus
+// Fields from here on stand at multiples of 16 bytes, as rows that have one do: so that a copy, by a GPU over its bus
 // above all, reads whole words. Of such a row the padding is a hundredth at most.
 constexpr std::uint64_t kLargeField = 1024;
 constexpr std::uint64_t kLargeAlignment = 16;

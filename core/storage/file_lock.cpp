@@ -35,7 +35,7 @@ std::vector<int>& open_descriptors() {
                                                            open_mutex.unlock();
                                                        });
 
-// Opened and listed in one step: a fork in between would leave the child a descriptor that nobody closes.
+// Opened and listed in one step: a fork in between would leave the child a descriptor that is never closed.
 int open_listed(const std::string& path, int flags) {
     std::lock_guard<std::mutex> guard(open_mutex);
     open_descriptors().reserve(open_descriptors().size() + 1);
@@ -149,7 +149,7 @@ void FileLock::unlock(std::uint64_t place) {
 
 bool FileLock::is_held_elsewhere(std::uint64_t first, std::uint64_t count) const {
     struct flock lock = region(F_WRLCK, first, count);
-    // Where the kernel cannot say, somebody may be there: nothing is taken from a holder by mistake.
+    // Where the kernel cannot say, it counts as held: nothing is taken from a holder by mistake.
     return fcntl(fd(), kGet, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -34,6 +35,15 @@ int give_name(int fd, const std::string& temporary, const std::string& path) {
 }
 
 }  // namespace
+
+void exchange_paths(const std::string& one, const std::string& other) {
+#if defined(__APPLE__)
+    if (::renamex_np(one.c_str(), other.c_str(), RENAME_SWAP) == 0) return;
+#else
+    if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0) return;
+#endif
+    throw Error(ErrorKind::storage, "cannot exchange " + one + " and " + other + ": " + std::strerror(errno));
+}
 
 std::string folder_of(const std::string& path) {
     const std::string folder = path.substr(0, path.find_last_of('/') + 1);
@@ -148,7 +158,7 @@ void NewFile::publish(bool replace, bool sync) {
     // link() refuses an existing name in one step, rename() replaces it in one step.
     int result = give_name(fd_, temporary_, path_);
     if (result != 0 && errno == EEXIST && replace) {
-        // Through a second name, always the same: whoever is killed between the two steps leaves one file at most, and
+        // Through a second name, always the same: a process killed between the two steps leaves one file at most, and
         // the next one takes it away. Two at once may take it from each other; then again.
         const std::string next = path_ + ".next";
         for (int tries = 0; result != 0 && tries < 1000; ++tries) {

@@ -1,4 +1,5 @@
-// A file that gets its name when it is whole: nobody ever finds half of one, and a killed process leaves none behind.
+// A file that gets its name when it is whole: no process ever finds half of one, and a killed process leaves none
+// behind.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,9 @@ private:
 // Gives a range of a file its space; an error number, or 0. Goes on after a signal, unless `is_interruptible` and the
 // signal's handler raised.
 int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes, bool is_interruptible = false);
+
+// Two names of files or folders change places, in one step.
+void exchange_paths(const std::string& one, const std::string& other);
 
 // The folder that a path is in.
 std::string folder_of(const std::string& path);

@@ -66,7 +66,8 @@ Presence::Presence(const Storage& storage, const Runtime& runtime, Deadline dead
     first_ = !file_.is_held_elsewhere(kFirstSeat, kSeats);
     while (!file_.try_lock(kFirstSeat + seat_)) {
         if (++seat_ == kSeats)
-            throw Error(ErrorKind::storage, "'" + path_ + "' is open 1024 times already; close some of them");
+            throw Error(ErrorKind::storage,
+                        "'" + path_ + "' is open " + std::to_string(kSeats) + " times already; close some of them");
     }
 }
 

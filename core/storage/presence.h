@@ -1,5 +1,7 @@
-// Who has a table's file open: each opening holds a seat, a byte lock on the file itself (storage/file_lock.h). The
-// kernel ends it with its process, however that ends; no process id is ever compared.
+// Which processes have a table's file open. Each opening holds a seat: a byte lock on the file itself
+// (storage/file_lock.h), which the kernel ends with the process. Process ids are never compared.
+//
+// One more byte lock, the door, is held by the process that opens or closes the table: one at a time.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +20,9 @@ class Storage;
 
 class Presence {
 public:
-    // Joins those who have the storage's file open, through a description of its own. Until settle() every other opener
-    // waits at the door, so the first one in may repair the table undisturbed. Where another opener keeps the door
-    // until the deadline: ErrorKind::not_ready, naming its process id as `runtime` tells it.
+    // Takes the door and a seat, through a file description of its own. The door is held until settle(), so the first
+    // opener can repair the table undisturbed. Where another opener keeps the door until the deadline:
+    // ErrorKind::not_ready, naming its process id as `runtime` tells it.
     Presence(const Storage& storage, const format::Runtime& runtime, Deadline deadline);
     ~Presence();
     Presence(const Presence&) = delete;
@@ -46,20 +48,20 @@ public:
     // No other process has the table open now. Other openings of this process do not count.
     bool is_alone() const;
 
-    // The table is open nowhere else, as far as can be said without the door.
+    // The table is open nowhere else. Without the door this may change at once.
     bool is_only() const;
 
-    // Process ids of all openings of a file; for people.
+    // Process ids of all openings of a file, for messages.
     static std::vector<std::uint64_t> holders(const Storage& storage, const format::Runtime& runtime);
 
-    // Locks of the file, for one at a time of all threads and processes; they end with their process. False: not given
-    // within so many seconds.
+    // Two locks that one thread of all processes has at a time; they end with their process. take() is false where the
+    // lock was not free within so many seconds.
     enum class Turn { cleaning, index };
     bool take(Turn turn, double timeout_s) const;
     void give(Turn turn) const;
 
-    // Takes the door again for the way out; true when the table is open nowhere else. False also where the door was not
-    // free in time.
+    // Takes the door for closing. True when the table is open nowhere else; false also where the door was not free in
+    // time.
     bool begin_leave(Deadline deadline);
 
 private:

@@ -14,7 +14,7 @@ namespace sharpwave {
 
 class Presence;
 
-// Lives in the runtime page. Plain bytes: initialise() makes it, once, before anybody else looks.
+// Lives in the runtime page. Plain bytes: initialise() makes it, once, before any other process looks.
 struct SharedLock {
     pthread_mutex_t mutex;
     std::atomic<std::uint64_t> owner_pid;  // with a robust mutex for the message only

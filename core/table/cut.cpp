@@ -29,7 +29,7 @@ Cut cut_of(const Table& table) {
         if (reach[b].ticket == kNone) continue;
         reach[b].head = table.block_length(b);
         if (block.owner.load(std::memory_order_acquire) != 0) {
-            // Held by whoever fills this lap, or already by whoever is about to begin the next: its last row tells.
+            // Held by the writer of this lap, or already by the writer of the next one: the last row tells which.
             const std::uint64_t end = reach[b].end(table.block_rows()) - 1;
             const std::uint64_t slot = b * table.block_rows() + reach[b].head - 1;
             const std::uint64_t seen = std::atomic_ref<std::uint64_t>(table.word(slot)).load(std::memory_order_acquire);

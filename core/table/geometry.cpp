@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "base/wide.h"
+#include "storage/real_counters.h"
 #include "table/table.h"
 
 namespace sharpwave {
@@ -21,7 +22,7 @@ namespace {
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // The largest power of two times the width that still leaves four blocks a writer; the width itself where the ring
-// is too small for that (a block of one step is never held between adds, so it holds nobody up).
+// is too small for that (a block of one step is never held between adds, so it holds no other writer up).
 // A block holds at least a stack, so that rows and the history they need lie in two neighbouring blocks at most.
 std::uint64_t choose_block_rows(const TableConfig& config, const RowLayout& layout) {
     std::uint64_t rows = config.width;
@@ -85,9 +86,9 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     header.spare_rows = header.slots - header.capacity;
     header.saved_slots = header.slots;
     header.waiting_bytes = derived ? layout.waiting_bytes() : 0;
-    header.sampler = config.sampler.is_by_priority ? 1 : config.sampler.has_index ? 2 : 0;
+    header.sampler = config.index.is_by_priority ? 1 : config.index.has_index ? 2 : 0;
     header.columns =
-        (config.sampler.numbers_steps ? kEpisodesColumn : 0) | (config.sampler.counts_reads ? kReadsColumn : 0);
+        (config.index.numbers_steps ? kEpisodesColumn : 0) | (config.index.counts_reads ? kReadsColumn : 0);
     header.blocks = (header.slots + header.block_rows - 1) / header.block_rows;
     header.width = config.width;
     header.block_heap_bytes = block_heap_bytes(layout, header.block_rows, header.width);
@@ -149,13 +150,9 @@ std::uint64_t sparse_offset(const Header& header) {
 void write_plan(std::byte* base, const Header& header, const TableConfig& config, const RowLayout& layout) {
     auto* counters = new (base + header.regions[kCounters].offset) Counters{};
     counters->incarnation.value = 1;
-    const SamplerNumbers& sampler = config.sampler;
-    const auto bits = [](double value) { return std::bit_cast<std::uint64_t>(value); };
-    counters->alpha.value = bits(sampler.alpha);
-    counters->beta_start.value = bits(sampler.beta_start);
-    counters->beta_end.value = bits(sampler.beta_end);
-    counters->beta_steps.value = bits(sampler.beta_steps);
-    counters->running_max.value = bits(1.0);
+    for (const RealCounter& real : kRealCounters)
+        (counters->*real.counter).value = std::bit_cast<std::uint64_t>(real.start);
+    if (config.set_counters) config.set_counters(*counters);
     auto* writers = reinterpret_cast<WriterRecord*>(base + header.regions[kWriters].offset);
     for (std::uint64_t i = 0; i < header.max_writers; ++i) {
         (new (writers + i) WriterRecord{})->position = kNone;

@@ -19,7 +19,7 @@ std::uint64_t sparse_offset(const format::Header& header);
 // Writes header, fields, description and starting records into zeroed bytes.
 void write_plan(std::byte* base, const format::Header& header, const TableConfig& config, const RowLayout& layout);
 
-// Reads a header that anybody may have written: foreign, newer, truncated or damaged ones are ErrorKind::storage.
+// Reads a header that may come from anywhere: foreign, newer, truncated or damaged ones are ErrorKind::storage.
 // Afterwards every region lies inside the header's total_bytes, which are `bytes` unless the file may_be_shorter.
 format::Header check_header(const std::byte* base, std::uint64_t bytes, const std::string& path,
                             bool may_be_shorter = false);

@@ -25,7 +25,7 @@ void put_header(std::byte* place, std::uint64_t owner, std::uint64_t span) {
 
 }  // namespace
 
-BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), block_(block) {
+BlockHeap::BlockHeap(Table& table, std::uint64_t block) : table_(&table), block_(block) {
     used_ = table.block_record(block).heap_used.load(std::memory_order_relaxed);
     const std::uint64_t finals = table.header().block_finals_bytes;
     const std::uint64_t size = table.header().block_heap_bytes - finals;
@@ -50,7 +50,7 @@ BlockHeap::BlockHeap(const Table& table, std::uint64_t block) : table_(&table), 
     }
 }
 
-void BlockHeap::ensure(std::uint64_t bytes) const {
+void BlockHeap::ensure(std::uint64_t bytes) {
     const std::uint64_t finals = table_->header().block_finals_bytes;
     const std::uint64_t size = table_->header().block_heap_bytes - finals;
     if (used_ + bytes > size) return;
@@ -91,7 +91,7 @@ std::uint64_t BlockHeap::allocate(std::uint64_t owner, std::uint64_t bytes, Writ
     return place;
 }
 
-void BlockHeap::ensure_finals(std::uint64_t count) const {
+void BlockHeap::ensure_finals(std::uint64_t count) {
     const std::uint64_t span = piece_bytes(table_->layout().final_bytes());
     const std::uint64_t places = table_->header().block_rows + 2 * table_->width();
     const std::uint64_t first = std::min(touched_finals_, places), last = std::min(touched_finals_ + count, places);
@@ -126,7 +126,7 @@ std::uint64_t BlockHeap::allocate_final(std::uint64_t owner) {
     throw Error(ErrorKind::storage, "add(): no place for a final observation; this is a defect of Sharpwave");
 }
 
-std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting) {
+std::uint64_t keep_final(Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting) {
     thread_local std::vector<std::byte> image;
     image.resize(table.layout().final_bytes());
     std::uint64_t from = kWaitingHead, to = 0;
@@ -175,7 +175,7 @@ void each_needed_place(const Table& table, std::uint64_t pair, Each each) {
 
 }  // namespace
 
-void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair) {
+void settle_waiting(Table& table, BlockHeap& heap, std::uint64_t pair) {
     each_needed_place(table, pair, [&](std::byte* place, std::uint64_t slot, std::uint64_t seen) {
         const std::uint64_t kept = keep_final(table, heap, serial_of(seen), place);
         if (kept == kNone) return;

@@ -20,23 +20,23 @@ public:
     BlockHeap() = default;
 
     // Goes on where the block's lap stands; 0 `used` begins a new one.
-    BlockHeap(const Table& table, std::uint64_t block);
+    BlockHeap(Table& table, std::uint64_t block);
 
     // Room for `bytes` that belong to the row `owner`; returns its place in the heap region. Live rows that had to go
     // are charged to `by`.
     std::uint64_t allocate(std::uint64_t owner, std::uint64_t bytes, format::WriterRecord& by);
 
     // Gives the next `bytes` of the chain their space in a file.
-    void ensure(std::uint64_t bytes) const;
+    void ensure(std::uint64_t bytes);
 
     // The same for the next `count` places of final observations.
-    void ensure_finals(std::uint64_t count) const;
+    void ensure_finals(std::uint64_t count);
 
     // A place for the final observation of the row `owner`, likewise.
     std::uint64_t allocate_final(std::uint64_t owner);
 
 private:
-    const Table* table_ = nullptr;
+    Table* table_ = nullptr;
     std::uint64_t block_ = 0;
     std::uint64_t used_ = 0;            // this lap's pieces end here
     std::uint64_t next_final_ = 0;      // where the search for a place begins
@@ -46,7 +46,7 @@ private:
 
 // Puts the next observation of row `serial` into the heap as its final one; returns the place. `waiting` is the image
 // of a waiting place; if it makes no sense (a damaged file) kNone comes back.
-std::uint64_t keep_final(const Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting);
+std::uint64_t keep_final(Table& table, BlockHeap& heap, std::uint64_t serial, const std::byte* waiting);
 
 // Of a next observation's field: names its row too, for places are used again.
 inline std::uint32_t next_checksum(std::uint64_t serial, const void* bytes, std::uint64_t count) {
@@ -55,7 +55,7 @@ inline std::uint32_t next_checksum(std::uint64_t serial, const void* bytes, std:
 
 // Ends the episodes of a writer that says no more: what waits for a row that never came becomes final. `pair` is the
 // writer's first pair of waiting places.
-void settle_waiting(const Table& table, BlockHeap& heap, std::uint64_t pair);
+void settle_waiting(Table& table, BlockHeap& heap, std::uint64_t pair);
 
 // Whether that would find something to do.
 bool is_waited_for(const Table& table, std::uint64_t pair);

@@ -9,7 +9,7 @@ namespace sharpwave {
 
 using namespace format;
 
-History history_of(const Table& table) {
+History history_of(Table& table) {
     const TableStats stats = table.stats();
     const Counters& counters = table.counters();
     History history;

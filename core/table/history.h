@@ -18,9 +18,9 @@ struct History {
     double running_max = 1;
 };
 
-History history_of(const Table& table);
+History history_of(Table& table);
 
-// A table that nobody has written to: its first row gets the serial `first`, the start of a block; smaller ones than
+// A table without writers yet: its first row gets the serial `first`, the start of a block; smaller ones than
 // `origin`, the start of a lap, were cleared. ErrorKind::schema if it cannot be.
 void begin_at(Table& table, std::uint64_t origin, std::uint64_t first);
 

@@ -13,8 +13,10 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/workers.h"
+#include "table/check.h"
 #include "table/geometry.h"
 #include "table/heap.h"
+#include "table/recovery.h"
 #include "table/snapshot.h"
 #include "table/table.h"
 
@@ -177,33 +179,29 @@ void load_heap(Table& table, std::uint64_t block, const std::byte* heap, const s
     table.block_record(block).heap_used.store(used);
 }
 
-}  // namespace
-
-std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
-    const Saved whole = read_file(path, kSnapshot, recover);
-    const std::optional<Saved> increment = read_increment(increment_path(path), whole.header, recover);
-    // Everything that is not rows is that of the newer one.
-    const Saved& newest = increment ? *increment : whole;
-    const Header& saved = newest.header;
-    const std::byte* base = newest.base;
-
+// What a table is made with, as a snapshot tells.
+TableConfig config_of(const Header& saved, const std::byte* base, const RowLayout& layout) {
     TableConfig config;
-    const RowLayout layout = read_layout(base, saved, path);
     config.fields = layout.fields();
     config.capacity = saved.capacity;
     config.width = saved.width;
     config.max_writers = saved.max_writers;
     config.seed = saved.seed;
     config.block_rows = saved.block_rows;
-    config.sampler.is_by_priority = saved.sampler == 1;
-    config.sampler.has_index = saved.sampler != 0;
-    config.sampler.numbers_steps = saved.columns & kEpisodesColumn;
-    config.sampler.counts_reads = saved.columns & kReadsColumn;
+    config.index.is_by_priority = saved.sampler == 1;
+    config.index.has_index = saved.sampler != 0;
+    config.index.numbers_steps = saved.columns & kEpisodesColumn;
+    config.index.counts_reads = saved.columns & kReadsColumn;
     const Region& text = saved.regions[kDescription];
     config.description.assign(reinterpret_cast<const char*>(base + text.offset), text.bytes);
+    return config;
+}
+
+// Whether a table made with this configuration has the geometry that the file's header says.
+void check_geometry(const TableConfig& config, const RowLayout& layout, const Header& saved, const std::string& path) {
     const Header made = [&] {
         try {
-            return sharpwave::plan(config, layout);
+            return plan(config, layout);
         } catch (const Error& error) {
             throw Error(ErrorKind::storage, "'" + path + "' is damaged: " + error.what());
         }
@@ -212,37 +210,107 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
         made.block_heap_bytes != saved.block_heap_bytes || made.block_finals_bytes != saved.block_finals_bytes) {
         throw Error(ErrorKind::storage, "'" + path + "' is damaged: its header contradicts itself");
     }
-    auto table = Table::create(config);
-    for (RegionId id : {kCounters, kWriters, kBlocks}) {
-        std::memcpy(table->storage_.data() + table->header_->regions[id].offset, base + saved.regions[id].offset,
-                    saved.regions[id].bytes);
+}
+
+// A snapshot, with its increment, on its way into a new table.
+class SnapshotLoad {
+public:
+    SnapshotLoad(const std::string& path, bool recover)
+        : path_(path),
+          recovers_(recover),
+          whole_(read_file(path, kSnapshot, recover)),
+          increment_(read_increment(increment_path(path), whole_.header, recover)),
+          newest_(increment_ ? *increment_ : whole_),
+          saved_(newest_.header),
+          layout_(read_layout(newest_.base, saved_, path)),
+          finals_(layout_.gives_next() ? reinterpret_cast<const std::uint64_t*>(newest_.at(kFinals)) : nullptr) {}
+
+    std::shared_ptr<Table> run() {
+        const TableConfig config = config_of(saved_, newest_.base, layout_);
+        check_geometry(config, layout_, saved_, path_);
+        table_ = Table::create(config);
+        for (RegionId id : {kCounters, kWriters, kBlocks}) {
+            std::memcpy(table_->region(id), newest_.base + saved_.regions[id].offset, saved_.regions[id].bytes);
+        }
+        load_blocks();
+        if (lost_.load() && !recovers_) {
+            throw Error(ErrorKind::storage,
+                        "'" + path_ + "' is damaged: the row in slot " + std::to_string(first_wrong_.load()) +
+                            " has a wrong checksum; open it with recover=True to save what is whole");
+        }
+        mend_records();
+        for (std::uint64_t b = 0; saved_.block_heap_bytes && b < table_->blocks(); ++b) {
+            if (const Saved* source = source_of(b)) {
+                load_heap(*table_, b, source->at(kHeap), finals_, saved_.saved_slots);
+            }
+        }
+        if (saved_.sampler && newest_.is_sound) load_index(*table_, newest_.base, saved_);
+        return table_;
     }
 
-    // Rows, by several threads: each chunk is copied and checked while it is in the cache.
-    const auto* finals = layout.gives_next() ? reinterpret_cast<const std::uint64_t*>(newest.at(kFinals)) : nullptr;
-    const auto* checksums = reinterpret_cast<const std::uint32_t*>(newest.at(kChecksums));
-    const auto* words = reinterpret_cast<const std::uint64_t*>(newest.at(kWords));
-    const auto source_of = [&](std::uint64_t block) -> const Saved* {
-        if (increment && increment->place_of[block] != kNone) return &*increment;
-        return whole.place_of[block] != kNone && block * saved.block_rows < whole.header.saved_slots ? &whole : nullptr;
-    };
-    std::atomic<std::uint64_t> lost{0}, torn{0}, first_wrong{kNone};
-    std::mutex mutex;
-    std::vector<std::uint64_t> wrong;  // slots of rows that were dropped
-    const std::uint64_t stride = saved.row_bytes;
-    const auto load_rows = [&](const Saved& source, std::uint64_t block, std::uint64_t slot, std::uint64_t count) {
-        const std::uint64_t begin = block * saved.block_rows;
+    // After run(): makes counts and writers agree. Returns how many rows were lost in all.
+    std::uint64_t recover() {
+        table_->counters().rows_lost.value.fetch_add(lost_.load());
+        table_->counters().incarnation.value.fetch_add(1);
+        Recovery recovery(*table_);
+        if (is_settled()) return lost_.load() + recovery.finish(torn_.load(), {});
+        std::vector<std::uint64_t> dropped;
+        for (const std::uint64_t slot : wrong_) {
+            recovery.note_dropped(table_->block_of(slot), slot % saved_.block_rows, dropped);
+        }
+        return lost_.load() + recovery.run(recovers_, std::move(dropped));
+    }
+
+private:
+    // What needs no second look is settled block by block, while it is in the cache.
+    bool is_settled() const { return newest_.is_sound && !recovers_; }
+
+    // The file that holds a block's rows; null: none does.
+    const Saved* source_of(std::uint64_t block) const {
+        if (increment_ && increment_->place_of[block] != kNone) return &*increment_;
+        return whole_.place_of[block] != kNone && block * saved_.block_rows < whole_.header.saved_slots ? &whole_
+                                                                                                        : nullptr;
+    }
+
+    // By several threads: each chunk is copied and checked while it is in the cache.
+    void load_blocks() {
+        const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / saved_.row_bytes);
+        if (is_settled()) TableCheck(*table_).check_records();
+        in_parallel(saved_.blocks, [&](std::size_t first, std::size_t last) {
+            for (std::size_t b = first; b < last; ++b) {
+                const Saved* source = source_of(b);
+                const std::uint64_t begin = b * saved_.block_rows;
+                const std::uint64_t end = std::min({begin + table_->block_length(b), saved_.saved_slots,
+                                                    source ? source->header.saved_slots : saved_.saved_slots});
+                for (std::uint64_t slot = begin; source && slot < end; slot += most) {
+                    load_rows(*source, b, slot, std::min(most, end - slot));
+                }
+                std::vector<std::uint64_t> none;  // a sound snapshot has no half-written rows
+                if (is_settled()) torn_ += Recovery(*table_).mend_block(b, false, none);
+            }
+        });
+    }
+
+    void load_rows(const Saved& source, std::uint64_t block, std::uint64_t slot, std::uint64_t count) {
+        const std::uint64_t stride = saved_.row_bytes, begin = block * saved_.block_rows;
         const std::byte* from = source.at(kRows) + (source.place_of[block] + slot - begin) * stride;
-        std::byte* to = table->rows_ + slot * stride;
+        std::byte* to = table_->view().rows + slot * stride;
         std::memcpy(to, from, count * stride);
         std::vector<std::uint32_t> crcs(count, 0);
-        if (saved.word_is_embedded) {
-            crc32c_each(crcs.data(), to, stride, saved.payload_offset + layout.payload_bytes(), count);
+        if (saved_.word_is_embedded) {
+            crc32c_each(crcs.data(), to, stride, saved_.payload_offset + layout_.payload_bytes(), count);
         } else {
+            const auto* words = reinterpret_cast<const std::uint64_t*>(newest_.at(kWords));
             crc32c_each(crcs.data(), words + slot, 8, 8, count);
-            crc32c_each(crcs.data(), to, stride, layout.payload_bytes(), count);
-            for (std::uint64_t i = 0; i < count; ++i) table->word(slot + i) = words[slot + i];
+            crc32c_each(crcs.data(), to, stride, layout_.payload_bytes(), count);
+            for (std::uint64_t i = 0; i < count; ++i) table_->word(slot + i) = words[slot + i];
         }
+        check_rows(source, slot, to, crcs);
+    }
+
+    // Rows with a wrong checksum, or a word of another slot, are dropped and noted.
+    void check_rows(const Saved& source, std::uint64_t slot, const std::byte* rows, std::vector<std::uint32_t>& crcs) {
+        const auto* checksums = reinterpret_cast<const std::uint32_t*>(newest_.at(kChecksums));
         const Region& heap = source.header.regions[kHeap];
         bool is_outside = false;
         const auto bytes_at = [&](std::uint64_t place, std::uint64_t bytes) -> const std::byte* {
@@ -250,77 +318,60 @@ std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
             is_outside = true;
             return nullptr;
         };
-        for (std::uint64_t i = 0; i < count; ++i) {
-            std::uint64_t& word = table->word(slot + i);
-            const bool is_row = state_of(word) == kCommitted;
+        for (std::uint64_t i = 0; i < crcs.size(); ++i) {
+            std::uint64_t& word = table_->word(slot + i);
             is_outside = false;
-            if (is_row && (layout.uses_heap() || finals)) {
-                crcs[i] = heap_checksum(crcs[i], layout, to + i * stride, finals ? finals[slot + i] : 0, bytes_at);
+            if (state_of(word) == kCommitted && (layout_.uses_heap() || finals_)) {
+                const std::uint64_t final_place = finals_ ? finals_[slot + i] : 0;
+                crcs[i] = heap_checksum(crcs[i], layout_, rows + i * saved_.row_bytes, final_place, bytes_at);
             }
-            const bool is_elsewhere = state_of(word) != kEmpty && table->slot_of(serial_of(word)) != slot + i;
+            const bool is_elsewhere = state_of(word) != kEmpty && table_->slot_of(serial_of(word)) != slot + i;
             if (crcs[i] == checksums[slot + i] && !is_elsewhere && !is_outside) continue;
             std::uint64_t none = kNone;
-            first_wrong.compare_exchange_strong(none, slot + i);
-            ++lost;
+            first_wrong_.compare_exchange_strong(none, slot + i);
+            ++lost_;
             word = 0;
-            const std::lock_guard<std::mutex> guard(mutex);
-            wrong.push_back(slot + i);
+            const std::lock_guard<std::mutex> guard(mutex_);
+            wrong_.push_back(slot + i);
         }
-    };
-    const std::uint64_t most = std::max<std::uint64_t>(1, kChunkBytes / stride);
-    // What needs no second look is settled while it is in the cache.
-    const bool is_settled = newest.is_sound && !recover;
-    if (is_settled) table->check_records();
-    in_parallel(saved.blocks, [&](std::size_t first, std::size_t last) {
-        for (std::size_t b = first; b < last; ++b) {
-            const Saved* source = source_of(b);
-            const std::uint64_t begin = b * saved.block_rows;
-            const std::uint64_t end = std::min({begin + table->block_length(b), saved.saved_slots,
-                                                source ? source->header.saved_slots : saved.saved_slots});
-            for (std::uint64_t slot = begin; source && slot < end; slot += most) {
-                load_rows(*source, b, slot, std::min(most, end - slot));
-            }
-            std::vector<std::uint64_t> none;  // a sound snapshot has no half-written rows
-            if (is_settled) torn += table->recover_block(b, false, none);
-        }
-    });
-    if (lost.load() && !recover) {
-        throw Error(ErrorKind::storage, "'" + path + "' is damaged: the row in slot " +
-                                            std::to_string(first_wrong.load()) +
-                                            " has a wrong checksum; open it with recover=True to save what is whole");
     }
 
     // No ticket that anything here names is given again.
-    if (!newest.is_sound || (recover && !table->are_records_sane())) table->remake_records();
-    table->check_records();
-    std::atomic<std::uint64_t>& next = table->counters_->next_ticket.value;
-    const auto after = [&](std::uint64_t ticket) {
-        if (ticket != kNone) next.store(std::max(next.load(), ticket + 1));
-    };
-    for (std::uint64_t i = 0; i < saved.max_writers; ++i) after(table->position(i).ticket);
-    for (std::uint64_t b = 0; b < saved.blocks; ++b) {
-        after(table->blocks_[b].ticket);
-        after(table->blocks_[b].next_ticket);
-    }
-    table->check_records();
-    for (std::uint64_t b = 0; saved.block_heap_bytes && b < table->blocks(); ++b) {
-        if (const Saved* source = source_of(b)) {
-            load_heap(*table, b, source->at(kHeap), finals, saved.saved_slots);
+    void mend_records() {
+        const TableCheck check(*table_);
+        if (!newest_.is_sound || (recovers_ && !check.are_records_sane())) Recovery(*table_).remake_records();
+        check.check_records();
+        const auto pass = [&](std::uint64_t ticket) {
+            if (ticket != kNone) raise(table_->counters().next_ticket, ticket + 1);
+        };
+        for (std::uint64_t i = 0; i < saved_.max_writers; ++i) pass(table_->position(i).ticket);
+        for (std::uint64_t b = 0; b < saved_.blocks; ++b) {
+            pass(table_->block_record(b).ticket.load());
+            pass(table_->block_record(b).next_ticket.load());
         }
+        check.check_records();
     }
-    if (saved.sampler && newest.is_sound) load_index(*table, base, saved);
-    table->counters_->rows_lost.value.fetch_add(lost.load());
-    table->counters_->incarnation.value.fetch_add(1);
-    if (is_settled) {
-        torn = table->finish_recovery(torn.load(), {});
-    } else {
-        std::vector<std::uint64_t> dropped;
-        for (const std::uint64_t slot : wrong) {
-            table->note_dropped(table->block_of(slot), slot % saved.block_rows, dropped);
-        }
-        torn = table->recover(recover, std::move(dropped));
-    }
-    table->lost_at_open_ = lost.load() + torn.load();
+
+    const std::string& path_;
+    const bool recovers_;
+    const Saved whole_;
+    const std::optional<Saved> increment_;
+    const Saved& newest_;  // everything that is not rows is that of the newer one
+    const Header& saved_;
+    const RowLayout layout_;
+    const std::uint64_t* const finals_;  // null: next observations are not derived
+    std::shared_ptr<Table> table_;
+    std::atomic<std::uint64_t> lost_{0}, torn_{0}, first_wrong_{kNone};
+    std::mutex mutex_;
+    std::vector<std::uint64_t> wrong_;  // slots of rows that were dropped
+};
+
+}  // namespace
+
+std::shared_ptr<Table> Table::load(const std::string& path, bool recover) {
+    SnapshotLoad load(path, recover);
+    std::shared_ptr<Table> table = load.run();
+    table->lost_at_open_ = load.recover();
     return table;
 }
 

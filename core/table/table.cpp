@@ -1,296 +1,25 @@
 #include "table/table.h"
 
-#include <bit>
+#include <algorithm>
+#include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <map>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/fault.h"
-#include "base/futex.h"
-#include "base/process.h"
-#include "storage/new_file.h"
-#include "table/geometry.h"
+#include "table/dead_writers.h"
 #include "table/writer.h"
 
 namespace sharpwave {
 
 using namespace format;
 
-namespace {
-
-// The runtime region has a mutex of the C library in it: only processes with the same one may share it.
-#if defined(__GLIBC__)
-constexpr char kLibc[16] = "glibc";
-#elif defined(__APPLE__)
-constexpr char kLibc[16] = "macos";
-#else
-constexpr char kLibc[16] = "musl";
-#endif
-
-void remember_system(Counters& counters) {
-    std::memset(counters.boot_id, 0, sizeof counters.boot_id);
-    std::strncpy(counters.boot_id, boot_id().c_str(), sizeof counters.boot_id - 1);
-    std::memcpy(counters.libc, kLibc, sizeof counters.libc);
-}
-
-}  // namespace
-
-Table::Table(Storage storage, RowLayout layout)
-    : storage_(std::move(storage)),
-      layout_(std::make_unique<RowLayout>(std::move(layout))),
-      generation_(process_generation()) {
-    std::byte* base = storage_.data();
-    header_ = reinterpret_cast<Header*>(base);
-    const auto at = [&](RegionId id) { return base + header_->regions[id].offset; };
-    counters_ = reinterpret_cast<Counters*>(at(kCounters));
-    writers_ = reinterpret_cast<WriterRecord*>(at(kWriters));
-    blocks_ = reinterpret_cast<BlockRecord*>(at(kBlocks));
-    rows_ = at(kRows);
-    words_ = header_->word_is_embedded ? rows_ : at(kWords);
-    word_stride_ = header_->word_is_embedded ? header_->row_bytes : 8;
-    checksums_ = header_->has_checksums ? reinterpret_cast<std::uint32_t*>(at(kChecksums)) : nullptr;
-    head_bits_ = static_cast<unsigned>(std::bit_width(header_->block_rows));
-    by_block_ = Divider(header_->block_rows, header_->slots + header_->block_rows);
-    given_ = header_->sampler == 1 ? reinterpret_cast<float*>(at(kGiven)) : nullptr;
-    finals_ = layout_->gives_next() ? reinterpret_cast<std::uint64_t*>(at(kFinals)) : nullptr;
-}
-
-std::shared_ptr<Table> Table::create(const TableConfig& config, const std::string& path, bool replace) {
-    RowLayout layout(config.fields);
-    Header header = plan(config, layout);
-    std::error_code ignored;
-    if (!path.empty() && !replace && std::filesystem::exists(path, ignored)) refuse_existing(path);
-    Storage storage = path.empty() ? Storage::anonymous(header.total_bytes)
-                                   : Storage::create(path, header.total_bytes, sparse_offset(header));
-    write_plan(storage.data(), header, config, layout);
-    for (RegionId id : {kRows, kPriorities})
-        storage.advise_huge_pages(header.regions[id].offset, header.regions[id].bytes);
-    std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
-    table->shared_lock().initialise();
-    remember_system(table->counters());
-    if (path.empty()) return table;
-    table->presence_ = std::make_unique<Presence>(table->storage_, table->runtime(), Deadline::in(0));
-    table->presence_->sit(table->runtime());
-    SHARPWAVE_FAULT(create_before_name);
-    table->storage_.publish(replace);
-    table->is_settled_ = true;
-    table->presence_->settle();
-    return table;
-}
-
-std::shared_ptr<Table> Table::attach(const std::string& path, const Opening& opening) {
-    for (;;) {
-        Storage storage = Storage::attach(path);
-        const Header header = check_header(storage.data(), storage.bytes(), path, opening.recover);
-        if (header.kind != kLive) {
-            throw Error(ErrorKind::storage, "'" + path + "' is a snapshot; open it without file:// to load a copy");
-        }
-        const auto& runtime = *reinterpret_cast<Runtime*>(storage.data() + header.regions[kRuntime].offset);
-        auto presence = std::make_unique<Presence>(storage, runtime, opening.deadline);
-        if (!presence->is_named()) {  // replaced or removed while we waited at the door
-            check_interrupt();
-            continue;
-        }
-        SHARPWAVE_FAULT(attach_at_door);
-        const bool is_shorter = storage.bytes() < header.total_bytes;
-        if (is_shorter && !presence->is_first()) {
-            throw Error(ErrorKind::storage,
-                        "'" + path + "' has lost its end while others have it open; close them first");
-        }
-        if (is_shorter) storage.extend(header.total_bytes);
-        if (presence->is_first()) storage.fill_holes(sparse_offset(header));
-        RowLayout layout = read_layout(storage.data(), header, path);
-        std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
-        // Only from here on does ~Table() leave through the door.
-        table->presence_ = std::move(presence);
-        const bool is_first = table->presence_->is_first();
-        const bool remakes = opening.recover && is_first && !table->are_records_sane();
-        if (!remakes) table->check_records();
-        table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
-        if (sparse_offset(header) < header.total_bytes) table->storage_.advise_small_pages(sparse_offset(header));
-        if (is_first) {
-            table->look_over(opening, remakes);
-        } else {
-            if (std::memcmp(table->counters_->libc, kLibc, sizeof kLibc) != 0) {
-                throw Error(ErrorKind::storage, "'" + path + "' is open in a process with another C library; " +
-                                                    "share buffers between processes of one container image only");
-            }
-            table->presence_->sit(table->runtime());
-        }
-        table->is_settled_ = true;
-        table->presence_->settle();
-        table->reclaim_dead_writers();  // so that their episodes are over for this reader
-        return table;
-    }
-}
-
-void Table::look_over(const Opening& opening, bool remakes) {
-    std::memset(static_cast<void*>(&runtime()), 0, sizeof(Runtime));
-    shared_lock().initialise();
-    presence_->sit(runtime());
-    const std::uint64_t left_as = counters_->clean.value.load(std::memory_order_acquire);
-    const bool was_clean = left_as == kClean;
-    const bool looks = opening.verify || opening.recover;
-    const bool is_sealed = was_clean && (!looks || seal() == counters_->seal.value.load());
-    if (was_clean && !is_sealed && !opening.recover && opening.verify) {
-        throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its counts and index have a wrong checksum; " +
-                                            "open it with recover=True to save what is whole");
-    }
-    // The same boot: the kernel kept every byte that a killed process wrote. Another: only checksums tell which pages
-    // reached the disk.
-    const bool was_cut_off = !was_clean && (boot_id().empty() || boot_id() != counters_->boot_id);
-    if (opening.verify && !opening.recover && !was_cut_off) {
-        if (has_wrong_link()) {
-            throw Error(ErrorKind::storage, "'" + path() + "' is damaged: its blocks contradict each other; " +
-                                                "open it with recover=True to save what is whole");
-        }
-        if (const auto slot = first_damaged_slot()) {
-            throw Error(ErrorKind::storage, "'" + path() + "' is damaged: the row in slot " + std::to_string(*slot) +
-                                                " has a wrong checksum; open it with recover=True to save what is "
-                                                "whole, or with verify=False to open it as it is");
-        }
-        if (left_as == kOpen && !are_counts_plausible()) {
-            throw Error(ErrorKind::storage, "'" + path() + "' is damaged: it holds another number of rows than it " +
-                                                "counted; open it with recover=True to keep those that are whole");
-        }
-    }
-    counters_->index_origin.value.store(kNone, std::memory_order_relaxed);  // sums are made anew, not believed
-    if (!was_clean || opening.recover) {
-        counters_->clean.value.store(kInRecovery, std::memory_order_release);  // counts mean nothing meanwhile
-        const bool drops = opening.recover || (was_cut_off && opening.verify);
-        if (opening.recover && was_clean && !is_sealed) forget_index();
-        const std::uint64_t lost_before = counters_->rows_lost.value.load();
-        const std::uint64_t counted = drops ? rows_counted() : 0;
-        std::uint64_t unnamed = 0;
-        if (remakes) {
-            remake_records();
-            unnamed = drop_unnamed_rows();
-            counters_->rows_lost.value.fetch_add(unnamed);
-        }
-        if (drops) {
-            drop_wrong_waiting();
-            catch_up_with_words();
-        }
-        for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-            if (writers_[i].owner.load()) settle_writer(writers_[i]);
-        }
-        const std::uint64_t lost = unnamed + recover(drops), left = size();
-        // Rows whose words are gone too are known by their number alone.
-        if (counted > left + lost) counters_->rows_lost.value.fetch_add(counted - left - lost);
-        counters_->recoveries.value.fetch_add(1, std::memory_order_relaxed);
-        counters_->incarnation.value.fetch_add(1, std::memory_order_relaxed);
-        if (drops) lost_at_open_ = counters_->rows_lost.value.load() - lost_before;
-    }
-    remember_system(*counters_);
-    counters_->clean.value.store(kOpen, std::memory_order_release);
-    // Before the first row: a file that is written to never says on the disk that it was closed.
-    storage_.flush(header_->regions[kCounters].offset, sizeof(Counters));
-    SHARPWAVE_FAULT(attach_before_settled);
-}
-
-std::vector<std::uint64_t> Table::holders(const std::string& path) {
-    const Storage storage = Storage::attach(path, true);
-    const Header header = check_header(storage.data(), storage.bytes(), path, true);
-    if (header.kind != kLive || storage.bytes() < header.total_bytes) return {};
-    return Presence::holders(storage, *reinterpret_cast<Runtime*>(storage.data() + header.regions[kRuntime].offset));
-}
-
-// How long closing waits for an opener at the door before it leaves the file as after a crash.
-constexpr double kLeavePatience = 2.0;
-
-Table::~Table() {
-    if (!presence_ || is_from_another_process() || !is_settled_) return;
-    try {
-        // Mostly one flush would do; the first one is outside the door, where nobody waits for the disk.
-        if (!presence_->is_named()) return;  // removed: nobody opens it again
-        if (presence_->is_only()) storage_.flush();
-        if (!presence_->begin_leave(Deadline::in(kLeavePatience))) return;
-        SHARPWAVE_FAULT(leave_at_door);
-        counters_->seal.value.store(seal());
-        storage_.flush();
-        SHARPWAVE_FAULT(leave_flushed);
-        counters_->clean.value.store(kClean, std::memory_order_release);
-        storage_.flush(header_->regions[kCounters].offset, sizeof(Counters));
-    } catch (const Error&) {
-        // Left unclean: the next opener looks it over as after a crash, which is always right.
-    }
-}
-
 void Table::refuse() const {
     if (is_closed()) throw Error(ErrorKind::closed, "the buffer is closed");
     const std::string mend = storage_.is_file() ? "open it again in this process with sharpwave.open()"
                                                 : "give storage=\"shm://name\" to share a buffer between processes";
     throw Error(ErrorKind::closed, "the buffer was opened by the parent process of this one; " + mend);
-}
-
-Table::IndexLock::IndexLock(const Table& table, Deadline deadline) : table_(table) {
-    SharedLock::Taken taken = table.shared_lock().take(0, table.presence_.get());
-    if (taken == SharedLock::Taken::no) [[unlikely]]
-        taken = wait(deadline);
-    if (taken == SharedLock::Taken::after_death) {
-        table.counters_->index_takeovers.value.fetch_add(1, std::memory_order_relaxed);
-        table.counters_->index_origin.value.store(kNone, std::memory_order_relaxed);
-    }
-    SHARPWAVE_FAULT(index_locked);
-}
-
-SharedLock::Taken Table::IndexLock::wait(Deadline deadline) {
-    yield_.begin();
-    const Deadline until = deadline.at_least(kLockGrace);
-    SharedLock& lock = table_.shared_lock();
-    for (;;) {
-        const SharedLock::Taken taken = lock.take(std::min(until.left_s(), kWaitSlice), table_.presence_.get());
-        if (taken != SharedLock::Taken::no) return taken;
-        if (until.is_over()) break;
-        check_interrupt();
-    }
-    throw Error(ErrorKind::not_ready, "the buffer's index is held by process " + std::to_string(lock.owner_pid.load()) +
-                                          ", which did not let go of it before the timeout; is that process stopped?");
-}
-
-Table::IndexLock::~IndexLock() { table_.shared_lock().unlock(table_.presence_.get()); }
-
-Table::AddHold::AddHold(const Table& table, double seconds)
-    : table_(table), until_(steady_ns() + static_cast<std::uint64_t>(seconds * 1e9)) {
-    Hold& hold = table.hold();
-    hold.seat.store(table.seat(), std::memory_order_relaxed);
-    hold.tag.store(table.tag(), std::memory_order_relaxed);
-    hold.until.store(until_, std::memory_order_release);
-}
-
-Table::AddHold::~AddHold() {
-    Hold& hold = table_.hold();
-    // Another saver may have begun a hold since: that one is not ours to end.
-    if (!hold.until.compare_exchange_strong(until_, 0, std::memory_order_acq_rel)) return;
-    hold.changes.fetch_add(1, std::memory_order_release);
-    wake_all(hold.changes);
-}
-
-bool Table::wait_while_held(Deadline deadline, bool is_interruptible) const {
-    constexpr double kLook = 5e-3;  // seconds between looks whether the holder still lives
-    Hold& hold = this->hold();
-    for (double since_check = 0;;) {
-        const std::uint32_t seen = hold.changes.load(std::memory_order_acquire);
-        std::uint64_t until = hold.until.load(std::memory_order_acquire);
-        const std::uint64_t now = steady_ns();
-        if (until == 0) return true;
-        const bool is_over = until <= now || !is_alive(hold.seat.load(std::memory_order_relaxed),
-                                                       hold.tag.load(std::memory_order_relaxed));
-        if (is_over) {
-            hold.until.compare_exchange_strong(until, 0, std::memory_order_acq_rel);
-            continue;
-        }
-        if (deadline.is_over()) return false;
-        const double left = std::min({kLook, static_cast<double>(until - now) * 1e-9, deadline.left_s()});
-        wait_for_change(hold.changes, seen, left);
-        since_check += left;
-        if (is_interruptible && since_check >= kWaitSlice) {
-            since_check = 0;
-            check_interrupt();
-        }
-    }
 }
 
 std::string Table::description() const {
@@ -334,7 +63,7 @@ bool Table::is_worth_filling(const Position& position) const {
 
 std::unique_ptr<Writer> Table::writer() {
     check_open();
-    reclaim_dead_writers();
+    DeadWriters(*this).reclaim();
     const std::uint64_t me = owner_word(seat(), tag());
     // Records with a half-full block first, then any.
     for (const bool choosy : {true, false}) {
@@ -436,11 +165,11 @@ bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bo
 }
 
 // A live row less, which `by` took out.
-void Table::take_off(std::uint64_t block, WriterRecord& by) const {
+void Table::take_off(std::uint64_t block, WriterRecord& by) {
     mark_uneven(block);
     mark_changed(block);
     blocks_[block].live.fetch_sub(1, std::memory_order_relaxed);
-    // Its owner may have died while it counted: whoever settles that must not take the row off twice.
+    // Its owner may have died while it counted: the process that settles it must not take the row off twice.
     const std::uint32_t owner = blocks_[block].owner.load(std::memory_order_relaxed);
     if (owner && owner <= header_->max_writers && writers_[owner - 1].settling.load() == block + 1)
         writers_[owner - 1].settled_block.fetch_sub(1, std::memory_order_relaxed);
@@ -463,7 +192,7 @@ private:
     WriterRecord& by_;
 };
 
-bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least, WriterRecord& by) const {
+bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least, WriterRecord& by) {
     std::atomic_ref<std::uint64_t> seen(word(slot));
     std::uint64_t now = seen.load(std::memory_order_relaxed);
     if (!is_live(now, least) || serial_of(now) != serial_of(named)) return false;
@@ -476,7 +205,7 @@ bool Table::retire(std::uint64_t slot, std::uint64_t named, std::uint64_t least,
     return false;
 }
 
-std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) const {
+std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) {
     const std::uint64_t slot = slot_of(serial), least = least_word();
     if (slot >= header_->slots) return 0;
     std::atomic_ref<std::uint64_t> seen(word(slot));
@@ -498,6 +227,23 @@ std::int64_t Table::lose(std::uint64_t serial, WriterRecord& by) const {
         break;
     }
     return gone;
+}
+
+void Table::end_episode(std::uint64_t serial) {
+    const std::uint64_t slot = serial % (header_->blocks * header_->block_rows);
+    if (slot >= header_->slots) return;
+    if (!add_flags(slot, serial, kTruncated | kClosedByEngine, kEndMask)) return;
+    mark_changed(block_of(slot));
+}
+
+// The row of that serial may leave its slot at any time: its successor's word is left alone.
+bool Table::add_flags(std::uint64_t slot, std::uint64_t serial, std::uint64_t flags, std::uint64_t unless) {
+    std::atomic_ref<std::uint64_t> word(this->word(slot));
+    std::uint64_t now = word.load(std::memory_order_relaxed);
+    do {
+        if (serial_of(now) != serial || state_of(now) != kCommitted || (now & unless)) return false;
+    } while (!word.compare_exchange_weak(now, now | flags, std::memory_order_release, std::memory_order_relaxed));
+    return true;
 }
 
 std::vector<std::uint64_t> Table::live_serials() const {
@@ -562,9 +308,9 @@ std::uint32_t Table::row_checksum(std::uint64_t slot, std::uint64_t word) const 
     return crc;
 }
 
-TableStats Table::stats() const {
+TableStats Table::stats() {
     check_open();
-    reclaim_dead_writers();
+    DeadWriters(*this).reclaim();
     TableStats stats{};
     stats.size = size();
     stats.capacity = header_->capacity;

@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -33,14 +33,12 @@ namespace sharpwave {
 
 class Writer;
 
-// A sampler's numbers that may change while it runs; where they are kept decides the regions that a table has.
-struct SamplerNumbers {
-    bool is_by_priority = false;
-    double alpha = 0.6;
-    double beta_start = 0.4, beta_end = 0.4, beta_steps = 0;
-    bool has_index = false;      // though no priorities: the view or the order of drawing needs one
-    bool numbers_steps = false;  // rows are numbered within their episodes
-    bool counts_reads = false;   // rows leave the index after so many reads
+// The columns that a table has for an index over its rows. The index itself is the sampling room's.
+struct IndexColumns {
+    bool is_by_priority = false;  // adds may bring priorities
+    bool has_index = false;       // though no priorities: the view or the order of drawing needs one
+    bool numbers_steps = false;   // rows are numbered within their episodes
+    bool counts_reads = false;    // rows leave the index after a number of reads
 };
 
 struct TableConfig {
@@ -51,7 +49,10 @@ struct TableConfig {
     std::uint64_t seed = 0;
     std::uint64_t block_rows = 0;  // 0: chosen from the others
     bool checksums = false;
-    SamplerNumbers sampler;
+    IndexColumns index;
+    // Sets the counters that rooms above this one own, before the table can be seen; null: they start as
+    // storage/real_counters.h says.
+    std::function<void(format::Counters&)> set_counters;
     std::string description;  // JSON that the engine keeps and does not read
 };
 
@@ -69,8 +70,8 @@ public:
     // An empty path is anonymous memory.
     static std::shared_ptr<Table> create(const TableConfig& config, const std::string& path = "", bool replace = false);
 
-    // Opens a live file in place. The first one in looks it over before anybody reads: after a crash it repairs what
-    // was half done, and with `verify` it checks every row. A wrong one is ErrorKind::storage; with `recover`, and
+    // Opens a live file in place. The first opener checks it before any other process reads: after a crash it repairs
+    // what was half done, and with `verify` it checks every row. A wrong one is ErrorKind::storage; with `recover`, and
     // after a power loss, it is dropped and counted. `recover` also takes a file that lost its end or whose records
     // make no sense. Waits for other openers until the deadline, then ErrorKind::not_ready.
     struct Opening {
@@ -81,7 +82,7 @@ public:
     static std::shared_ptr<Table> attach(const std::string& path, const Opening& opening);
     static std::shared_ptr<Table> attach(const std::string& path) { return attach(path, Opening{}); }
 
-    // Process ids of those who have a live file open; for people.
+    // Process ids of all openings of a live file, for messages.
     static std::vector<std::uint64_t> holders(const std::string& path);
 
     // Reads a snapshot into anonymous memory. Every byte is checked; serials go on where they stopped. With `recover`
@@ -100,7 +101,7 @@ public:
     std::uint64_t seed() const { return header_->seed; }
     std::uint64_t size() const;                                   // O(writers)
     std::uint64_t lost_at_open() const { return lost_at_open_; }  // rows that opening it dropped
-    TableStats stats() const;
+    TableStats stats();                                           // gives back the records of dead writers first
 
     // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full.
     std::unique_ptr<Writer> writer();
@@ -156,7 +157,7 @@ public:
 
     // Writes a snapshot to `path`, whole or not at all, while writers go on. `incremental`: where there is one already,
     // of this table, only what has changed since, into a file beside it.
-    void save(const std::string& path, bool incremental = false) const;
+    void save(const std::string& path, bool incremental = false);
     void flush() const { storage_.flush(); }
 
     // From now on every call but the closing of writers fails; the bytes are let go with the last user.
@@ -176,17 +177,21 @@ public:
     format::Runtime& runtime() const { return *reinterpret_cast<format::Runtime*>(region(format::kRuntime)); }
     std::uint32_t seat() const { return presence_ ? presence_->seat() : 0; }
     std::uint64_t tag() const { return presence_ ? presence_->tag() : 1; }
+    const Presence* presence() const { return presence_.get(); }           // null: in memory
     bool is_alone() const { return !presence_ || presence_->is_alone(); }  // no other process has it open
     // Whether the opening that was given a seat still has it; in memory there is but one.
     bool is_alive(std::uint32_t seat, std::uint64_t tag) const { return !presence_ || presence_->is_alive(seat, tag); }
     // Adds flags to the word of a row that is still there and has none of `unless`; whether it did.
-    bool add_flags(std::uint64_t slot, std::uint64_t serial, std::uint64_t flags, std::uint64_t unless = 0) const;
-    void end_episode(std::uint64_t serial) const;  // flags the row as truncated by the engine, if it is still there
+    bool add_flags(std::uint64_t slot, std::uint64_t serial, std::uint64_t flags, std::uint64_t unless = 0);
+    void end_episode(std::uint64_t serial);  // flags the row as truncated by the engine, if it is still there
     std::uint64_t blocks() const { return header_->blocks; }
     std::uint64_t block_rows() const { return header_->block_rows; }
     std::uint64_t block_length(std::uint64_t block) const;  // the last block may be short
     std::uint64_t least_word() const;                       // smaller words belong to cleared rows
     std::uint64_t& word(std::uint64_t slot) const;
+    std::uint64_t load_word(std::uint64_t slot, std::memory_order order = std::memory_order_acquire) const {
+        return std::atomic_ref<std::uint64_t>(word(slot)).load(order);
+    }
     std::uint32_t row_checksum(std::uint64_t slot, std::uint64_t word) const;
     std::byte* region(format::RegionId id) const { return storage_.data() + header_->regions[id].offset; }
     float* given() const { return given_; }  // null: no priorities
@@ -207,14 +212,14 @@ public:
     // ms at 1M rows while the index is made anew: even a deadline that is over waits kLockGrace.
     class IndexLock {
     public:
-        explicit IndexLock(const Table& table, Deadline deadline = Deadline::never());
+        explicit IndexLock(Table& table, Deadline deadline = Deadline::never());
         ~IndexLock();
         IndexLock(const IndexLock&) = delete;
         IndexLock& operator=(const IndexLock&) = delete;
 
     private:
         SharedLock::Taken wait(Deadline deadline);
-        const Table& table_;
+        Table& table_;
         Yield yield_;  // ends after the lock: nothing is waited for under it
     };
     static constexpr double kLockGrace = 0.05;
@@ -236,21 +241,21 @@ public:
     // lives.
     class AddHold {
     public:
-        AddHold(const Table& table, double seconds);
+        AddHold(Table& table, double seconds);
         ~AddHold();
         AddHold(const AddHold&) = delete;
         AddHold& operator=(const AddHold&) = delete;
 
     private:
-        const Table& table_;
+        Table& table_;
         std::uint64_t until_;
     };
     bool are_adds_held() const { return hold().until.load(std::memory_order_acquire) != 0; }
     // False: the deadline is over first. Ended by signals, unless it waits in the middle of an add.
-    bool wait_while_held(Deadline deadline, bool is_interruptible) const;
+    bool wait_while_held(Deadline deadline, bool is_interruptible);
 
     // Gives the bytes of a file's sparse part their space; lack of it is ErrorKind::storage.
-    void ensure(const std::byte* place, std::uint64_t bytes) const {
+    void ensure(const std::byte* place, std::uint64_t bytes) {
         if (storage_.is_file()) storage_.ensure(static_cast<std::uint64_t>(place - storage_.data()), bytes);
     }
 
@@ -261,27 +266,27 @@ public:
 
     // Takes the row that `word` names out of the drawable ones; true if it was. Retired rows still serve their
     // neighbours' stacks. Its slot may belong to another writer by now: then nothing happens.
-    bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least, format::WriterRecord& by) const;
+    bool retire(std::uint64_t slot, std::uint64_t word, std::uint64_t least, format::WriterRecord& by);
 
     // Not all rows of this block count: see BlockRecord::uneven.
-    void mark_uneven(std::uint64_t block) const {
+    void mark_uneven(std::uint64_t block) {
         const std::uint64_t ticket = blocks_[block].ticket.load(std::memory_order_relaxed);
         blocks_[block].uneven.store(static_cast<std::uint32_t>(ticket) + 1, std::memory_order_release);
     }
     // A row that was done has changed: an incremental snapshot takes the block again.
-    void mark_changed(std::uint64_t block) const { blocks_[block].changed.fetch_add(1, std::memory_order_release); }
+    void mark_changed(std::uint64_t block) { blocks_[block].changed.fetch_add(1, std::memory_order_release); }
     bool is_uneven(std::uint64_t block, std::uint64_t ticket) const {
         return blocks_[block].uneven.load(std::memory_order_acquire) == static_cast<std::uint32_t>(ticket) + 1;
     }
 
-    // Its bytes are about to go: nobody may use it any more. Returns how many live rows went, with those whose stacks
-    // need it.
-    std::int64_t lose(std::uint64_t serial, format::WriterRecord& by) const;
+    // The bytes of a row are about to be written over: it may not be used any more. Returns how many live rows went,
+    // with those whose stacks need it.
+    std::int64_t lose(std::uint64_t serial, format::WriterRecord& by);
     std::uint32_t* checksums() const { return checksums_; }
     format::Position position(std::uint64_t writer) const {
         return format::unpack(writers_[writer].position.load(std::memory_order_acquire), head_bits_);
     }
-    void set_position(format::WriterRecord& record, std::uint64_t ticket, std::uint64_t head) const {
+    void set_position(format::WriterRecord& record, std::uint64_t ticket, std::uint64_t head) {
         record.position.store(format::pack(ticket, head, head_bits_), std::memory_order_release);
     }
     // Whether a writer goes on in the block that its record's last one left half full: one among the newest, as many as
@@ -299,65 +304,13 @@ private:
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
     format::Hold& hold() const { return runtime().hold; }
-    void take_off(std::uint64_t block, format::WriterRecord& by) const;
+    void take_off(std::uint64_t block, format::WriterRecord& by);
     SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(runtime().index_lock); }
 
-    // Checks the numbers of a file that decide where memory is touched: a damaged one must not crash us. Or makes them
-    // anew, from the words alone.
-    bool are_records_sane() const;
-    void check_records() const;
-    void remake_records();
-    std::uint64_t drop_unnamed_rows();  // returns how many; after remake_records()
-
-    // Finishes for a dead writer: rows past its head, a half-written step, open episodes. False: there was no space for
-    // the next observations of its newest rows, and they still wait in its record's places.
-    bool settle_writer(format::WriterRecord& record) const;
-    bool settle_next_observations(std::uint64_t writer, std::uint64_t near) const;
-    void reclaim_dead_writers() const;
-
-    // Rows whose stacks cannot be rebuilt any more are no longer drawn.
-    std::uint64_t retire_without_history();
-    // Nor those whose next observation is gone. `needed`: writer records in whose waiting places rows find theirs.
-    std::uint64_t retire_without_next(std::set<std::uint64_t>& needed);
-    // Next observations that wait for their row and have a wrong checksum.
-    std::optional<std::uint64_t> wrongly_waiting(std::uint64_t pair, std::uint64_t half) const;
-    template <class Each>
-    void each_wrongly_waiting(Each each) const;
-    void drop_wrong_waiting() const;
-
-    // Links between blocks that one side does not confirm. Rows would find neighbours there that are not theirs.
-    template <class Each>
-    void each_wrong_link(Each each) const;
-    bool has_wrong_link() const;
-
-    // Makes the counts of live rows in a dead writer's blocks agree with their words. May be begun again by another.
-    void recount(std::uint64_t writer) const;
-    void finish_retiring(format::WriterRecord& record) const;
-    void catch_up_with_words();
-    std::uint64_t rows_counted() const;  // size(), also where records make no sense
-    void recount_block(format::WriterRecord& record, std::uint64_t block) const;
-    void end_newest_rows(std::uint64_t ticket, std::uint64_t head) const;
-
-    // Makes words, counts and writers agree after a crash or a load. Drops rows that were being written and, with
-    // `verify`, rows whose checksum is wrong; returns how many.
-    std::uint64_t recover(bool verify, std::vector<std::uint64_t> dropped = {});
-    // Its two parts: each block by itself, in any order and by any thread; then what looks across blocks. `dropped`
-    // gets the serials of rows that are gone: their runs end before them.
-    std::uint64_t recover_block(std::uint64_t block, bool verify, std::vector<std::uint64_t>& dropped);
-    std::uint64_t finish_recovery(std::uint64_t lost, const std::vector<std::uint64_t>& dropped);
-    void cut_run(std::uint64_t serial) const;
-    void note_dropped(std::uint64_t block, std::uint64_t offset, std::vector<std::uint64_t>& dropped) const;
-
-    // What the first one in does: see attach().
+    // What the first opener does: see attach().
     void look_over(const Opening& opening, bool remakes);
-    // Whether a committed or void row is not what was written.
-    bool is_damaged(std::uint64_t slot, std::uint64_t word) const;
-    bool is_heap_damaged(std::uint64_t slot, std::uint64_t word) const;
-    std::optional<std::uint64_t> first_damaged_slot() const;
-    bool are_counts_plausible() const;
-    // Over everything that a file's rows do not cover with their own checksums.
-    std::uint32_t seal() const;
-    void forget_index() const;  // all rows are new to it
+    void check_rows(std::uint64_t left_as) const;
+    void mend(const Opening& opening, bool remakes, bool was_cut_off, bool is_seal_broken);
 
     Storage storage_;
     std::unique_ptr<RowLayout> layout_;

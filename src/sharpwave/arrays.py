@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _core
 from .errors import SchemaError
 from .schema import Field, Node, Schema
 
@@ -24,9 +25,9 @@ __all__ = [
     "truths",
 ]
 
-_TERMINATED = 1  # RowFlag of core/table/writer.h
-_TRUNCATED = 2
-_VOID = 4
+_TERMINATED = int(_core.RowFlag.terminated)
+_TRUNCATED = int(_core.RowFlag.truncated)
+_VOID = int(_core.RowFlag.void)
 
 
 def prepare(

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union
 import numpy as np
 
 from . import _core
+from ._core import Role
 from .checks import set_once, told
 from .errors import SchemaError
 
@@ -32,8 +33,7 @@ _RESERVED = {
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
 _MAX_STACK = 256
-_CODECS = {"lz4": 1, "zstd": 2}  # Codec of core/schema/schema.h
-_OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
+_CODECS = {"lz4": _core.Codec.lz4, "zstd": _core.Codec.zstd}
 _MAX_EXTENT = 2**62
 
 
@@ -160,21 +160,21 @@ class Schema:
         # Where each leaf is: its field in the table, what part of an example it is, whose frames begin its stack.
         self._kept = [name for name, _ in self.leaves if not (derives_next and is_next(name))]
         field_of = {name: i for i, name in enumerate(self._kept)}
-        self._places: list[tuple[int, int, int]] = []
+        self._places: list[tuple[int, Role, int]] = []
         for name, field in self.leaves:
             now = name.removeprefix("next_") if is_next(name) else name
             if derives_next and is_next(name):
-                self._places.append((field_of[now], _NEXT, 0))
+                self._places.append((field_of[now], Role.next, 0))
             elif is_next(name):
                 if field.stack > 1 and (now not in named or self.leaves[named[now]][1] != field):
                     raise SchemaError(
                         f"schema: field {name!r}: a stack goes on from that of {now!r}; give both the same Field"
                     )
-                self._places.append((field_of[name], _LAST, field_of.get(now, 0)))
+                self._places.append((field_of[name], Role.last, field_of.get(now, 0)))
             elif name == "done":
-                self._places.append((field_of[name], _LAST, 0))
+                self._places.append((field_of[name], Role.last, 0))
             else:
-                self._places.append((field_of[name], _REWARD if name == "reward" else _OWN, 0))
+                self._places.append((field_of[name], Role.reward if name == "reward" else Role.own, 0))
         self.ragged = [i for i, (_, field) in enumerate(self.leaves) if field.ragged]
 
     @property
@@ -204,16 +204,24 @@ class Schema:
         ]
         return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights, relabelled, window)
 
-    def engine_fields(self) -> list[tuple[str, str, int, list[int], int, int, bool, bool, int]]:
+    def engine_fields(self) -> list[_core.FieldLayout]:
         by_name = dict(self.leaves)
         fields = []
         for name in self._kept:
             f = by_name[name]
-            codec = _CODECS.get(f.compression or "", 0)
-            gives_next = self.derives_next and (name == "obs" or name.startswith("obs/"))
-            follows = self._kept.index(name.removeprefix("next_")) if is_next(name) and f.stack > 1 else -1
-            options = (f.stack, codec, bool(f.ragged), gives_next, follows)
-            fields.append((name, f.dtype.str, f.dtype.itemsize, list(f.shape), *options))
+            fields.append(
+                _core.FieldLayout(
+                    name=name,
+                    dtype=f.dtype.str,
+                    item_bytes=f.dtype.itemsize,
+                    shape=list(f.shape),
+                    stack=f.stack,
+                    codec=_CODECS.get(f.compression or "", _core.Codec.none),
+                    is_ragged=bool(f.ragged),
+                    gives_next=self.derives_next and (name == "obs" or name.startswith("obs/")),
+                    follows=self._kept.index(name.removeprefix("next_")) if is_next(name) and f.stack > 1 else -1,
+                )
+            )
         return fields
 
     def to_plain(self) -> dict[str, Any]:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ._core import (
+    BatchSettings,
+    Exponents,
+    GoalSettings,
+    GoalStrategy,
+    IndexSettings,
+    IndexSetup,
+    NewRows,
+    Normalize,
+    Order,
+    PaceSettings,
+    StartNeeds,
+    StartRule,
+    WindowSettings,
+)
 from .errors import SchemaError
 from .pace import Pace
 from .sampling import Fifo, Lifo, Prioritized, Recent, Sampler, Shuffle, Uniform
 from .schema import Schema
 from .views import View, Windows
 
-__all__ = ["check_together", "engine_settings", "index_columns"]
+__all__ = ["check_together", "engine_settings", "index_setup"]
 
-_NOTHING, _ROWS, _END = range(3)  # StartRule::Needs of core/sampling/starts.h
-_ORDERS = {Uniform: 0, Prioritized: 0, Recent: 1, Shuffle: 2, Fifo: 3, Lifo: 4}  # Order of core/sampling/row_index.h
-_CONSTANT = 2  # NewRows
+_ORDERS = {
+    Uniform: Order.weighted,
+    Prioritized: Order.weighted,
+    Recent: Order.recent,
+    Shuffle: Order.shuffle,
+    Fifo: Order.fifo,
+    Lifo: Order.lifo,
+}
 
 
 def check_together(where: str, sampler: Sampler, view: View) -> None:
@@ -26,77 +44,70 @@ def check_together(where: str, sampler: Sampler, view: View) -> None:
         )
 
 
-def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | None) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "n_step": 1,
-        "gamma": 1.0,
-        "newest": getattr(sampler, "newest", 0),
-        "index": _index(sampler, view),
-        "windows": None,
-        "goals": None,
-        "pace": None if pace is None else tuple(map(float, pace.numbers())),
-    }
+def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | None) -> BatchSettings:
+    settings = BatchSettings()
+    settings.newest = getattr(sampler, "newest", 0)
+    settings.index = _index(sampler, view)
+    settings.pace = None if pace is None else PaceSettings(*map(float, pace.numbers()))
     if isinstance(view, Windows):
-        settings["windows"] = view.length, view.burn_in, view.bootstrap, view.end == "cross"
+        settings.windows = WindowSettings(view.length, view.burn_in, view.bootstrap, view.end == "cross")
         return settings
-    settings |= {"n_step": view.n_step, "gamma": view.gamma}
+    settings.n_step, settings.gamma = view.n_step, view.gamma
     if view.hindsight is not None:
-        strategy = ("future", "final", "episode").index(view.hindsight.strategy)
         names = [name for name, _ in schema.leaves]
         hindsight = view.hindsight
         parts = ("obs", "next_obs") if hindsight.puts_as_is(schema) else ()
         desired = [names.index(f"{part}/{hindsight.desired}") for part in parts]
-        settings["goals"] = strategy, hindsight.ratio, hindsight.leaf(schema), desired
+        strategy = GoalStrategy[hindsight.strategy]
+        settings.goals = GoalSettings(strategy, hindsight.ratio, hindsight.leaf(schema), desired)
     return settings
 
 
-def index_columns(sampler: Sampler, view: View) -> tuple[bool, float, float, float, float, bool, bool] | None:
+def index_setup(sampler: Sampler, view: View) -> IndexSetup | None:
     """What a table keeps for the index: None for none."""
     index = _index(sampler, view)
     if index is None:
         return None
     by_priority = isinstance(sampler, Prioritized)
     numbers = sampler.numbers() if isinstance(sampler, Prioritized) else (1.0, 0.0, 0.0, 0.0)
-    counts_steps = index["needs"] != _NOTHING or index["stride"] != 1 or index["per_episode"]
-    return (by_priority, *numbers, counts_steps, index["max_reads"] > 1)
+    return IndexSetup(by_priority, Exponents(*numbers), not index.starts.is_any, index.max_reads > 1)
 
 
-def _index(sampler: Sampler, view: View) -> dict[str, Any] | None:
-    starts = {"needs": _NOTHING, "length": 1, "stride": 1, "across": False, "per_episode": False}
+def _starts(view: View) -> StartRule:
+    starts = StartRule()
     if isinstance(view, Windows):
-        starts |= {
-            "needs": _NOTHING if view.end == "pad" else _ROWS,
-            "length": view.length,
-            "stride": view.stride,
-            "across": view.end == "cross",
-            "per_episode": view.start == "episode",
-        }
+        starts.needs = StartNeeds.nothing if view.end == "pad" else StartNeeds.rows
+        starts.length = view.length
+        starts.stride = view.stride
+        starts.across = view.end == "cross"
+        starts.per_episode = view.start == "episode"
     elif view.hindsight is not None:
-        starts["needs"] = _END
-    any_row = starts["needs"] == _NOTHING and starts["stride"] == 1 and not starts["per_episode"]
-    if isinstance(sampler, Uniform) and sampler.max_reads is None and any_row:
+        starts.needs = StartNeeds.end
+    return starts
+
+
+def _index(sampler: Sampler, view: View) -> IndexSettings | None:
+    starts = _starts(view)
+    if isinstance(sampler, Uniform) and sampler.max_reads is None and starts.is_any:
         return None
-    index = {
-        "eps": 0.0,
-        "rank_based": False,
-        "stratified": False,
-        "normalize": 2,
-        "mix": 0.0,
-        "new_rows": _CONSTANT,
-        "new_priority": 0.0 if isinstance(sampler, Shuffle) else 1.0,  # an epoch gives its rows mass when it begins
-        "order": _ORDERS[type(sampler)],
-        "recent": getattr(sampler, "n", 0),
-        "max_reads": sampler.max_reads or 0,
-        **starts,
-    }
+    index = IndexSettings()
+    index.starts = starts
+    index.order = _ORDERS[type(sampler)]
+    index.recent = getattr(sampler, "n", 0)
+    index.max_reads = sampler.max_reads or 0
     if isinstance(sampler, Prioritized):
-        index |= {
-            "eps": sampler.eps,
-            "rank_based": sampler.rank_based,
-            "stratified": sampler.stratified,
-            "normalize": ("batch", "buffer", "none").index(sampler.normalize),
-            "mix": sampler.mix,
-            "new_rows": {"live_max": 0, "running_max": 1}.get(str(sampler.new_rows), _CONSTANT),
-            "new_priority": sampler.new_rows if isinstance(sampler.new_rows, float) else 1.0,
-        }
+        index.eps = sampler.eps
+        index.rank_based = sampler.rank_based
+        index.stratified = sampler.stratified
+        index.normalize = Normalize[sampler.normalize]
+        index.mix = sampler.mix
+        is_constant = isinstance(sampler.new_rows, float)
+        index.new_rows = NewRows.constant if is_constant else NewRows[str(sampler.new_rows)]
+        index.new_priority = float(sampler.new_rows) if is_constant else 1.0
+        return index
+    index.eps = 0.0
+    index.stratified = False
+    index.normalize = Normalize.none
+    index.new_rows = NewRows.constant
+    index.new_priority = 0.0 if isinstance(sampler, Shuffle) else 1.0  # an epoch gives its rows mass when it begins
     return index

@@ -18,7 +18,8 @@ namespace {
 
 TableConfig by_priority(std::uint64_t capacity, double alpha = 1, std::uint64_t writers = 64) {
     TableConfig made = config(capacity, 1, writers);
-    made.sampler = {true, alpha, 1, 1, 0};
+    made.index = {.is_by_priority = true};
+    made.set_counters = Exponents{alpha, 1, 1, 0}.writer();
     return made;
 }
 

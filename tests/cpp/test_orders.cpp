@@ -17,7 +17,8 @@ namespace {
 
 TableConfig with_index(std::uint64_t capacity, bool numbers_steps, std::uint64_t writers = 64) {
     TableConfig made = config(capacity, 1, writers);
-    made.sampler = {false, 1, 0, 0, 0, true, numbers_steps, false};
+    made.index = {.has_index = true, .numbers_steps = numbers_steps};
+    made.set_counters = Exponents{1, 0, 0, 0}.writer();
     return made;
 }
 

@@ -215,7 +215,8 @@ TEST(Threads, GiveGoalsOfLongEpisodesThatAreWrittenOver) {
     constexpr std::size_t kSteps = 1000, kBatch = 256;
     TableConfig made = config(2 * kSteps, 1, 2);
     made.fields = {{"obs", "<u8", 8, {}}};
-    made.sampler = {.alpha = 1, .has_index = true, .numbers_steps = true};
+    made.index = {.has_index = true, .numbers_steps = true};
+    made.set_counters = Exponents{.alpha = 1}.writer();
     auto table = Table::create(made);
     RowIndexConfig index;
     index.eps = 0;

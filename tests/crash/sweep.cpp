@@ -75,9 +75,9 @@ TableConfig config_of(const Setup& kind) {
     config.fields[1].gives_next = kind.derived;
     config.fields[1].stack = kind.stack;
     if (kind.packed && has_codecs()) config.fields[1].codec = Codec::lz4;
-    config.sampler.is_by_priority = kind.by_priority;
-    config.sampler.has_index = kind.by_priority || kind.windows;
-    config.sampler.numbers_steps = kind.windows;
+    config.index.is_by_priority = kind.by_priority;
+    config.index.has_index = kind.by_priority || kind.windows;
+    config.index.numbers_steps = kind.windows;
     config.description = "{}";
     return config;
 }

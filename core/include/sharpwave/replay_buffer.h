@@ -24,6 +24,7 @@
 
 #include "base/error.h"
 #include "batches/batch_maker.h"
+#include "sampling/exponents.h"
 #include "table/codec.h"
 #include "table/table.h"
 #include "table/writer.h"
@@ -159,9 +160,8 @@ private:
         table.seed = config.seed;
         table.fields = {{"transition", "|V" + std::to_string(sizeof(Record)), sizeof(Record), {}}};
         if (config.enable_compression) table.fields[0].codec = Codec::lz4;
-        table.sampler.is_by_priority = config.strategy == SamplingStrategy::Prioritized;
-        table.sampler.alpha = config.alpha;
-        table.sampler.beta_start = table.sampler.beta_end = config.beta;
+        table.index.is_by_priority = config.strategy == SamplingStrategy::Prioritized;
+        table.set_counters = Exponents{config.alpha, config.beta, config.beta, 0}.writer();
         return table;
     }
 

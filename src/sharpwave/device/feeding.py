@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .._core import Role
 from ..schema import Field, Schema
 from .launch import Kernel
 from .pinned import Pinned, views_of
@@ -31,7 +32,6 @@ _FEWEST, _MOST = 16, 64
 _LARGE = 1024  # bytes of a value that counts there
 _PIECE = 32 << 10
 _PART = 64 << 10
-_OWN, _REWARD, _LAST, _NEXT = range(4)  # Role of core/views/transitions.h
 _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
 _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
 
@@ -70,16 +70,16 @@ class Plan:
         self.by_host: list[int] = []
         of_direct: list[_Direct] = []
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
-            if field.compression or field.ragged or (role == _REWARD and n_step > 1):
+            if field.compression or field.ragged or (role == Role.reward and n_step > 1):
                 self.by_host.append(leaf)
                 continue
             size = math.prod(field.shape) * field.dtype.itemsize
-            kind = {_OWN: "own", _REWARD: "own", _LAST: "last", _NEXT: "next"}[role]
+            kind = {Role.own: "own", Role.reward: "own", Role.last: "last", Role.next: "next"}[role]
             if field.stack > 1:
-                kind = "own_frames" if role == _OWN else "next_frames"
-            before = offsets[older] if role == _LAST and field.stack > 1 else offsets[number]
+                kind = "own_frames" if role == Role.own else "next_frames"
+            before = offsets[older] if role == Role.last and field.stack > 1 else offsets[number]
             self.direct.append(leaf)
-            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == _NEXT))
+            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == Role.next))
         sizes = [one.size for one in of_direct]
         # Large values that stand askew, images behind a flag, are read in words all the same.
         self.shifts = [
@@ -195,12 +195,12 @@ class Feed:
         extras: set[str],
         memory: Registered | None,
     ) -> None:
-        address, stride, *_ = table.row_memory()
+        rows = table.row_memory()
         self.table, self.device, self.extras = table, device, extras
-        self.plan = Plan(schema, table.field_offsets, stride, n_step, window)
+        self.plan = Plan(schema, table.field_offsets, rows.row_bytes, n_step, window)
         self.free: dict[int, list[Ticket]] = {}
         self.memory = memory
-        self.base = address if memory is None else memory.base
+        self.base = rows.address if memory is None else memory.base
         self.reached = 0
         self._reach()
 
@@ -209,7 +209,7 @@ class Feed:
         return 0 if self.memory is None else self.memory.bytes
 
     def _reach(self) -> None:
-        slots = self.table.row_memory()[4]
+        slots = self.table.row_memory().used_slots
         if self.memory is not None and slots * self.plan.stride > self.reached:
             self.memory.reach(slots * self.plan.stride)
             self.reached = slots * self.plan.stride

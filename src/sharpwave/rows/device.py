@@ -97,10 +97,17 @@ class DeviceRows:
             got = None if reward is None else reward.dtype
             raise SchemaError(f"{where}: field 'reward': n_step > 1 sums it: expected float32 or float64, got {got}")
         blocks, rows = _core.plan_blocks(schema.engine_fields(), spec.capacity, spec.num_envs or 1, spec.writers)
-        settings = engine_settings(schema, spec.sampler, spec.view, None)["index"]
+        settings = engine_settings(schema, spec.sampler, spec.view, None).index
         index = exponents = None
         if settings is not None:
-            index = Index(*(settings[name] for name in Index._fields))
+            index = Index(
+                settings.eps,
+                settings.stratified,
+                int(settings.normalize),
+                settings.mix,
+                int(settings.new_rows),
+                settings.new_priority,
+            )
             assert isinstance(spec.sampler, Prioritized)
             exponents = spec.sampler.numbers()
         torch = self.place.torch

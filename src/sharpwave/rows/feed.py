@@ -29,9 +29,9 @@ def _registered(rows: HostRows) -> Any:
     from ..device.registering import Registered
 
     if rows.registered is None:
-        address, _, size, offset, _ = rows.table.row_memory()
+        place = rows.table.row_memory()
         is_file = (rows.address or "").startswith("file://")
-        memory = Registered(address, size, rows.table.path if is_file else None, offset)
+        memory = Registered(place.address, place.bytes, rows.table.path if is_file else None, place.file_offset)
         rows.registered = memory
         weakref.finalize(rows, memory.close)  # before the table's memory goes
     return rows.registered

@@ -19,7 +19,7 @@ from ..arrays import priorities as read_priorities
 from ..checks import whole
 from ..errors import SchemaError, StorageError
 from ..sampling import Linear, Prioritized, Sampler, beta_numbers, read_alpha, read_beta, sampler_from_plain
-from ..settings import engine_settings, index_columns
+from ..settings import engine_settings, index_setup
 from ..views import Hindsight, View, Windows
 from .bell import Bell, batches
 from .feed import GpuFeed
@@ -97,7 +97,7 @@ class HostRows:
                 writers=spec.writers,
                 seed=spec.seed,
                 checksums=address is not None and address.startswith("file://"),
-                index=index_columns(spec.sampler, spec.view),
+                index=index_setup(spec.sampler, spec.view),
                 description=spec.to_json(),
                 path="" if path is None else str(path),
                 replace=exist == "replace",
@@ -329,9 +329,10 @@ class HostRows:
         built = self.spec.sampler
         if not isinstance(built, Prioritized):
             return built
-        alpha, start, end, steps = self.table.sampler_numbers()
-        now = built.to_plain() | {"alpha": alpha, "beta": [start, end, int(steps)] if steps else end}
-        return sampler_from_plain(now)
+        exponents = self.table.exponents()
+        steps, end = int(exponents.beta_steps), exponents.beta_end
+        beta = [exponents.beta_start, end, steps] if steps else end
+        return sampler_from_plain(built.to_plain() | {"alpha": exponents.alpha, "beta": beta})
 
     def stats(self) -> dict[str, Any]:
         stats = {"storage": self.where, **self.table.stats()}

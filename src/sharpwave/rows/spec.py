@@ -111,7 +111,7 @@ class RowSpec:
         try:
             plain: dict[str, Any] = json.loads(table.description)
             schema = Schema.from_plain(plain["schema"])
-            if [name for name, *_ in schema.engine_fields()] != table.field_names:
+            if [field.name for field in schema.engine_fields()] != table.field_names:
                 raise ValueError  # the names are in the fields' records too
             stats = table.stats()
             spec = cls(
