@@ -312,7 +312,7 @@ def test_closing_does_not_wait_for_a_stopped_opener(address: str, door_is_held: 
 
     def tick() -> None:
         nonlocal ticks
-        while not stop.wait(0.01):
+        while not stop.wait(0.001):
             ticks += 1
 
     thread = threading.Thread(target=tick)
