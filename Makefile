@@ -59,8 +59,9 @@ demo: $(BIN)/.demo  ## set up, then train DQN on CartPole on the real buffer
 test:  ## set up, then run every test (CPP=0 leaves out those in C++)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-python $(if $(filter 0,$(CPP)),,test-cpp)
 
+# More processes than cores: tests of processes and deadlines wait more than they work.
 test-python: $(BIN)/.test
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 
 $(GOOGLETEST)/.ready: $(BIN)/.tools tests/cpp/get_googletest.sh
 	@tests/cpp/get_googletest.sh $(GOOGLETEST) $(BIN)/cmake $(abspath $(BIN))/ninja

@@ -83,7 +83,8 @@ class HostRows:
         if storage is not None and path is None:
             raise StorageError(f"{where}: storage: expected 'shm://name' or 'file://path', got {storage!r}")
         address = None if storage is None else to_address(storage, where)
-        if path is not None and exist == "error" and path.exists():
+        # Not Path.exists(), which raises where we may not enter the folder.
+        if path is not None and exist == "error" and os.path.exists(path):
             raise StorageError(
                 f"{where}: {storage!r} exists; open it with sharpwave.open(), remove it with 'sharpwave rm {storage}', "
                 "or give exist='replace' or exist='attach'"
