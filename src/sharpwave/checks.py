@@ -72,7 +72,8 @@ def truth(where: str, name: str, value: Any) -> bool:
 
 def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> Any:
     if not isinstance(value, str) or value not in choices:
-        raise SchemaError(f"{where}: {name}: expected {' or '.join(map(repr, choices))}, got {told(value)}")
+        *most, last = map(repr, choices)
+        raise SchemaError(f"{where}: {name}: expected {', '.join(most)} or {last}, got {told(value)}")
     return value
 
 

@@ -130,7 +130,7 @@ class OneWriter(RuleBasedStateMachine):
     @rule()
     def take_another_writer(self) -> None:
         if self.writer is self.buffer:
-            if self.buffer._writer is not None:
+            if self.buffer._rows._writer is not None:
                 # A buffer's own writer ends with the buffer only, and two at once are another machine's business.
                 return
         else:

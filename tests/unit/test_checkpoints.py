@@ -293,7 +293,10 @@ def test_ranks_share_by_samples_or_stride_where_asked(tmp_path: Path) -> None:
                 where = {"is_distributed": True, "local_rank": rank, "world_size": 3}
                 buffer.load_checkpoint(tmp_path / "checkpoint", **where, split_by=how)  # type: ignore[arg-type]
                 assert ids(buffer) == expected[rank]
-    with build(tmp_path / "bad") as buffer, pytest.raises(SchemaError, match="split_by: expected 'count' or 'samples'"):
+    with (
+        build(tmp_path / "bad") as buffer,
+        pytest.raises(SchemaError, match="split_by: expected 'count', 'samples' or 'stride'"),
+    ):
         buffer.load_checkpoint(tmp_path / "checkpoint", is_distributed=True, split_by="size")
 
 

@@ -252,7 +252,7 @@ def test_tensors_on_a_gpu_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"storage_format": "zip"}, "storage_format: expected 'pt' or 'safetensors' or 'pkl', got 'zip'"),
+        ({"storage_format": "zip"}, "storage_format: expected 'pt', 'safetensors' or 'pkl', got 'zip'"),
         ({"storage_format": "pkl"}, "allow_pickle=True"),
         ({"save_trajectories": False, "enable_cache": False}, "give enable_cache=True"),
         ({"cache_size": -1}, "cache_size: expected a whole number, at least 0"),
