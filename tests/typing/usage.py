@@ -9,8 +9,8 @@ from typing import Any
 from typing_extensions import assert_type
 
 import sharpwave as sw
-from sharpwave.buffers.replay import Writer
 from sharpwave.errors import NotReady, SchemaError, SharpwaveError
+from sharpwave.rows.host import Writer
 
 buffer = sw.ReplayBuffer(
     1000,
@@ -41,7 +41,7 @@ assert_type(buffer.get([1, 2]), dict[str, Any])
 assert_type(buffer.rows(), Iterator[dict[str, Any]])
 assert_type(buffer.writer(), Writer)
 assert_type(buffer.batches(32, prefetch=2), Iterator[dict[str, Any]])
-assert_type(buffer.update_priorities([1], [0.5]), dict[str, int])
+assert_type(buffer.update_priorities([1], [0.5]), dict[str, Any])  # tensors where the rows are on a GPU
 assert_type(buffer.pace, sw.Pace | None)
 assert_type(next(sw.collect(object(), lambda obs: 0, buffer, 100)), dict[str, Any])
 sequences = sw.ReplayBuffer(
