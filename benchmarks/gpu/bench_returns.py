@@ -47,7 +47,7 @@ def rollout(steps: int, envs: int) -> dict[str, torch.Tensor]:
 
 def filled(data: dict[str, torch.Tensor]) -> sw.RolloutBuffer:
     steps, envs = data["rewards"].shape
-    buffer = sw.RolloutBuffer(envs, steps, (1,), "cuda")
+    buffer = sw.RolloutBuffer(envs, steps, obs_shape=(1,), device="cuda")
     zeros = torch.zeros(envs, 1, device="cuda")
     for t in range(steps):
         row = {name: data[name][t] for name in ("rewards", "values", "dones")}
@@ -91,7 +91,7 @@ def cycle_case(steps: int, envs: int, obs: int, actions: int) -> dict[str, Any]:
     seen = torch.randn(steps, envs, obs, generator=stream, device="cuda")
     done = torch.randn(steps, envs, actions, generator=stream, device="cuda")
     log_probs = torch.randn(steps, envs, generator=stream, device="cuda")
-    buffer = sw.RolloutBuffer(envs, steps, (obs,), "cuda", seed=0)
+    buffer = sw.RolloutBuffer(envs, steps, obs_shape=(obs,), device="cuda", seed=0)
 
     def cycle() -> None:
         buffer.clear()
@@ -105,10 +105,10 @@ def cycle_case(steps: int, envs: int, obs: int, actions: int) -> dict[str, Any]:
     for tensor in (data["rewards"], data["values"], data["last_values"], seen):
         tensor.normal_(generator=stream)
     graph.replay()
-    replayed = {name: tensor.clone() for name, tensor in buffer.get_all_data().items() if tensor is not None}
+    replayed = {name: tensor.clone() for name, tensor in buffer.all().items() if tensor is not None}
     buffer.clear()
     cycle()
-    for name, tensor in buffer.get_all_data().items():
+    for name, tensor in buffer.all().items():
         assert tensor is None or torch.equal(tensor, replayed[name]), name
 
     def learn() -> None:

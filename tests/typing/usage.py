@@ -56,8 +56,8 @@ sw.Windows(8, end="never")  # type: ignore[arg-type]
 opened: sw.ReplayBuffer = sw.open("file://x")  # which face it is, the file says
 teacher: sw.DistillationBuffer = sw.open(Path("x"))
 assert_type(sw.DistillationBuffer.load("x"), sw.DistillationBuffer)
-assert_type(sw.RolloutBuffer(4, 8, (3,)).is_full, bool)
-sw.RolloutBuffer(4, 8, (3,), autoreset="never")  # type: ignore[arg-type]
+assert_type(sw.RolloutBuffer(4, 8, obs_shape=(3,)).is_full, bool)
+sw.RolloutBuffer(4, 8, obs_shape=(3,), autoreset="never")  # type: ignore[arg-type]
 assert_type(sw.ReplayBuffer.for_env(object(), 100), sw.ReplayBuffer)
 assert_type(sw.Field((2,)).shape, tuple[int, ...])
 assert_type(sw.__version__, str)

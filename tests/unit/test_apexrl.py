@@ -412,7 +412,7 @@ def test_rows_and_advantages_of_the_last_rollout_are_not_handed_out_as_this_ones
     buffer.clear()
     step(buffer, 3.0)
     for read in (buffer.get_all_data, lambda: buffer.get_minibatch(2)):
-        with pytest.raises(NotReady, match="1 of 2 steps are there, and the other rows are of the last rollout"):
+        with pytest.raises(NotReady, match="1 of 2 steps, and the other rows are of the last rollout"):
             read()
     step(buffer, 4.0)
     assert buffer.get_all_data()["values"].tolist() == [3, 3, 4, 4]

@@ -19,7 +19,7 @@ from sharpwave.compat import apexrl  # noqa: E402
 FLOW = sw.Dataflow([sw.Consumer("train", inputs={"input_ids"}, batch_size=1)])
 FACES: dict[str, Any] = {
     "ReplayBuffer": lambda: sw.ReplayBuffer(8, obs_shape=2),
-    "RolloutBuffer": lambda: sw.RolloutBuffer(2, 3, 4),
+    "RolloutBuffer": lambda: sw.RolloutBuffer(2, 3, obs_shape=4),
     "DistillationBuffer": lambda: sw.DistillationBuffer(8, 2),
     "TrajectoryReplayBuffer": lambda: sw.TrajectoryReplayBuffer(seed=0, save_trajectories=False),
     "SequenceBuffer": lambda: sw.SequenceBuffer(FLOW, capacity=8),
@@ -30,7 +30,7 @@ FACES: dict[str, Any] = {
 
 
 def filled(cls: Any = sw.RolloutBuffer, device: Any = None) -> Any:
-    roll = cls(2, 3, (4,), device, seed=0)
+    roll = cls(num_envs=2, num_steps=3, obs_shape=(4,), device=device, seed=0)
     for t in range(3):
         row = np.array([t, t + 0.5], np.float32)
         given: dict[str, Any] = {"observations": np.ones((2, 4), np.float32), "actions": np.zeros(2, np.int64)}
@@ -41,6 +41,10 @@ def filled(cls: Any = sw.RolloutBuffer, device: Any = None) -> Any:
     return roll
 
 
+def whole(roll: Any) -> Any:
+    return roll.get_all_data() if isinstance(roll, apexrl.RolloutBuffer) else roll.all()
+
+
 KINDS = [(sw.RolloutBuffer, None), (sw.RolloutBuffer, "cpu"), (apexrl.RolloutBuffer, "cpu")]
 
 
@@ -49,10 +53,10 @@ KINDS = [(sw.RolloutBuffer, None), (sw.RolloutBuffer, "cpu"), (apexrl.RolloutBuf
 def test_what_is_assigned_to_a_rollout_is_what_batches_hold(cls: Any, device: Any, name: str) -> None:
     roll = filled(cls, device)
     key = "old_log_probs" if name == "log_probs" else name
-    kept, flat = getattr(roll, name), roll.get_all_data()[key]
+    kept, flat = getattr(roll, name), whole(roll)[key]
     normal = (kept - kept.mean()) / (kept.std() + 1e-8)
     setattr(roll, name, normal)
-    assert np.allclose(roll.get_all_data()[key].reshape(3, 2), normal)
+    assert np.allclose(whole(roll)[key].reshape(3, 2), normal)
     assert np.allclose(flat.reshape(3, 2), normal), "the same memory as before"
     assert getattr(roll, name) is kept
     seen = np.concatenate([batch[key] for batch in roll.minibatches(2)])

@@ -115,7 +115,7 @@ def replay(**options: Any) -> sw.ReplayBuffer:
 
 
 def rollout(**options: Any) -> sw.RolloutBuffer:
-    roll = sw.RolloutBuffer(2, 3, 3, seed=0, **options)
+    roll = sw.RolloutBuffer(2, 3, obs_shape=3, seed=0, **options)
     for _ in range(3):
         roll.add(**STEP)
     roll.compute_returns_and_advantages(Z)
@@ -224,7 +224,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "num_steps": 3,
             "obs_shape": 3,
             "device": None,
-            "num_privileged_obs": 0,
             "privileged_obs_shape": None,
             "action_shape": (),
             "action_dtype": "float32",
@@ -235,11 +234,11 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         },
     ),
     "RolloutBuffer.add": (
-        lambda **given: sw.RolloutBuffer(2, 3, 3).add(**given),
+        lambda **given: sw.RolloutBuffer(2, 3, obs_shape=3).add(**given),
         {**STEP, "truncated": Z, "final_values": Z, "privileged_observations": None, "hidden_states": None},
     ),
     "RolloutBuffer.add, tensors": (
-        lambda **given: sw.RolloutBuffer(2, 3, 3, "cpu").add(**given),
+        lambda **given: sw.RolloutBuffer(2, 3, obs_shape=3, device="cpu").add(**given),
         {**{name: torch.from_numpy(value) for name, value in STEP.items()}},
     ),
     "RolloutBuffer.compute_returns_and_advantages": (
@@ -247,10 +246,11 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"last_values": Z, "gamma": 0.9, "gae_lambda": 0.9, "partial": False},
     ),
     "RolloutBuffer.clear": (lambda reset: rollout().clear(reset=reset), {"reset": False}),
-    "RolloutBuffer.get_all_data": (
-        lambda normalize_advantages: rollout().get_all_data(normalize_advantages=normalize_advantages),
+    "RolloutBuffer.all": (
+        lambda normalize_advantages: rollout().all(normalize_advantages=normalize_advantages),
         {"normalize_advantages": False},
     ),
+    "RolloutBuffer.save": (lambda path: rollout().save(path), {"path": "roll.sw"}),
     "RolloutBuffer.minibatches": (
         lambda **given: first(rollout().minibatches(**given)),
         {"num_minibatches": 2, "epochs": 1, "drop_remainder": False, "normalize_advantages": None},
@@ -409,9 +409,9 @@ def test_masked_values_are_refused_everywhere() -> None:
         lambda: prioritized.update_priorities(np.arange(2), masked(2)),
         lambda: prioritized.update_priorities(masked(2, dtype="int64"), np.ones(2)),
         lambda: prioritized.get(masked(2, dtype="int64")),
-        lambda: sw.RolloutBuffer(2, 3, 3).add(**{**STEP, "rewards": masked(2)}),
-        lambda: sw.RolloutBuffer(2, 3, 3).add(**{**STEP, "actions": masked(2)}),
-        lambda: sw.RolloutBuffer(2, 3, 3, "cpu").add(**{**STEP, "observations": masked(2, 3)}),
+        lambda: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "rewards": masked(2)}),
+        lambda: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "actions": masked(2)}),
+        lambda: sw.RolloutBuffer(2, 3, obs_shape=3, device="cpu").add(**{**STEP, "observations": masked(2, 3)}),
         lambda: rollout().compute_returns_and_advantages(masked(2)),
         lambda: setattr(rollout(), "advantages", masked(3, 2)),
         lambda: teacher().add(masked(2, 2), Z, mean=np.zeros((2, 2))),
@@ -444,10 +444,12 @@ def test_numbers_beyond_the_dtype_are_refused_and_infinite_ones_are_the_users(va
         lambda reward: sw.ReplayBuffer(8, obs_shape=2).add(Z, 0.0, float(reward[1]), Z, False),
         lambda reward: sw.ReplayBuffer(8, obs_shape=2).add(reward, 0.0, 0.0, Z, False),
         lambda reward: sw.DistillationBuffer(8, 2).add(reward, 0),
-        lambda reward: sw.RolloutBuffer(2, 3, 3).add(**{**STEP, "rewards": reward}),
-        lambda reward: sw.RolloutBuffer(2, 3, 3).add(**{**STEP, "rewards": reward[:, None]}),
-        lambda reward: sw.RolloutBuffer(2, 3, 3, "cpu").add(**{**STEP, "values": torch.from_numpy(reward)}),
-        lambda reward: sw.RolloutBuffer(2, 3, 3, "cpu").add(**{**STEP, "values": reward}),
+        lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "rewards": reward}),
+        lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "rewards": reward[:, None]}),
+        lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3, device="cpu").add(
+            **{**STEP, "values": torch.from_numpy(reward)}
+        ),
+        lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3, device="cpu").add(**{**STEP, "values": reward}),
         lambda reward: rollout().compute_returns_and_advantages(reward),
         lambda reward: rollout(device="cpu").compute_returns_and_advantages(torch.from_numpy(reward)),
         lambda reward: setattr(rollout(), "returns", np.stack([reward] * 3)),
@@ -459,7 +461,7 @@ def test_numbers_beyond_the_dtype_are_refused_and_infinite_ones_are_the_users(va
         for mine in (np.inf, -np.inf, np.nan):
             add(np.array([0.0, mine]))
     # A second add with the same shape and dtype is looked at as well.
-    roll = sw.RolloutBuffer(2, 3, 3)
+    roll = sw.RolloutBuffer(2, 3, obs_shape=3)
     roll.add(**STEP)
     with pytest.raises(SchemaError, match="add\\(\\): rewards: expected numbers that float32 can hold, got"):
         roll.add(**{**STEP, "rewards": beyond})
@@ -481,9 +483,9 @@ def test_nan_is_neither_done_nor_not() -> None:
         lambda: sw.ReplayBuffer(8, obs_shape=2).add(Z, 0.0, 0.0, Z, np.nan),
         lambda: sw.ReplayBuffer(8, schema=floats).add(obs=Z, reward=0.0, next_obs=Z, done=np.nan),
         lambda: sw.ReplayBuffer(8, schema=floats).add(obs=Z, reward=0.0, next_obs=Z, done=np.float32(np.nan)),
-        lambda: sw.RolloutBuffer(2, 3, 3).add(**{**STEP, "dones": nan}),
-        lambda: sw.RolloutBuffer(2, 3, 3).add(**STEP, truncated=nan, final_values=Z),
-        lambda: sw.RolloutBuffer(2, 3, 3, "cpu").add(**{**STEP, "dones": tensor}),
+        lambda: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "dones": nan}),
+        lambda: sw.RolloutBuffer(2, 3, obs_shape=3).add(**STEP, truncated=nan, final_values=Z),
+        lambda: sw.RolloutBuffer(2, 3, obs_shape=3, device="cpu").add(**{**STEP, "dones": tensor}),
         lambda: setattr(rollout(), "dones", flags),
         lambda: teacher().add(np.zeros((2, 2)), Z, nan, mean=np.zeros((2, 2))),
         lambda: sw.returns.gae(TWO, TWO, flags, Z),

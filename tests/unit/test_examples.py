@@ -412,7 +412,7 @@ def test_ppo_takes_the_value_of_the_final_observation_behind_time_limits(env: st
     torch.manual_seed(0)
     config, policy = ppo.Config(envs=8), ppo.Policy()
     torch.nn.init.normal_(policy.critic[-1].weight)  # no two observations have the same value
-    rollout = sw.RolloutBuffer(8, config.rollout_steps, (4,), "cpu", seed=0)
+    rollout = sw.RolloutBuffer(8, config.rollout_steps, obs_shape=(4,), device="cpu", seed=0)
     taken, step = [], envs.step
     monkeypatch.setattr(envs, "step", lambda action: taken.append(step(action)) or taken[-1])
     ppo.collect(envs, policy, rollout, config)
@@ -489,7 +489,7 @@ def test_ppo_on_a_gpu_waits_for_nothing() -> None:
     config, policy = ppo.Config(device="cuda", env="torch", envs=64), ppo.Policy().to("cuda")
     envs = ppo.TorchCartPole(64, 0, "cuda")
     optimizer = torch.optim.Adam(policy.parameters(), fused=True)
-    rollout = sw.RolloutBuffer(64, config.rollout_steps, (4,), "cuda", seed=0)
+    rollout = sw.RolloutBuffer(64, config.rollout_steps, obs_shape=(4,), device="cuda", seed=0)
 
     def cycle() -> None:
         ppo.collect(envs, policy, rollout, config)

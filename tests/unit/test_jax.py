@@ -107,7 +107,7 @@ def test_tree_keeps_its_shape() -> None:
 
 def test_batches_of_rollouts_and_of_distillation_convert() -> None:
     pytest.importorskip("torch")
-    rollout = sw.RolloutBuffer(4, 8, (3,), "cpu", seed=0)
+    rollout = sw.RolloutBuffer(4, 8, obs_shape=(3,), device="cpu", seed=0)
     zeros = np.zeros(4, np.float32)
     for step in range(8):
         obs = np.full((4, 3), step, np.float32)

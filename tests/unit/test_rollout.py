@@ -65,7 +65,7 @@ def fill(roll: sw.RolloutBuffer, device: Any, seed: int = 0, steps: int = STEPS,
 
 
 def make(device: Any, **options: Any) -> sw.RolloutBuffer:
-    return sw.RolloutBuffer(ENVS, STEPS, (3,), device, seed=0, **options)
+    return sw.RolloutBuffer(ENVS, STEPS, obs_shape=(3,), device=device, seed=0, **options)
 
 
 # ---- the whole rollout -------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_all_data_is_time_major_and_has_the_keys(device: Any) -> None:
     added = fill(roll, device)
     last = np.ones(ENVS, np.float32)
     roll.compute_returns_and_advantages(there(last, device))
-    data = roll.get_all_data()
+    data = roll.all()
     assert set(data) == {
         "observations",
         "privileged_observations",
@@ -141,7 +141,7 @@ def test_columns_of_one_are_numbers(device: Any) -> None:
         row[name] = row[name][:, None]
     roll.add(**there(row, device))
     roll.compute_returns_and_advantages(there(np.zeros((ENVS, 1), np.float32), device), partial=True)
-    assert here(roll.get_all_data()["values"]).shape == (ENVS,)
+    assert here(roll.all()["values"]).shape == (ENVS,)
 
 
 # ---- what may be in a row ----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_actions_are_what_the_first_ones_are(device: Any, shape: tuple[int, ...]
 
 def test_dict_observations_keep_a_dtype_each(device: Any) -> None:
     shape = {"image": sw.Field((2, 2), "uint8"), "state": (3,), "deep": {"flag": sw.Field((), "bool")}}
-    roll = sw.RolloutBuffer(ENVS, STEPS, shape, device, seed=0)
+    roll = sw.RolloutBuffer(ENVS, STEPS, obs_shape=shape, device=device, seed=0)
 
     def seen(t: int) -> dict[str, Any]:
         row = t * ENVS + np.arange(ENVS)
@@ -181,12 +181,12 @@ def test_dict_observations_keep_a_dtype_each(device: Any) -> None:
 
 
 def test_privileged_observations_must_come_once_declared(device: Any) -> None:
-    roll = make(device, num_privileged_obs=2)
+    roll = make(device, privileged_obs_shape=2)
     row = step(0, np.random.default_rng(0))
     with pytest.raises(SchemaError, match="missing privileged_observations"):
         roll.add(**there(row, device))
     roll.add(**there(row | {"privileged_observations": np.ones((ENVS, 2), np.float32)}, device))
-    with pytest.raises(SchemaError, match="declare it with num_privileged_obs="):
+    with pytest.raises(SchemaError, match="declare it with privileged_obs_shape="):
         make(device).add(**there(row | {"privileged_observations": np.ones((ENVS, 2), np.float32)}, device))
 
 
@@ -250,13 +250,13 @@ def test_normalised_advantages_are_copies(device: Any, over: Any) -> None:
         np.testing.assert_allclose(
             here(batch["advantages"]), (stored - among.mean()) / (among.std(ddof=1) + 1e-8), rtol=1e-4, atol=1e-5
         )
-    whole = here(roll.get_all_data(normalize_advantages=True)["advantages"])
+    whole = here(roll.all(normalize_advantages=True)["advantages"])
     assert abs(whole.mean()) < 1e-5
     np.testing.assert_array_equal(here(roll.advantages), before)
 
 
 def test_one_row_normalises_to_nothing(device: Any) -> None:
-    roll = sw.RolloutBuffer(1, 1, (3,), device)
+    roll = sw.RolloutBuffer(1, 1, obs_shape=(3,), device=device)
     row = {name: value[:1] for name, value in step(0, np.random.default_rng(0)).items()}
     roll.add(**there(row, device))
     roll.compute_returns_and_advantages(there(np.zeros(1, np.float32), device))
@@ -347,7 +347,7 @@ def test_rows_that_only_reset_are_masked(device: Any) -> None:
         r |= {"last_values": np.full(ENVS, 2.0, np.float32), "final_values": "next"}
         roll.compute_returns_and_advantages(there(r["last_values"], device))
         np.testing.assert_allclose(here(roll.advantages), oracle.gae(r, 0.99, 0.95)[0], rtol=1e-5, atol=1e-5)
-        data = roll.get_all_data(normalize_advantages=True)
+        data = roll.all(normalize_advantages=True)
         mask = here(data["mask"])
         np.testing.assert_array_equal(mask, r["mask"].ravel())
         assert not mask.all()
@@ -376,7 +376,7 @@ def test_both_autoreset_modes_of_gymnasium_give_the_same_advantages() -> None:
         kwargs = {"vector_kwargs": {"autoreset_mode": mode}, "vectorization_mode": "sync", "max_episode_steps": 12}
         envs = gym.make_vec("CartPole-v1", 3, **kwargs)
         same = mode == modes.SAME_STEP
-        roll = sw.RolloutBuffer(3, 200, (4,), autoreset="same_step" if same else "next_step")
+        roll = sw.RolloutBuffer(3, 200, obs_shape=(4,), autoreset="same_step" if same else "next_step")
         obs, _ = envs.reset(seed=5)
         while not roll.is_full:
             actions = (obs @ np.array([350.0, 50.0, -150.0, 100.0])).astype(int) % 2
@@ -455,15 +455,15 @@ def test_rollouts_of_inference_mode_can_be_learnt_from(device: Any) -> None:
 def test_full_partial_and_empty_are_told(device: Any) -> None:
     roll = make(device)
     zeros = there(np.zeros(ENVS, np.float32), device)
-    with pytest.raises(NotReady, match="0 of 5 steps are there"):
+    with pytest.raises(NotReady, match="the rollout has 0 of 5 steps"):
         roll.compute_returns_and_advantages(zeros)
     added = fill(roll, device, steps=3)
-    with pytest.raises(NotReady, match=r"3 of 5 steps are there.*partial=True"):
+    with pytest.raises(NotReady, match=r"3 of 5 steps; add the others.*partial=True"):
         roll.compute_returns_and_advantages(zeros)
     with pytest.raises(NotReady, match=r"compute_returns_and_advantages\(\) first"):
-        roll.get_all_data()
+        roll.all()
     roll.compute_returns_and_advantages(zeros, partial=True)
-    data = roll.get_all_data()
+    data = roll.all()
     assert here(data["actions"]).tolist() == list(range(3 * ENVS))
     want, _ = oracle.gae(added | {"last_values": np.zeros(ENVS)}, 0.99, 0.95)
     np.testing.assert_allclose(here(data["advantages"]), want.ravel(), rtol=1e-5, atol=1e-5)
@@ -495,7 +495,7 @@ def test_refused_steps_change_nothing(device: Any, change: dict[str, Any], says:
 
 
 def test_numbers_that_would_lose_what_they_say_are_refused(device: Any) -> None:
-    roll = sw.RolloutBuffer(ENVS, STEPS, sw.Field((3,), "uint8"), device)
+    roll = sw.RolloutBuffer(ENVS, STEPS, obs_shape=sw.Field((3,), "uint8"), device=device)
     row = step(0, np.random.default_rng(0))
     with pytest.raises(SchemaError, match=r"observations: expected uint8, got .*float32, which would lose"):
         roll.add(**there(row, device))
@@ -535,7 +535,7 @@ def test_arrays_of_another_place_are_refused() -> None:
         ({"device": "toaster"}, "device: expected a torch device"),
         ({"autoreset": "never"}, "autoreset: expected 'same_step' or 'next_step'"),
         ({"extras": {"values": (2,)}}, "the name 'values' is taken"),
-        ({"num_privileged_obs": 2, "privileged_obs_shape": (2,)}, "got both"),
+        ({"extras": {"a/b": (2,)}}, "extras: expected names without '/', got 'a/b'"),
         ({"action_dtype": "int64"}, "action_dtype: needs action_shape="),
         ({"obs_shape": {"a": sw.Field((2,), stack=4)}}, "expected a plain Field"),
         ({"obs_shape": {"a/b": (2,)}}, "expected names without '/'"),
@@ -564,7 +564,7 @@ def test_minibatches_refuse_what_cannot_be() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="no GPU here")
 def test_nothing_waits_for_the_device() -> None:
-    roll = sw.RolloutBuffer(ENVS, STEPS, (3,), "cuda", seed=0, autoreset="next_step")
+    roll = sw.RolloutBuffer(ENVS, STEPS, obs_shape=(3,), device="cuda", seed=0, autoreset="next_step")
     rows = [there(step(t, np.random.default_rng(t)), "cuda") for t in range(STEPS)]
     last = torch.zeros(ENVS, device="cuda")
 
@@ -587,7 +587,7 @@ def test_nothing_waits_for_the_device() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="no GPU here")
 def test_a_cycle_in_a_cuda_graph_replays_equal() -> None:
-    roll = sw.RolloutBuffer(64, 8, (3,), "cuda", seed=0)
+    roll = sw.RolloutBuffer(64, 8, obs_shape=(3,), device="cuda", seed=0)
     stream = torch.Generator("cuda").manual_seed(0)
     source = {
         "observations": torch.zeros(8, 64, 3, device="cuda"),
@@ -613,8 +613,8 @@ def test_a_cycle_in_a_cuda_graph_replays_equal() -> None:
         source["dones"].copy_((torch.rand(8, 64, generator=stream, device="cuda") < 0.2).float())
         last.normal_(generator=stream)
         graph.replay()
-        replayed = {name: value.clone() for name, value in roll.get_all_data().items() if value is not None}
+        replayed = {name: value.clone() for name, value in roll.all().items() if value is not None}
         want, _ = sw.returns.gae(source["rewards"], source["values"], source["dones"], last)
         torch.testing.assert_close(roll.advantages, want)
         cycle()
-        assert all(torch.equal(roll.get_all_data()[name], value) for name, value in replayed.items())
+        assert all(torch.equal(roll.all()[name], value) for name, value in replayed.items())

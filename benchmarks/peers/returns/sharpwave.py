@@ -24,7 +24,7 @@ def fresh(*inputs: Any) -> Operation:
 
 def stored(rollout: Rollout) -> Operation:
     steps, envs = rollout.rewards.shape
-    buffer = sw.RolloutBuffer(envs, steps, (1,))
+    buffer = sw.RolloutBuffer(envs, steps, obs_shape=(1,))
     beside = {"observations": np.zeros((envs, 1)), "actions": np.zeros(envs), "log_probs": np.zeros(envs)}
     for rewards, values, dones in zip(rollout.rewards, rollout.values, rollout.dones, strict=True):
         buffer.add(**beside, rewards=rewards, values=values, dones=dones)

@@ -34,7 +34,7 @@ def to_jax(batch: Any) -> Any:
     ``"indices"`` stay as they are always: ``update_priorities`` takes them back, and they outgrow 32 bits.
 
     A batch that nobody writes to again may be kept as long as you like: the engine does not reuse its memory while JAX
-    holds it. Not so one drawn into ``out=`` and what ``RolloutBuffer.get_all_data`` returns: JAX sees the next values
+    holds it. Not so one drawn into ``out=`` and what ``RolloutBuffer.all`` returns: JAX sees the next values
     there, so be done with it before.
 
     Args:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from .. import _core
@@ -14,10 +15,12 @@ from ..address import to_address, to_path
 from ..checks import number, told, truth
 from ..errors import SchemaError, StorageError
 from ..rows.host import HostRows
+from ..rows.rollout_file import is_rollout_file
 from ..rows.tensors import read_device
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
+from .rollout import RolloutBuffer
 
 __all__ = ["open"]
 
@@ -51,8 +54,8 @@ def open(
         verify: Whether every row of a ``file://`` buffer is checked against its checksum when no other process has it
             open. Costs one pass over the file, by several threads; docs/performance.md has the time. A snapshot is
             always checked.
-        device: Where a snapshot of a ``ReplayBuffer`` is loaded to: ``"cuda"`` puts its rows on the GPU, ``"cpu"``
-            gives batches as tensors.
+        device: Where a saved buffer is loaded to: ``"cuda"`` puts its rows on the GPU, ``"cpu"`` gives batches as
+            tensors.
 
     Raises:
         StorageError: It is absent, foreign, truncated or damaged, or of another user; the message says which.
@@ -68,6 +71,10 @@ def open(
     begun = time.monotonic()
     if seconds > 0:
         _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
+    if path is None and is_rollout_file(Path(text)):
+        if view is not None:
+            raise SchemaError(f"open(): view: expected rows, got a rollout, {text!r}; leave it out")
+        return RolloutBuffer._load(Path(text), device)
     if path is None:
         table = _core.Table.load(text, recover)
     else:
@@ -82,13 +89,11 @@ def open(
     return buffer if device is None else _move(rows, face, text, device)
 
 
-def _move(rows: HostRows, face: Any, address: str, device: Any) -> ReplayBuffer:
+def _move(rows: HostRows, face: Any, address: str, device: Any) -> Any:
     try:
         target = read_device("open(): device", device)[1]
-        if face is not ReplayBuffer:
-            raise SchemaError(f"open(): device: expected a ReplayBuffer, got a {face.__name__}")
         if target.type == "cpu":
-            return ReplayBuffer._over(rows, device)
+            return face._over(rows, device)
         if rows.address is not None:
             raise SchemaError(
                 f"open(): device: {address!r} is shared and stays on the host; leave out device=, and let "
@@ -101,7 +106,7 @@ def _move(rows: HostRows, face: Any, address: str, device: Any) -> ReplayBuffer:
         rows.close(False)
         raise
     rows.close(False)
-    return ReplayBuffer._over(moved)
+    return face._over(moved)
 
 
 def _face_of(table: _core.Table) -> type[ReplayBuffer] | type[DistillationBuffer]:

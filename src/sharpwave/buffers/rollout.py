@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from .. import _core, returns
 from ..checks import check_settable, number, one_of, truth, whole
-from ..errors import BufferFull, NotReady, SchemaError
-from ..rows.columns import Columns, Torch, place_of, read_names, read_node
+from ..errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
+from ..files import save_path
+from ..rows.columns import Columns, Place, Torch, place_of, read_names, read_node
+from ..rows.pieces import Pieces
+from ..rows.rollout_file import COMPUTED, RolloutState, read_rollout, write_rollout
 from ..schema import Field
 
 __all__ = ["RolloutBuffer"]
 
-# What add() takes, and what batches call it.
+# The names of fields in add(), and in batches.
 _BATCH_NAMES = {
     "observations": "observations",
     "privileged_observations": "privileged_observations",
@@ -28,33 +35,36 @@ _BATCH_NAMES = {
 _FOR_GAE = ("rewards", "values", "dones", "truncated", "final_values", "mask", "advantages", "returns")
 _NUMBERS = ("rewards", "values", "log_probs", "advantages", "returns")
 _OTHERS = {"rewards", "dones", "truncated", "final_values", "mask", "hidden_states"}
+# Attributes that close() removes. A verb that reads one of them is then a ClosedError, and add() needs no test of its
+# own for it.
+_STATE = ("_columns", "_was_over", "_step", "_has_returns", "_changes")
 
 
 class RolloutBuffer:
-    """The last steps of all environments, on the device where the policy is.
+    """The last steps of all environments, on the device of the policy.
 
-    Memory is taken once and used again for every rollout. On a GPU no call waits for the device, but
-    ``recurrent_minibatches``, which asks it once where episodes ended.
+    Memory is allocated once and reused for every rollout. On a GPU no call waits for the device, except ``save`` and
+    ``recurrent_minibatches``, which reads once where episodes ended.
 
     The arrays are attributes, (num_steps, num_envs, ...), by the names of ``add``, and ``advantages`` and ``returns``.
-    Assigning to one (``roll.advantages = normalised``) copies the values into it; batches have them from then on.
+    Assigning to one (``roll.advantages = normalised``) copies the values into it; later batches have them.
 
     Args:
         num_envs: Environments that step together.
         num_steps: Steps of a rollout.
         obs_shape: Of one observation: a shape (float32), a ``Field``, or a dict of them.
-        device: None keeps NumPy arrays; anything that torch knows, tensors there.
-        num_privileged_obs: Numbers that the critic sees besides; 0 is none.
-        privileged_obs_shape: The same as a shape, a ``Field`` or a dict of them.
-        action_shape, action_dtype: Of one action; taken from the first one where not given.
-        hidden_states: Of recurrent networks, by name: what ``add`` gets before each step, one an environment.
-        extras: Further fields by name (the policy's mean and deviation, say): ``add`` takes them by that name, batches
-            have them.
-        autoreset: What a vector environment does after an end. ``"same_step"``: it shows the next episode's first
-            observation at once, and ``final_values`` are of what it showed before. ``"next_step"`` (Gymnasium's
-            default): the step after an end only resets. That row is no step of the policy's: it gets no advantage, and
-            batches have a ``mask`` that is False there; values behind truncated ends are taken from it.
-        seed: Of the permutations.
+        device: None keeps NumPy arrays; any device of torch keeps tensors there.
+        privileged_obs_shape: Of one observation that only the critic gets: a shape, a ``Field`` or a dict of them.
+        action_shape, action_dtype: Of one action; without them the first ``add`` decides.
+        hidden_states: Of recurrent networks, by name: shapes or ``Field``s of one environment's state before a step.
+        extras: Further fields by name (such as the policy's mean and deviation): ``add`` takes them by that name, and
+            batches have them.
+        autoreset: What a vector environment does after an episode ends. ``"same_step"``: the same step returns the
+            first observation of the next episode, and ``final_values`` are the values of the last observation before
+            it. ``"next_step"`` (Gymnasium's default): the step after an end only resets. That row is not a step of the
+            policy: it gets no advantage, batches have a ``mask`` that is False there, and the value behind a truncated
+            end is the value of that row.
+        seed: Of the permutations; None takes one from the system (``stats()["seed"]`` tells it).
 
     Example:
         >>> import numpy as np, sharpwave as sw
@@ -70,15 +80,15 @@ class RolloutBuffer:
     """
 
     _flag_dtype = "bool"  # of dones and truncated, as they are stored
+    _privileged_argument = "privileged_obs_shape="  # that declares them; compat.apexrl has another
 
     def __init__(
         self,
         num_envs: int,
         num_steps: int,
+        *,
         obs_shape: Any,
         device: Any = None,
-        num_privileged_obs: int = 0,
-        *,
         privileged_obs_shape: Any = None,
         action_shape: Any = None,
         action_dtype: Any = None,
@@ -88,25 +98,20 @@ class RolloutBuffer:
         seed: int | None = None,
     ) -> None:
         where = "RolloutBuffer()"
-        self._num_envs = whole(where, "num_envs", num_envs)
-        self._num_steps = whole(where, "num_steps", num_steps)
-        self._autoreset = one_of(where, "autoreset", autoreset, ("same_step", "next_step"))
-        seed = None if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
-        privileged = whole(where, "num_privileged_obs", num_privileged_obs, 0)
-        if privileged and privileged_obs_shape is not None:
-            raise SchemaError(f"{where}: expected num_privileged_obs= or privileged_obs_shape=, got both")
-        if privileged:
-            privileged_obs_shape = (privileged,)
+        num_envs, num_steps = whole(where, "num_envs", num_envs), whole(where, "num_steps", num_steps)
+        autoreset = one_of(where, "autoreset", autoreset, ("same_step", "next_step"))
+        seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         nodes = {"observations": read_node(where, "obs_shape", obs_shape)}
         if privileged_obs_shape is not None:
             nodes["privileged_observations"] = read_node(where, "privileged_obs_shape", privileged_obs_shape)
         if action_dtype is not None and action_shape is None:
-            raise SchemaError(f"{where}: action_dtype: needs action_shape= as well; without both, the first add tells")
+            raise SchemaError(
+                f"{where}: action_dtype: needs action_shape= as well; without both, the first add decides"
+            )
         if action_shape is not None:
             dtype = "float32" if action_dtype is None else action_dtype
             nodes["actions"] = read_node(where, "action_shape", action_shape, dtype)
         extras = read_names(where, "extras", extras)
-        self._extras = list(extras)
         for name, node in extras.items():
             if name in {*_BATCH_NAMES, *_BATCH_NAMES.values(), *_OTHERS}:
                 raise SchemaError(f"{where}: extras: the name {name!r} is taken; give another")
@@ -114,19 +119,26 @@ class RolloutBuffer:
         if hidden_states is not None:
             hidden_states = read_names(where, "hidden_states", hidden_states)
             nodes["hidden_states"] = read_node(where, "hidden_states", hidden_states)
-        self._place = place_of(where, device, seed)
-        self._columns = Columns(self._place, (self.num_steps, self.num_envs))
+        self._set_up(num_envs, num_steps, autoreset, seed, list(extras), place_of(where, device, seed))
         for name, node in nodes.items():
             self._columns.declare(name, node)
         for name in _NUMBERS:
             self._columns.declare(name, Field())
         self._columns.declare("dones", Field((), self._flag_dtype))
-        if self.autoreset == "next_step":
+        if autoreset == "next_step":
             self._columns.declare("mask", Field((), "bool"))
-            self._was_over = self._place.zeros((self.num_envs,), np.dtype(bool))
+            self._was_over = self._place.zeros((num_envs,), np.dtype(bool))
+
+    def _set_up(
+        self, num_envs: int, num_steps: int, autoreset: str, seed: int, extras: list[str], place: Place
+    ) -> None:
+        self._num_envs, self._num_steps, self._autoreset = num_envs, num_steps, autoreset
+        self._seed, self._extras, self._place = seed, extras, place
+        self._columns = Columns(place, (num_steps, num_envs))
         self._step = 0
         self._has_returns = False
-        self._changes = 0  # an iteration over minibatches notices them
+        self._changes = 0  # an iteration over minibatches compares it
+        self._rollouts = self._steps_before = 0  # finished rollouts, and their steps
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
@@ -148,18 +160,18 @@ class RolloutBuffer:
         """Adds one step of every environment.
 
         Args:
-            observations: What the policy saw, (num_envs, ...).
-            privileged_observations: What the critic saw besides; required where declared.
-            actions: What it did; the first add tells their shape and dtype where the constructor did not.
-            rewards, values, log_probs: One an environment. ``values`` are of ``observations``.
-            dones: Whether the step ended an episode, for any reason; bool, or numbers of which 0 is no. On the host NaN
-                is refused, and so is a number that a field's dtype cannot hold; on a GPU the call would have to wait
-                for the answer, and NaN counts as yes.
-            truncated: Which of those ends were time limits and the like, and no terminations: where an environment says
-                both, ``truncated & ~terminated``.
-            final_values: Values of the observations that truncated episodes ended with; looked at only there.
-            hidden_states: Of recurrent networks, before the step; required where declared.
-            **extras: The further fields; required where declared.
+            observations: The policy's observations, (num_envs, ...).
+            privileged_observations: The critic's further observations; required if declared.
+            actions: The policy's actions. The first add decides their shape and dtype if the constructor did not.
+            rewards, values, log_probs: One number for each environment. ``values`` are of ``observations``.
+            dones: Whether the step ended an episode, for any reason; bool, or numbers where 0 means no. On the CPU, NaN
+                and numbers that a field's dtype cannot hold are refused. On a GPU checking them would wait for the
+                device: there NaN counts as yes.
+            truncated: Which of those ends were truncations (time limits) and not terminations. If an environment
+                reports both for a step, pass ``truncated & ~terminated``.
+            final_values: Values of the last observations of truncated episodes; used only where ``truncated``.
+            hidden_states: Of recurrent networks, before the step; required if declared.
+            **extras: The further fields; required if declared.
 
         Raises:
             BufferFull: The rollout is complete; use it, then ``clear()``.
@@ -190,8 +202,8 @@ class RolloutBuffer:
             )
         if final_values is not None and self.autoreset == "next_step":
             raise SchemaError(
-                f"{where}: final_values: with autoreset='next_step' the next row starts from that observation, and its "
-                "value is taken; leave them out"
+                f"{where}: final_values: with autoreset='next_step' the value of the next row is used, which has that "
+                "observation; leave them out"
             )
         given |= {"truncated": truncated} if truncated is not None else {}
         given |= {"final_values": final_values} if final_values is not None else {}
@@ -208,12 +220,12 @@ class RolloutBuffer:
             raise
         for name in ("truncated", "final_values"):
             if name in self._columns.nodes and name not in given:
-                self._columns.arrays[name][self._step] = 0  # the last rollout's must not stay
+                self._columns.arrays[name][self._step] = 0  # the row still holds a value of the last rollout
         self._columns.put(self._step, checked)
         if self._autoreset == "next_step":
             self._columns.arrays["mask"][self._step] = ~self._was_over
             self._was_over[:] = self._over(self._step)
-        state = self.__dict__  # past __setattr__, whose three calls would be a twentieth of an add
+        state = self.__dict__  # without __setattr__: three calls of it take 5 % of an add
         state["_step"] += 1
         state["_has_returns"] = False
         state["_changes"] += 1
@@ -226,12 +238,12 @@ class RolloutBuffer:
             raise SchemaError(f"{where}: missing {', '.join(missing)}")
         unknown = [name for name in given if name not in required]
         if unknown:
-            argument = {"privileged_observations": "num_privileged_obs=", "hidden_states": "hidden_states="}
+            argument = {"privileged_observations": self._privileged_argument, "hidden_states": "hidden_states="}
             mends = argument.get(unknown[0], "extras=")
             raise SchemaError(f"{where}: {unknown[0]}: the buffer has no such field; declare it with {mends}")
 
     def _infer(self, where: str, name: str, value: Any) -> Field:
-        """A field that the first value tells."""
+        """The field of a value that no argument of the constructor declared."""
         if name != "actions":
             return Field((), self._flag_dtype if name == "truncated" else "float32")
         array = self._place.read(f"{where}: {name}", value)
@@ -245,30 +257,35 @@ class RolloutBuffer:
         return over | (self._columns.arrays["truncated"][at] != 0) if "truncated" in self._columns.nodes else over
 
     def clear(self, *, reset: bool = False) -> None:
-        """Makes room for the next rollout; nothing is freed.
+        """Begins the next rollout. The memory is kept.
 
         Args:
-            reset: The environments were reset by hand: the first row of the next rollout is a step of the policy's,
-                whatever the last one ended with. Matters with ``autoreset="next_step"`` alone.
+            reset: Whether you have reset the environments: then the first row of the next rollout is a step of the
+                policy, even if the last step ended an episode. Only ``autoreset="next_step"`` uses it.
         """
         truth("clear()", "reset", reset)
+        self._changes += 1
+        self._rollouts += self._step > 0
+        self._steps_before += self._step
         self._step = 0
         self._has_returns = False
-        self._changes += 1
         if reset and self.autoreset == "next_step":
             self._was_over[:] = False
 
     def compute_returns_and_advantages(
         self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95, *, partial: bool = False
     ) -> None:
-        """Works out ``advantages`` and ``returns`` by generalized advantage estimation.
+        """Computes ``advantages`` and ``returns`` by generalized advantage estimation.
 
         Args:
-            last_values: Of the observations after the last step, one an environment. Ignored where that step ended an
-                episode.
+            last_values: Values of the observations after the last step, one for each environment. Ignored where that
+                step ended an episode.
             gamma: Discount.
-            gae_lambda: How far advantages look: 0 is one step, 1 all of them; 0.9 to 0.97 are usual.
-            partial: Take the steps that are there, where the rollout is not complete.
+            gae_lambda: How many steps an advantage covers: 0 is one step, 1 is all of them; 0.9 to 0.97 are usual.
+            partial: Whether a rollout with fewer than ``num_steps`` steps is accepted.
+
+        Raises:
+            NotReady: Steps are missing.
         """
         where = "compute_returns_and_advantages()"
         gamma = number(where, "gamma", gamma, 0, 1)
@@ -282,7 +299,7 @@ class RolloutBuffer:
             arrays = [None if array is None else array[: self._step] for array in arrays]
         rewards, values, dones, truncated, final_values, mask, advantages, to_returns = arrays
         if isinstance(self._place, Torch):
-            self._place.narrow(f"{where}: last_values", last, np.dtype(np.float32))  # looked at on the host alone
+            self._place.narrow(f"{where}: last_values", last, np.dtype(np.float32))  # checks numbers on the CPU only
             if last.dim() != 1 or last.dtype is not values.dtype or not last.is_contiguous():
                 last = last.reshape(self.num_envs).to(values.dtype).contiguous()
             kernels = returns.torch_kernels(where, self.device)
@@ -297,23 +314,29 @@ class RolloutBuffer:
 
     def _check_complete(self, where: str, partial: bool) -> None:
         if self._step == 0 or (self._step < self.num_steps and not truth(where, "partial", partial)):
-            or_else = ", or pass partial=True to take those" if self._step else ""
-            raise NotReady(f"{where}: {self._step} of {self.num_steps} steps are there; add the others{or_else}")
+            or_else = ", or pass partial=True to use those" if self._step else ""
+            raise NotReady(f"{where}: the rollout has {self._step} of {self.num_steps} steps; add the others{or_else}")
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    def get_all_data(self, *, normalize_advantages: bool = False) -> dict[str, Any]:
-        """The whole rollout as one batch, row t * num_envs + n. No copies: the next rollout writes over it.
+    def all(self, *, normalize_advantages: bool = False) -> dict[str, Any]:
+        """The whole rollout as one batch; step t of environment n is row t * num_envs + n.
+
+        The arrays are not copies: the next rollout overwrites them.
 
         Args:
-            normalize_advantages: To mean 0 and deviation 1 over all rows that count; a copy, what is stored stays.
+            normalize_advantages: Whether the batch has advantages of mean 0 and deviation 1 over all rows whose
+                ``mask`` is True. Those are a copy; the stored advantages do not change.
 
         Returns:
-            observations, privileged_observations (None where there are none), actions, old_log_probs, advantages,
-            returns, values; the extras; and ``mask`` where rows are left out.
+            observations, privileged_observations (None if not declared), actions, old_log_probs, advantages, returns,
+            values; the extras; and ``mask`` with ``autoreset="next_step"``.
+
+        Raises:
+            NotReady: ``compute_returns_and_advantages`` was not called since the last ``add``.
         """
-        self._check_returns("get_all_data()")
-        return self._whole(truth("get_all_data()", "normalize_advantages", normalize_advantages))
+        self._check_returns("all()")
+        return self._whole(truth("all()", "normalize_advantages", normalize_advantages))
 
     def _whole(self, normalize_advantages: bool) -> dict[str, Any]:
         batch = {key: self._rows(name) for name, key in self._names().items()}
@@ -330,13 +353,13 @@ class RolloutBuffer:
         drop_remainder: bool = False,
         normalize_advantages: Literal["rollout", "minibatch"] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Batches of rows in random order: each row once an epoch, in another order each time.
+        """Batches of rows in random order. Each row comes once in an epoch, in a new order each epoch.
 
         Args:
             num_minibatches: Batches of an epoch.
-            epochs: How often to go through the rollout.
-            drop_remainder: Leave out rows, other ones each epoch, so that all batches have the same size; else the
-                first ones have one more.
+            epochs: Passes over the rollout.
+            drop_remainder: Leaves out some rows, others each epoch, so that all batches have the same size. Otherwise
+                the first batches have one row more.
             normalize_advantages: To mean 0 and deviation 1 over the ``"rollout"`` or over each ``"minibatch"``.
         """
         where = "minibatches()"
@@ -374,16 +397,16 @@ class RolloutBuffer:
         *,
         normalize_advantages: Literal["rollout", "minibatch"] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Batches of sequences for recurrent networks, each env once an epoch.
+        """Batches of sequences for recurrent networks. Each environment comes once in an epoch.
 
-        The steps of an env are cut where episodes ended. The pieces stand side by side, (length, pieces, ...), padded
-        with zeros; ``mask`` is True where a step is. ``hidden_states`` holds what was stored at the start of each
-        piece, (pieces, ...).
+        The steps of an environment are cut where episodes ended. A batch has the pieces side by side,
+        (length, pieces, ...), padded with zeros; ``mask`` is True for steps and False for padding. ``hidden_states``
+        are those stored with the first step of each piece, (pieces, ...).
 
         Args:
-            num_minibatches: Batches of an epoch; each gets an equal share of the environments, or one more.
-            epochs: How often to go through the rollout.
-            normalize_advantages: As of ``minibatches``.
+            num_minibatches: Batches of an epoch. Environments are divided evenly; the first batches may have one more.
+            epochs: Passes over the rollout.
+            normalize_advantages: As in ``minibatches``.
         """
         where = "recurrent_minibatches()"
         count, epochs = whole(where, "num_minibatches", num_minibatches), whole(where, "epochs", epochs)
@@ -401,16 +424,16 @@ class RolloutBuffer:
         flat = self._whole(over == "rollout")
         flat.pop("mask", None)
         hidden = self._rows("hidden_states") if "hidden_states" in self._columns.nodes else None
-        # Where episodes ended is asked once; what follows from it is worked out on the host.
-        asked = [self._over(slice(self._step))]
-        asked += [self._columns.arrays["mask"][: self._step]] if "mask" in self._columns.nodes else []
-        pieces = _Pieces(*place.to_host(*asked))
+        # One read of the device: the pieces are computed on the host.
+        needed = [self._over(slice(self._step))]
+        needed += [self._columns.arrays["mask"][: self._step]] if "mask" in self._columns.nodes else []
+        pieces = Pieces(*place.to_host(*needed))
         for _ in range(epochs):
             for envs in np.array_split(place.host_permutation(self.num_envs), count):
                 self._check_unchanged("recurrent_minibatches()", changes)
                 cut = pieces.of(envs)
                 if not len(cut.rows):
-                    continue  # nothing but resets
+                    continue  # these environments have no step of the policy
                 rows, at, starts = (place.index(part) for part in (cut.rows, cut.places, cut.starts))
                 shape = cut.length, len(cut.starts)
 
@@ -431,7 +454,7 @@ class RolloutBuffer:
                 yield batch
 
     def _names(self) -> dict[str, str]:
-        """Fields of a batch: what they are here, and there."""
+        """Fields of a batch: stored name to name in the batch."""
         names = {name: key for name, key in _BATCH_NAMES.items() if name in self._columns.nodes}
         names |= {name: name for name in self._extras}
         return names | ({"mask": "mask"} if "mask" in self._columns.nodes else {})
@@ -442,20 +465,25 @@ class RolloutBuffer:
 
     def _check_returns(self, where: str) -> None:
         if not self._has_returns:
-            raise NotReady(f"{where}: there are no advantages yet; call compute_returns_and_advantages() first")
+            raise NotReady(f"{where}: advantages are not computed yet; call compute_returns_and_advantages() first")
 
     def _check_unchanged(self, where: str, changes: int) -> None:
         if changes != self._changes:
-            raise NotReady(f"{where}: the rollout has changed since the iteration began; begin it anew")
+            raise NotReady(f"{where}: the rollout has changed since the iteration began; call {where} again")
 
     def _read_normalization(self, where: str, over: Any) -> str | None:
         return None if over is None else one_of(where, "normalize_advantages", over, ("rollout", "minibatch"))
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- facts ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Rows of the rollout so far: steps times environments."""
-        return self._step * self.num_envs
+        return self._step * self._num_envs
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a full rollout: ``num_steps * num_envs``."""
+        return self._num_steps * self._num_envs
 
     @property
     def num_envs(self) -> int:
@@ -469,8 +497,8 @@ class RolloutBuffer:
 
     @property
     def autoreset(self) -> str:
-        """What the vector environment does after an end."""
-        return self._autoreset  # type: ignore[no-any-return]
+        """What the vector environment does after an episode ends."""
+        return self._autoreset
 
     @property
     def device(self) -> Any:
@@ -486,9 +514,31 @@ class RolloutBuffer:
     def is_full(self) -> bool:
         return self._step == self.num_steps
 
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes as plain numbers, for a logger.
+
+        ``rollouts``: how many were finished: cleared with steps in them, or full now. ``rows_added``: rows of all
+        rollouts, finished or not.
+        """
+        return {
+            "size": len(self),
+            "capacity": self.capacity,
+            "rows_added": (self._steps_before + self._step) * self._num_envs,
+            "rollouts": self._rollouts + self.is_full,
+            "num_envs": self._num_envs,
+            "num_steps": self._num_steps,
+            "step": self._step,
+            "storage": "memory" if self.device is None else str(self.device),
+            "storage_bytes": sum(array.nbytes for array in self._columns.arrays.values()),
+            "seed": self._seed,
+        }
+
     def __getattr__(self, name: str) -> Any:
         # The stored arrays, (num_steps, num_envs, ...), by the names of add().
-        columns = self.__dict__.get("_columns")
+        state = self.__dict__
+        if "_fields" in state and name in (*_STATE, *state["_fields"]):
+            raise ClosedError("the buffer is closed")
+        columns = state.get("_columns")
         if columns is None or name not in columns.nodes:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return columns.tree(name, lambda array: array)
@@ -496,8 +546,11 @@ class RolloutBuffer:
     def __setattr__(self, name: str, value: Any) -> None:
         if name[0] == "_":
             return object.__setattr__(self, name, value)
-        # roll.advantages = normalised: stored where batches read it. The arrays stay the same ones.
-        columns = self.__dict__.get("_columns")
+        # roll.advantages = normalised: copied into the array that batches read. The array stays the same object.
+        state = self.__dict__
+        if name in state.get("_fields", ()):
+            raise ClosedError("the buffer is closed")
+        columns = state.get("_columns")
         if columns is not None and name in columns.nodes:
             checked = columns.check(f"{type(self).__name__}.{name}", name, value, columns.lead)
             columns.place.copy([columns.arrays[path] for path, _ in checked], [array for _, array in checked])
@@ -507,38 +560,119 @@ class RolloutBuffer:
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        where = "NumPy" if self.device is None else str(self.device)
-        return (
-            f"RolloutBuffer({self.num_steps} steps x {self.num_envs} envs, {where}, "
-            f"{self._step} of {self.num_steps} steps there)"
+        where = "in memory" if self.device is None else f"on {self.device}"
+        if self._is_closed:
+            return f"<RolloutBuffer {where}: closed>"
+        fields = ", ".join(name for name in self._columns.nodes if name not in COMPUTED)
+        state = f"{self._step} of {self._num_steps} steps x {self._num_envs} environments"
+        return f"<RolloutBuffer {where}: {state}, fields {fields}>"
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the rollout, complete or partial, to a file: the whole file or none.
+
+        The file has the arrays (with ``advantages`` and ``returns`` if they were computed), the counters, the random
+        state and, with ``autoreset="next_step"``, which environments ended an episode in the last step.
+        ``sharpwave.open(path)`` loads it as NumPy arrays, ``sharpwave.open(path, device=...)`` as tensors. The arrays
+        are stored as safetensors. Waits for the device.
+
+        Args:
+            path: Where to; folders are made. An older file of a rollout is replaced, any other file is not.
+
+        Raises:
+            StorageError: It cannot be written there. The older file is unchanged.
+        """
+        self._check_open()
+        write_rollout(save_path(path), self._state())
+
+    async def save_async(self, path: str | os.PathLike[str]) -> None:
+        """``save`` for an event loop: copies the rollout, then writes the copy in a thread. The file has the rollout as
+        it was when the coroutine began to run."""
+        self._check_open()
+        target, state = save_path(path), self._state(copy=True)
+        await asyncio.to_thread(write_rollout, target, state)
+
+    def _state(self, *, copy: bool = False) -> RolloutState:
+        """``copy``: False lets arrays on the CPU share the buffer's memory."""
+
+        def read(array: Any) -> np.ndarray[Any, Any]:
+            (host,) = self._place.to_host(array)
+            return host.copy() if copy else host
+
+        place = self._place if isinstance(self._place, Torch) else None
+        return RolloutState(
+            num_envs=self._num_envs,
+            num_steps=self._num_steps,
+            autoreset=self._autoreset,
+            seed=self._seed,
+            extras=list(self._extras),
+            step=self._step,
+            has_returns=self._has_returns,
+            rollouts=self._rollouts,
+            steps_before=self._steps_before,
+            stream=dict(self._place.stream.bit_generator.state),
+            generator_on=None if place is None else place.device.type,
+            nodes=dict(self._columns.nodes),
+            arrays={path: read(array) for path, array in self._columns.arrays.items()},
+            was_over=read(self._was_over) if self._autoreset == "next_step" else None,
+            generator=None if place is None else place.generator.get_state().numpy(),
         )
 
+    @classmethod
+    def _load(cls, path: Path, device: Any) -> RolloutBuffer:
+        """What ``save`` wrote. On a device of another type than it was saved on, the permutations start again from the
+        seed: torch's generators cannot be converted."""
+        state = read_rollout(path)
+        place = place_of("open()", device, state.seed)
+        place.stream.bit_generator.state = state.stream
+        if isinstance(place, Torch) and state.generator is not None and state.generator_on == place.device.type:
+            try:
+                place.generator.set_state(place.torch.from_numpy(state.generator))
+            except (RuntimeError, TypeError) as error:
+                raise StorageError(f"open(): {str(path)!r}: the random state does not fit: {error}") from None
+        made = cls.__new__(cls)
+        made._set_up(state.num_envs, state.num_steps, state.autoreset, state.seed, state.extras, place)
+        made._columns.nodes = state.nodes
+        made._columns.arrays = {name: place.from_host(array) for name, array in state.arrays.items()}
+        if state.was_over is not None:
+            made._was_over = place.from_host(state.was_over)
+        made._step, made._has_returns = state.step, state.has_returns
+        made._rollouts, made._steps_before = state.rollouts, state.steps_before
+        return made
 
-class _Cut:
-    def __init__(self, rows: Any, places: Any, starts: Any, length: int) -> None:
-        self.rows, self.places, self.starts, self.length = rows, places, starts, length
+    def flush(self) -> None:
+        """Nothing to do: a rollout is in memory. ``save`` writes it to a file."""
+        self._check_open()
 
+    async def flush_async(self) -> None:
+        """Nothing to do, as in ``flush``."""
+        self.flush()
 
-class _Pieces:
-    """The steps of each env, cut behind ends. Rows that do not count belong to no piece."""
+    def close(self) -> None:
+        """Frees the memory. Arrays that you still hold stay valid. A second call does nothing."""
+        if not self._is_closed:
+            self._fields = tuple(self._columns.nodes)  # these attributes are a ClosedError from now on
+            for name in _STATE:
+                self.__dict__.pop(name, None)
 
-    def __init__(self, ends: np.ndarray[Any, Any], counts: np.ndarray[Any, Any] | None = None) -> None:
-        counts = np.ones_like(ends) if counts is None else counts
-        first = np.ones_like(ends)
-        first[1:] = ends[:-1] | ~counts[:-1]
-        self.counts, self.starts = counts.T, (first & counts).T  # (envs, steps)
+    @property
+    def _is_closed(self) -> bool:
+        return "_fields" in self.__dict__
 
-    def of(self, envs: np.ndarray[Any, Any]) -> _Cut:
-        """Rows of these envs' pieces, where each goes in a (length, pieces) batch, and the rows that start one."""
-        counts, starts = self.counts[envs], self.starts[envs]
-        env, step = np.nonzero(counts)
-        is_start = starts[env, step]
-        piece = np.cumsum(is_start) - 1
-        begin = step[is_start][piece] if len(piece) else piece
-        rows = step * len(self.counts) + envs[env]
-        pieces = int(is_start.sum())
-        length = int((step - begin).max()) + 1 if len(rows) else 0
-        return _Cut(rows, (step - begin) * pieces + piece, rows[is_start], length)
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the buffer is closed")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_open()
+        return self.__dict__
+
+    def __enter__(self) -> RolloutBuffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 def _nested(value: Any, of: Any) -> Any:

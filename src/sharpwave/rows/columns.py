@@ -16,7 +16,7 @@ from ..checks import told
 from ..errors import SchemaError
 from ..schema import Field, Node
 
-__all__ = ["Columns", "Host", "Place", "Torch", "place_of", "read_names", "read_node"]
+__all__ = ["Columns", "Host", "Place", "Torch", "leaves_of", "place_of", "read_names", "read_node"]
 
 
 def place_of(where: str, device: Any, seed: int | None) -> Place:
@@ -104,8 +104,13 @@ class Host:
         return numbers
 
     def to_host(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-        """Arrays of one shape and dtype, in one wait."""
+        """Arrays of one shape and dtype as NumPy arrays, with one wait for the device. On the CPU they may share the
+        memory."""
         return list(arrays)
+
+    def from_host(self, array: np.ndarray[Any, Any]) -> Any:
+        """A NumPy array as an array of this place; on the CPU over the same memory."""
+        return array
 
     def normalize(self, values: Any, mask: Any) -> Any:
         """Less their mean, by their deviation (with n - 1); 0 where they do not count or are fewer than two."""
@@ -220,6 +225,10 @@ class Torch(Host):
     def to_host(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
         return list((self.torch.stack(arrays) if len(arrays) > 1 else arrays[0][None]).cpu().numpy())
 
+    def from_host(self, array: np.ndarray[Any, Any]) -> Any:
+        with self.torch.inference_mode(False):
+            return self.torch.from_numpy(array).to(self.device)
+
     def normalize(self, values: Any, mask: Any) -> Any:
         if mask is None:
             if values.numel() < 2:
@@ -244,6 +253,9 @@ def read_names(where: str, name: str, fields: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(fields, Mapping) or not all(isinstance(key, str) for key in fields):
         raise SchemaError(f"{where}: {name}: expected a dict of shapes or Fields by name, got {told(fields)}")
+    for key in fields:
+        if not key or "/" in key:
+            raise SchemaError(f"{where}: {name}: expected names without '/', got {key!r}")
     return fields
 
 
@@ -295,27 +307,29 @@ class Columns:
         self.forget_views()
 
     def declare(self, name: str, node: Node) -> None:
-        made = {path: self.place.zeros((*self.lead, *field.shape), field.dtype) for path, field in _leaves(name, node)}
+        made = {
+            path: self.place.zeros((*self.lead, *field.shape), field.dtype) for path, field in leaves_of(name, node)
+        }
         self.arrays.update(made)
         self.nodes[name] = node
 
     def forget(self, name: str) -> None:
         if name in self.nodes:
-            for path, _ in _leaves(name, self.nodes.pop(name)):
+            for path, _ in leaves_of(name, self.nodes.pop(name)):
                 self.arrays.pop(path, None)
                 self.rows.pop(path, None)
                 self.accepted.pop(path, None)
 
     def tree(self, name: str, of: Any) -> Any:
         """``of(array)`` for each array of a field, nested as it is."""
+        return self._build(name, self.nodes[name], of)
 
-        def build(path: str, node: Node) -> Any:
-            if isinstance(node, Field):
-                return of(self.arrays[path])
-            assert isinstance(node, Mapping)
-            return {key: build(f"{path}/{key}", part) for key, part in node.items()}
-
-        return build(name, self.nodes[name])
+    # A method: a function that calls itself from inside another one keeps all it uses alive until a garbage collection.
+    def _build(self, path: str, node: Node, of: Any) -> Any:
+        if isinstance(node, Field):
+            return of(self.arrays[path])
+        assert isinstance(node, Mapping)
+        return {key: self._build(f"{path}/{key}", part, of) for key, part in node.items()}
 
     def check(self, where: str, name: str, value: Any, lead: tuple[int, ...]) -> list[tuple[str, Any]]:
         """The arrays of a value that fits, with their paths; an error otherwise."""
@@ -360,11 +374,12 @@ class Columns:
         return self.rows[path][at]
 
 
-def _leaves(path: str, node: Node) -> list[tuple[str, Field]]:
+def leaves_of(path: str, node: Node) -> list[tuple[str, Field]]:
+    """The fields of a node with their paths."""
     if isinstance(node, Field):
         return [(path, node)]
     assert isinstance(node, Mapping)
-    return [leaf for key, part in node.items() for leaf in _leaves(f"{path}/{key}", part)]
+    return [leaf for key, part in node.items() for leaf in leaves_of(f"{path}/{key}", part)]
 
 
 def _match(where: str, path: str, node: Node, value: Any) -> list[tuple[str, Field, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import sharpwave as sw
-from sharpwave.checks import whole
+from sharpwave.checks import truth, whole
 from sharpwave.errors import BufferFull, NotReady, SchemaError
 from sharpwave.rows.columns import Torch
 
@@ -42,15 +42,16 @@ class RolloutBuffer(sw.RolloutBuffer):
         num_envs: Environments that step together.
         num_steps: Steps of a rollout.
         obs_shape: Of one observation: a shape (float32), a ``TensorLeafSpec``, or a nested dict of them.
-        action_shape, action_dtype: Of one action; taken from the first one where not given.
-        device: Where the tensors are; ``"cpu"`` where not given.
-        num_privileged_obs: Numbers that the critic sees besides; 0 is none.
-        privileged_obs_shape: The same as a shape, a ``TensorLeafSpec`` or a nested dict of them. Given, the number says
-            nothing.
+        action_shape, action_dtype: Of one action; without them the first ``add`` decides.
+        device: Where the tensors are; ``"cpu"`` by default.
+        num_privileged_obs: Numbers in an observation that only the critic gets; 0: there is none.
+        privileged_obs_shape: The same as a shape, a ``TensorLeafSpec`` or a nested dict of them. If given,
+            ``num_privileged_obs`` is ignored.
         seed: Of ``minibatches``; ``get_minibatch`` draws by torch's own generator.
     """
 
     _flag_dtype = "float32"  # upstream's dones are numbers, and may be written to
+    _privileged_argument = "num_privileged_obs="
 
     def __init__(self, num_envs: int, num_steps: int, obs_shape: Any, *args: Any, **options: Any) -> None:
         where = "RolloutBuffer()"
@@ -70,17 +71,18 @@ class RolloutBuffer(sw.RolloutBuffer):
         privileged, count = options.get("privileged_obs_shape"), options.get("num_privileged_obs", 0)
         count = whole(where, "num_privileged_obs", count, 0)
         self._given = {"obs_shape": obs_shape, "privileged_obs_shape": privileged, "num_privileged_obs": count}
-        # Upstream's newest form always names the actions' dtype, and its count alone declares nothing: its PPO passes a
-        # count that the environment tells and no observations. There the first add decides.
+        # Upstream's newest form always gives the actions' dtype, and there the count alone declares nothing: its PPO
+        # passes the environment's count without any privileged observations. Then the first add decides.
         self._privileged_is_open = privileged is None and count > 0 and dtype is not None
         if privileged is not None:
             privileged = read_spec(where, "privileged_obs_shape", privileged, torch.float32)
+        elif count and not self._privileged_is_open:
+            privileged = (count,)
         super().__init__(
             num_envs,
             num_steps,
-            read_spec(where, "obs_shape", obs_shape, torch.float32),
-            "cpu" if options.get("device") is None else options["device"],
-            0 if privileged is not None or self._privileged_is_open else count,
+            obs_shape=read_spec(where, "obs_shape", obs_shape, torch.float32),
+            device="cpu" if options.get("device") is None else options["device"],
             privileged_obs_shape=privileged,
             action_shape=shape,
             action_dtype=dtype,
@@ -133,7 +135,7 @@ class RolloutBuffer(sw.RolloutBuffer):
         return each(value, self._here) if is_tree(value) else value
 
     def clear(self, *, reset: bool = False) -> None:
-        """Makes room for the next rollout: advantages and returns are zero until they are computed again."""
+        """Begins the next rollout; advantages and returns are zero until they are computed again."""
         self._holds_last_rollout |= self._step > 0
         super().clear(reset=reset)
         self._columns.arrays["advantages"].zero_()
@@ -151,21 +153,24 @@ class RolloutBuffer(sw.RolloutBuffer):
     def get_all_data(self, *, normalize_advantages: bool = False) -> dict[str, Any]:
         """The whole rollout as one batch, ``num_steps * num_envs`` rows, row t * num_envs + n. No copies.
 
-        Steps that are not there yet, and advantages that are not computed yet, are zeros.
+        Steps that were not added yet, and advantages that are not computed yet, are zeros.
 
         Args:
-            normalize_advantages: To mean 0 and deviation 1 over all rows; a copy, what is stored stays.
+            normalize_advantages: Whether the batch has advantages of mean 0 and deviation 1 over all rows. Those are a
+                copy; the stored advantages do not change.
 
         Raises:
-            NotReady: Steps are missing, and the rows that would stand for them are of the last rollout.
+            NotReady: Steps are missing, and their rows still hold the rollout before.
         """
+        where = "get_all_data()"
         if self._step < self.num_steps and self._holds_last_rollout:
             raise NotReady(
-                f"get_all_data(): {self._step} of {self.num_steps} steps are there, and the other rows are of the last "
+                f"{where}: the rollout has {self._step} of {self.num_steps} steps, and the other rows are of the last "
                 "rollout; add the others"
             )
         if "actions" not in self._columns.nodes:
-            raise NotReady("get_all_data(): the shape of actions is not known yet; add a step or give action_shape=")
+            raise NotReady(f"{where}: the shape of actions is not known yet; add a step or give action_shape=")
+        truth(where, "normalize_advantages", normalize_advantages)
         batch = {key: self._columns.tree(name, _flat) for name, key in self._names().items()}
         batch.setdefault("privileged_observations", None)
         if normalize_advantages:
@@ -181,7 +186,7 @@ class RolloutBuffer(sw.RolloutBuffer):
         taken = (each(data[name], lambda leaf: leaf[index]) for name in _MINIBATCH)
         return tuple(as_tensordict(value, (batch_size,)) for value in taken)
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- facts ------------------------------------------------------------------------------------------------
 
     @property
     def obs_shape(self) -> Any:
@@ -190,13 +195,13 @@ class RolloutBuffer(sw.RolloutBuffer):
 
     @property
     def action_shape(self) -> tuple[int, ...] | None:
-        """Of one action; None until the first add tells it."""
+        """Of one action; None until the first add decides."""
         stored = self._columns.arrays.get("actions")
         return None if stored is None else tuple(stored.shape[2:])
 
     @property
     def action_dtype(self) -> torch.dtype | None:
-        """Of actions; None until the first add tells it."""
+        """Of actions; None until the first add decides."""
         stored = self._columns.arrays.get("actions")
         return None if stored is None else stored.dtype
 
@@ -218,7 +223,7 @@ class RolloutBuffer(sw.RolloutBuffer):
         return as_tensordict(stored, columns.lead) if columns is not None else stored
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # In this class's own namespace, so that names that it does not have are refused here too.
+        # check_settable() refuses unknown names only for a class that defines __setattr__ itself.
         columns = self.__dict__.get("_columns")
         super().__setattr__(name, self._here(value) if columns is not None and name in columns.nodes else value)
 
