@@ -1,4 +1,4 @@
-"""DistillationBuffer: what a teacher did in, pairs to learn from out."""
+"""DistillationBuffer: a teacher's actions in, batches for a student out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .. import _core
 from ..address import to_address, to_path
 from ..arrays import as_array, prepare
-from ..checks import check_settable, one_of, truth, whole
+from ..checks import check_settable, one_of, seconds, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
+from ..files import save_path
 from ..rows.columns import Torch, place_of, read_names, read_node
 from ..rows.device import DeviceRows
 from ..rows.host import HostRows
@@ -28,39 +28,41 @@ __all__ = ["DistillationBuffer"]
 
 
 class DistillationBuffer:
-    """A ring of observations and of what an expert did there.
+    """A ring of observations with an expert's action for each.
 
-    On the CPU the rows are the engine's: they can be saved, and live in shared memory or in a file. On a GPU they are
-    tensors there.
+    On the CPU the rows are in a table of the engine: in memory, in shared memory or in a file. On a GPU they are
+    tensors there. Batches are copies.
 
     Args:
-        capacity: Rows kept; the oldest goes first.
-        obs_shape: Of one observation: a shape (float32), a ``Field``, or a dict of them, such as what the student and
-            what the teacher sees.
-        device: None gives NumPy arrays; anything that torch knows, tensors there.
-        action_shape, action_dtype: Of one action; taken from the first one where not given.
-        teacher: What the teacher says besides, by name (mean, std, logits): shapes or ``Field``s. ``add`` takes it by
-            that name, ``sample(extras=True)`` returns it.
-        num_envs: Environments that step together: each ``add`` brings one step of all, or (steps, num_envs). Needed for
-            ``steps``.
-        storage, exist: None is memory of this process; ``"shm://name"`` or ``"file://path"`` as of ``ReplayBuffer``.
-        seed: Of the draws.
+        capacity: Rows kept; the oldest are overwritten first.
+        obs_shape: Of one observation: a shape (float32), a ``Field``, or a dict of them, such as the student's and the
+            teacher's observation.
+        device: None gives NumPy arrays; ``"cpu"`` gives tensors; ``"cuda"`` keeps the rows on the GPU.
+        action_shape, action_dtype: Of one action; without them the first ``add`` decides.
+        teacher: Further outputs of the teacher by name (mean, std, logits): shapes or ``Field``s. ``add`` takes them by
+            that name, and batches have them.
+        num_envs: Environments that step together: each ``add`` has one step of all, or (steps, num_envs) rows. Needed
+            for ``steps``.
+        storage: None is memory of this process; ``"shm://name"`` and ``"file://path"`` make a file that
+            ``sharpwave.open`` attaches to.
+        exist: What to do if that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
+        seed: Of the draws; None takes one from the system (``stats()["seed"]`` tells it).
 
     Example:
         >>> import numpy as np, sharpwave as sw
-        >>> dist = sw.DistillationBuffer(capacity=1000, obs_shape=(48,), seed=0)
+        >>> dist = sw.DistillationBuffer(1000, obs_shape=(48,), seed=0)
         >>> dist.add(np.zeros((64, 48)), np.ones((64, 12), np.float32))
-        >>> obs, expert_actions = dist.sample(batch_size=32)
-        >>> obs.shape, expert_actions.shape
+        >>> batch = dist.sample(32)
+        >>> batch["obs"].shape, batch["action"].shape
         ((32, 48), (32, 12))
     """
 
     def __init__(
         self,
         capacity: int,
+        *,
         obs_shape: Any,
         device: Any = None,
-        *,
         action_shape: Any = None,
         action_dtype: Any = None,
         teacher: Mapping[str, Any] | None = None,
@@ -72,7 +74,7 @@ class DistillationBuffer:
         where = "DistillationBuffer()"
         self._capacity = whole(where, "capacity", capacity)
         self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs)
-        self._seed = None if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
+        self._seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         self._place = place_of(where, device, self._seed)
         self._exist = one_of(where, "exist", exist, ("error", "replace", "attach"))
         if storage is not None and to_path(storage, f"{where}: storage") is None:
@@ -83,7 +85,9 @@ class DistillationBuffer:
         if self._num_envs and self._capacity % self._num_envs:
             raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={num_envs}, got {capacity}")
         if action_dtype is not None and action_shape is None:
-            raise SchemaError(f"{where}: action_dtype: needs action_shape= as well; without both, the first add tells")
+            raise SchemaError(
+                f"{where}: action_dtype: needs action_shape= as well; without both, the first add decides"
+            )
         self._nodes: dict[str, Node] = {"obs": read_node(where, "obs_shape", obs_shape)}
         if action_shape is not None:
             dtype = "float32" if action_dtype is None else action_dtype
@@ -94,7 +98,7 @@ class DistillationBuffer:
             if name in ("obs", "action", "done"):
                 raise SchemaError(f"{where}: teacher: the name {name!r} is taken; give another")
             self._nodes[name] = read_node(where, f"teacher[{name!r}]", node)
-        # Names that a file could not hold are refused on every device, and before there is anything to lose.
+        # Refuses, on every device, names that a file cannot hold.
         Schema({"action": Field(), **self._nodes, "done": Field((), "bool")})
         self._rows: Rows | None = None
         self._is_creator = False
@@ -111,13 +115,8 @@ class DistillationBuffer:
 
     @property
     def device(self) -> Any:
-        """Where batches are; None for NumPy arrays."""
+        """The device of the batches; None for NumPy arrays."""
         return self._place.device if isinstance(self._place, Torch) else None
-
-    @property
-    def _batch_device(self) -> Any:
-        """What rows on the host are told about batches; rows on a GPU give tensors there anyway."""
-        return None if self._is_on_gpu else self.device
 
     @property
     def _is_on_gpu(self) -> bool:
@@ -135,7 +134,7 @@ class DistillationBuffer:
             capacity=self._capacity,
             num_envs=self._num_envs,
             writers=64,
-            seed=secrets.randbits(63) if self._seed is None else self._seed,
+            seed=self._seed,
             sampler=Uniform(),
             view=Transitions(),
             pace=None,
@@ -147,38 +146,51 @@ class DistillationBuffer:
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
-    def add(self, obs: Any, action: Any, done: Any = None, **teacher: Any) -> None:
-        """Adds one pair, or n of them with a leading axis.
+    def add(self, obs: Any, action: Any, done: Any = None, *, timeout: float | None = None, **teacher: Any) -> None:
+        """Adds one row, or n rows with a leading axis.
 
         Args:
-            obs: What the expert, and perhaps the student, saw.
-            action: What the expert did.
-            done: Whether the step ended an episode; False where not given. Recurrent students need it.
-            **teacher: What else was declared; required then.
+            obs: The observation of the expert, or of the expert and the student.
+            action: The expert's action.
+            done: Whether the step ended an episode; False by default. Recurrent students need it.
+            timeout: Seconds to wait for a ``save`` that holds adds back and for other threads that add; None waits for
+                ever, 0 not at all.
+            **teacher: The declared outputs of the teacher; required if declared.
 
         Raises:
             SchemaError: Something is missing or does not fit. Nothing was written.
+            NotReady: The timeout passed. Nothing was written.
         """
+        self._check_open()
         missing = [name for name in self._extras if name not in teacher]
         if missing:
             raise SchemaError(f"add(): missing {', '.join(missing)}")
         unknown = [name for name in teacher if name not in self._extras]
         if unknown:
             raise SchemaError(f"add(): {unknown[0]}: the buffer has no such field; declare it with teacher=")
-        if self._is_closed:
-            raise ClosedError("add(): the buffer is closed")
         values = {"obs": obs, "action": action, **teacher}
         lead = self._lead(obs)
         values["done"] = self._place.zeros(lead, np.dtype(bool)) if done is None else done
+        if timeout is not None:
+            seconds("add()", timeout)
         if self._rows is None:
             with self._first_add:
                 if self._rows is None:
                     self._rows = self._begin(values, lead)
                     return
+        if timeout is not None:
+            values["timeout"] = timeout
         self._rows.adder()(**values)
 
+    async def add_async(
+        self, obs: Any, action: Any, done: Any = None, *, timeout: float | None = None, **teacher: Any
+    ) -> None:
+        """``add`` for an event loop. The buffer has no pace, so there is no turn to wait for."""
+        self.add(obs, action, done, timeout=timeout, **teacher)
+
     def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> Rows:
-        """The rows, with their first ones. One that fails decides nothing, and takes no file away."""
+        """Makes the rows and adds the first ones. If that fails, the action stays undecided and no file is made or
+        changed."""
         path = None if self._storage is None else to_path(self._storage, "add()")
         self._nodes["action"] = self._infer_action(values["action"], lead)
         rows = None
@@ -196,7 +208,7 @@ class DistillationBuffer:
         return rows
 
     def _lead(self, obs: Any) -> tuple[int, ...]:
-        """Leading axes of an add: none for one row."""
+        """The leading axes of an add: () for one row."""
         node, value, path = self._nodes["obs"], obs, "obs"
         while isinstance(node, Mapping):
             key = next(iter(node))
@@ -218,115 +230,129 @@ class DistillationBuffer:
         return Field(shape[len(lead) :], array.dtype)
 
     def clear(self) -> None:
-        """Forgets every row."""
+        """Removes all rows. Serials and the random stream continue."""
+        self._check_open()
         if self._rows is not None:
             self._rows.clear()
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int, *, extras: bool = False) -> tuple[Any, ...]:
-        """Draws rows, with replacement.
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        out: dict[str, Any] | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Draws rows uniformly, with replacement.
 
         Args:
-            batch_size: How many.
-            extras: Also return a dict of what the teacher said besides.
+            batch_size: Rows in the batch.
+            out: A batch of the same size to fill instead of new arrays; it is returned.
+            device: None gives NumPy arrays, or tensors on the buffer's device; ``"cpu"`` torch tensors over the same
+                memory; another device a copy there.
+            timeout: Seconds to wait for another process that holds the index; None waits for ever, 0 not at all.
 
         Returns:
-            ``(obs, expert_actions)``, or ``(obs, expert_actions, extras)``.
+            A dict with ``"obs"``, ``"action"``, ``"done"``, the teacher's outputs, and under ``"indices"`` the serials
+            of the rows.
+
+        Raises:
+            NotReady: The buffer is empty, or the timeout passed.
+        """
+        rows = self._rows
+        if rows is None:
+            rows = self._there("sample()")
+        if device is None and rows.device is None:
+            device = self.device
+        return rows.sample(batch_size, out=out, device=device, timeout=timeout)
+
+    async def sample_async(
+        self,
+        batch_size: int,
+        *,
+        out: dict[str, Any] | None = None,
+        device: Any = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """``sample`` for an event loop. The buffer has no pace, so there is no turn to wait for."""
+        return self.sample(batch_size, out=out, device=device, timeout=timeout)
+
+    def batches(
+        self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, device: Any = None
+    ) -> Iterator[dict[str, Any]]:
+        """All rows in random order, each once in an epoch, as batches like those of ``sample``. Rows added later are
+        not included.
+
+        Args:
+            batch_size: Rows in each batch; the last one of an epoch may be shorter.
+            epochs: Passes over the rows that the buffer has now.
+            drop_remainder: Leaves out that shorter batch.
+            device: As in ``sample``.
 
         Raises:
             NotReady: The buffer is empty.
-        """
-        batch_size = whole("sample()", "batch_size", batch_size)
-        truth("sample()", "extras", extras)
-        batch = self._there("sample()").sample(batch_size, device=self._batch_device)
-        return self._tuple(batch, extras)
-
-    def batches(
-        self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, extras: bool = False
-    ) -> Iterator[tuple[Any, ...]]:
-        """All rows in random order, each once an epoch, as ``sample`` returns them. Rows added meanwhile wait for the
-        next call.
-
-        Args:
-            batch_size: Of each; the last one of an epoch may be shorter.
-            epochs: How often to go through the rows that are there now.
-            drop_remainder: Leave that shorter one out.
-            extras: As of ``sample``.
-
-        Raises:
-            StaleHandle: Rows of the epoch were written over meanwhile.
+            StaleHandle: Rows of the epoch were overwritten meanwhile.
         """
         where = "batches()"
         batch_size, epochs = whole(where, "batch_size", batch_size), whole(where, "epochs", epochs)
         truth(where, "drop_remainder", drop_remainder)
-        truth(where, "extras", extras)
         rows = self._there(where)
-        return self._batches(rows, rows.handles(), batch_size, epochs, drop_remainder, extras)
+        return self._batches(rows, _handles(where, rows), batch_size, epochs, drop_remainder, device)
 
     def _batches(
-        self, rows: Rows, handles: Any, size: int, epochs: int, drop: bool, extras: bool
-    ) -> Iterator[tuple[Any, ...]]:
+        self, rows: Rows, handles: Any, size: int, epochs: int, drop: bool, device: Any
+    ) -> Iterator[dict[str, Any]]:
         for _ in range(epochs):
             order = self._place.permutation(len(handles))
             order = np.asarray(order) if isinstance(handles, np.ndarray) else order
             for start in range(0, len(handles) - (size - 1 if drop else 0), size):
-                yield self._tuple(self._get(rows, handles[order[start : start + size]]), extras)
+                yield self._get(rows, handles[order[start : start + size]], device)
 
-    def _get(self, rows: Rows, handles: Any) -> Batch:
-        batch = rows.get(handles)
-        batch["done"] = batch["done"] | batch["truncated"]
-        return batch if self._batch_device is None else _tensors(batch)
+    def _get(self, rows: Rows, handles: Any, device: Any) -> Batch:
+        batch = rows.get(handles, self.device if device is None and rows.device is None else device)
+        batch["done"] = batch["done"] | batch.pop("truncated")
+        return batch
 
-    def steps(self, length: int = 1, *, extras: bool = False) -> Iterator[tuple[Any, ...]]:
-        """All steps in the order in which they came, for recurrent students. Of one writer: several writers' steps
-        stand in the order of the ring, not of time.
+    def steps(self, length: int = 1, *, device: Any = None) -> Iterator[dict[str, Any]]:
+        """All steps in the order in which they were added, for recurrent students. With several writers, their steps
+        come in the order of the ring, not of time.
 
         Args:
-            length: Steps at a time; the last ones may be fewer.
-            extras: As of ``sample``.
+            length: Steps in each batch; the last one may be shorter.
+            device: As in ``sample``.
 
         Yields:
-            ``(obs, expert_actions, dones)``, or ``(obs, expert_actions, dones, extras)``, each (length, num_envs, ...).
-            A student's state is reset behind ``dones``.
+            Batches like those of ``sample``, with arrays of shape (length, num_envs, ...). Reset the student's state
+            after a step whose ``"done"`` is True; it is also True where the next step is missing.
         """
         length = whole("steps()", "length", length)
         if self._num_envs is None:
-            raise SchemaError("steps(): which rows follow each other is not known; give the buffer num_envs=")
-        truth("steps()", "extras", extras)
+            raise SchemaError("steps(): the order of rows is not known; give the buffer num_envs=")
         rows = self._there("steps()")
-        handles, breaks = _whole_steps(rows, self._num_envs)
-        return self._steps(rows, handles, breaks, length, self._num_envs, extras)
+        handles, breaks = _whole_steps(rows, _handles("steps()", rows), self._num_envs)
+        return self._steps(rows, handles, breaks, length, self._num_envs, device)
 
     def _steps(
-        self, rows: Rows, handles: Any, breaks: Any, length: int, envs: int, extras: bool
-    ) -> Iterator[tuple[Any, ...]]:
-        def lay(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: lay(part) for key, part in value.items()}
-            return value.reshape(-1, envs, *value.shape[1:])
-
+        self, rows: Rows, handles: Any, breaks: Any, length: int, envs: int, device: Any
+    ) -> Iterator[dict[str, Any]]:
         for start in range(0, len(handles), length * envs):
             end = min(start + length * envs, len(handles))
-            batch = self._get(rows, handles[start:end])
-            dones = lay(batch["done"]) | self._place.index(breaks[start // envs : end // envs, None])
-            step = lay(batch["obs"]), lay(batch["action"]), dones
-            yield (*step, {name: lay(batch[name]) for name in self._extras}) if extras else step
+            batch: Batch = _by_step(self._get(rows, handles[start:end], device), envs)
+            batch["done"] = batch["done"] | _like(batch["done"], breaks[start // envs : end // envs, None])
+            yield batch
 
     def _there(self, where: str) -> Rows:
-        if self._is_closed:
-            raise ClosedError(f"{where}: the buffer is closed")
-        if self._rows is None or len(self._rows) == 0:
-            raise NotReady(f"{where}: the buffer is empty; add() first")
+        self._check_open()
+        if self._rows is None:
+            raise NotReady(f"{where}: the buffer is empty; add rows first")
         return self._rows
 
-    def _tuple(self, batch: dict[str, Any], extras: bool) -> tuple[Any, ...]:
-        pair = batch["obs"], batch["action"]
-        return (*pair, {name: batch[name] for name in self._extras}) if extras else pair
-
-    # ---- facts and life ---------------------------------------------------------------------------------------
+    # ---- facts ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
+        self._check_open()
         return 0 if self._rows is None else len(self._rows)
 
     @property
@@ -341,46 +367,92 @@ class DistillationBuffer:
 
     @property
     def is_full(self) -> bool:
+        """Whether ``len`` has reached the capacity."""
         return len(self) == self._capacity
 
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes as plain numbers, for a logger. On a GPU waits for the device."""
+        self._check_open()
+        if self._rows is not None:
+            return self._rows.stats()
+        counts = {"size": 0, "capacity": self._capacity, "rows_added": 0, "storage_bytes": 0}
+        where = str(self.device) if self._is_on_gpu else self._storage or "memory"
+        return {"storage": where, **counts, "seed": self._seed}
+
+    def __repr__(self) -> str:
+        where = f"on {self.device}" if self._is_on_gpu else self._storage or "in memory"
+        if self._is_closed:
+            return f"<DistillationBuffer {where}: closed>"
+        # How many rows a GPU holds is known only by waiting for it.
+        state = f"capacity {self._capacity}" if self._is_on_gpu else f"{len(self)} of {self._capacity} rows"
+        return f"<DistillationBuffer {where}: {state}, fields {', '.join(('obs', 'action', 'done', *self._extras))}>"
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a snapshot, whole or not at all, as ``ReplayBuffer.save``. ``sharpwave.open(path)`` loads it into
-        memory, ``DistillationBuffer.load(path, device)`` also onto a GPU."""
-        self._there("save()").save(os.fspath(path), False)
+        """Writes a snapshot (rows, counters, random stream) to a file: the whole file or none.
+
+        ``sharpwave.open(path)`` loads it into memory, ``sharpwave.open(path, device=...)`` onto any device. The order
+        of ``batches`` starts again from the seed.
+
+        Args:
+            path: Where to; folders are made. An older snapshot is replaced, any other file is not.
+
+        Raises:
+            StorageError: It cannot be written there. The older snapshot is unchanged.
+            NotReady: The action's shape is not known yet.
+        """
+        self._check_open()
+        if self._rows is None:
+            raise NotReady("save(): the action's shape is not known yet; give action_shape=, or add() first")
+        self._rows.save(str(save_path(path)), False)
+
+    async def save_async(self, path: str | os.PathLike[str]) -> None:
+        """``save`` in a thread; the event loop continues meanwhile."""
+        self._check_open()
+        if self._rows is None:
+            return self.save(path)
+        await self._rows.in_thread(lambda: self.save(path))
+
+    def flush(self) -> None:
+        """Returns when every row added so far is on the disk. Nothing to do for memory."""
+        self._check_open()
+        if self._rows is not None:
+            self._rows.flush()
+
+    async def flush_async(self) -> None:
+        """``flush`` in a thread; the event loop continues meanwhile."""
+        self._check_open()
+        if self._rows is not None:
+            await self._rows.in_thread(self.flush)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: Any = None) -> DistillationBuffer:
-        """What ``save`` wrote, on any device."""
-        table = _core.Table.load(os.fspath(path), False)
-        return cls._over(HostRows(table, "DistillationBuffer", None), device)
-
-    @classmethod
-    def _over(cls, rows: HostRows, device: Any = None) -> DistillationBuffer:
+    def _over(cls, rows: Rows, device: Any = None) -> DistillationBuffer:
         """A buffer over rows that exist."""
         made, spec = cls.__new__(cls), rows.spec
         made._capacity, made._num_envs, made._storage = spec.capacity, spec.num_envs, rows.address
         made._exist, made._is_closed, made._first_add = "error", False, threading.Lock()
         made._is_creator, made._seed = False, spec.seed
-        made._place = place_of("load()", device, made._seed)
+        made._place = place_of("open()", device if rows.device is None else rows.device, made._seed)
         made._nodes = {name: node for name, node in spec.schema.fields.items() if name != "done"}
         made._extras = [name for name in made._nodes if name not in ("obs", "action")]
         made._rows = rows
-        if made._is_on_gpu:
-            from ..rows.transfer import to_device
-
-            made._rows = to_device(rows, device)
-            rows.close(False)
         return made
 
     def close(self, unlink: bool = False) -> None:
-        """Lets go of the rows. A second call does nothing.
+        """Closes the storage. A second call does nothing.
 
         Args:
             unlink: Also removes the file behind ``shm://`` or ``file://``.
         """
-        if self._rows is not None:
-            self._rows.close(truth("close()", "unlink", unlink))
-        self._rows, self._is_closed = None, True
+        truth("close()", "unlink", unlink)
+        rows, self._rows, self._is_closed = self._rows, None, True
+        if rows is not None:
+            rows.close(unlink)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the buffer is closed")
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._is_closed:
@@ -390,8 +462,8 @@ class DistillationBuffer:
                 "pickle: a buffer in memory belongs to one process; give storage='shm://name' to share it, or save() it"
             )
         if self._rows is None:
-            raise NotReady("pickle: what an action is, is not known yet; give action_shape=, or add() first")
-        return _attach, (self._storage, None if self.device is None else str(self.device))
+            raise NotReady("pickle: the action's shape is not known yet; give action_shape=, or add() first")
+        return _reopen, (type(self), self._storage, None if self.device is None else str(self.device))
 
     def __enter__(self) -> DistillationBuffer:
         return self
@@ -399,19 +471,22 @@ class DistillationBuffer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        where = "NumPy" if self.device is None else str(self.device)
-        return f"DistillationBuffer({len(self)} of {self._capacity} rows, {where})"
+
+def _reopen(cls: type[DistillationBuffer], address: str, device: Any) -> DistillationBuffer:
+    from .open import open
+
+    return cls._over(open(address)._rows, device)
 
 
-def _attach(address: str, device: Any) -> DistillationBuffer:
-    table = _core.Table.attach(str(to_path(address, "open()")))
-    return DistillationBuffer._over(HostRows(table, "DistillationBuffer", address), device)
-
-
-def _whole_steps(rows: Rows, envs: int) -> tuple[Any, np.ndarray[Any, Any]]:
-    """Handles of the rows of complete steps, and for each of these steps whether the next one is missing."""
+def _handles(where: str, rows: Rows) -> Any:
     handles = rows.handles()
+    if not len(handles):
+        raise NotReady(f"{where}: the buffer is empty; add rows first")
+    return handles
+
+
+def _whole_steps(rows: Rows, handles: Any, envs: int) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Handles of the rows of complete steps, and for each of these steps whether the next one is missing."""
     there = handles.cpu().numpy() if hasattr(handles, "cpu") else handles
     step, first, count = np.unique(rows.positions(there) // envs, return_index=True, return_counts=True)
     first, step = first[count == envs], step[count == envs]
@@ -420,10 +495,17 @@ def _whole_steps(rows: Rows, envs: int) -> tuple[Any, np.ndarray[Any, Any]]:
     return handles[which], breaks
 
 
-def _tensors(value: Any) -> Any:
-    """Over the same memory; tensors stay what they are."""
+def _by_step(value: Any, envs: int) -> Any:
+    """Rows as (steps, envs, ...)."""
     if isinstance(value, dict):
-        return {key: _tensors(part) for key, part in value.items()}
+        return {key: _by_step(part, envs) for key, part in value.items()}
+    return value.reshape(-1, envs, *value.shape[1:])
+
+
+def _like(array: Any, values: np.ndarray[Any, Any]) -> Any:
+    """The values as an array of the same kind, on the same device."""
+    if isinstance(array, np.ndarray):
+        return values
     import torch
 
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return torch.from_numpy(values).to(array.device)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..address import to_path
 from ..checks import check_settable, one_of, seconds, told, truth, whole
-from ..errors import ClosedError, SchemaError, StorageError
+from ..errors import ClosedError, NotReady, SchemaError
+from ..files import save_path
 from ..pace import Pace
 from ..rows.device import DeviceRows
 from ..rows.host import HostRows, Writer
@@ -44,12 +44,12 @@ class ReplayBuffer:
             ``Windows(length)`` for sequences.
         pace: Lets adding and sampling wait for each other; None, the default, never waits.
         device: None keeps rows on the host and gives NumPy arrays; ``"cpu"`` gives tensors; ``"cuda"`` keeps rows on
-            the GPU, where adding, drawing and gathering wait for nothing.
+            the GPU, where adding and sampling do not wait for the device.
         storage: None is memory of this process; ``"shm://name"`` and ``"file://path"`` make a file with the whole
             state in it, which ``sharpwave.open`` attaches to.
-        exist: What to do where that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
-        num_envs: Environments that step together. Given, an ``add`` brings (steps, num_envs) rows in time order.
-        writers: How many writers may be open at once; never divides the capacity.
+        exist: What to do if that file exists: ``"error"``, ``"replace"`` it, or ``"attach"`` to it.
+        num_envs: Environments that step together. If given, an ``add`` has (steps, num_envs) rows in time order.
+        writers: How many writers may be open at once. They share the whole capacity.
         seed: Of the draws; None takes one from the system (``stats()["seed"]`` tells it).
 
     Example:
@@ -107,7 +107,7 @@ class ReplayBuffer:
         """``device``: where batches go that are asked for without one; None is where the rows are."""
         self._rows, self._device = rows, device
         if device is None and type(self).sample is ReplayBuffer.sample:
-            # ``buf.sample`` is the rows' own method: the face costs no call. A subclass that overrides it keeps its
+            # ``buf.sample`` is the method of the rows, which saves a call. A subclass that overrides sample() keeps its
             # own.
             self.__dict__["sample"] = rows.sample
         if rows.address is not None:
@@ -157,23 +157,23 @@ class ReplayBuffer:
 
         Values come in the order ``obs, action, reward, next_obs, done`` followed by further fields, or by name.
         ``terminated=`` is another name of ``done=``; ``truncated=True`` ends an episode without claiming termination.
-        ``mask=`` (one truth value a row) leaves out rows where it is False; their step keeps its place.
-        ``timeout=`` is how many seconds to wait where the pace says so, for a ``save`` that holds adds back and for
-        other threads that add through the same buffer: None for ever, 0 not at all.
+        ``mask=`` (one truth value for each row) leaves out rows where it is False; their steps still take space.
+        ``timeout=`` is how many seconds to wait for the pace, for a ``save`` that holds adds back and for other
+        threads that add through the same buffer: None for ever, 0 not at all.
 
         Raises:
             SchemaError: A value does not fit its field. Nothing was written.
-            NotReady: It did not become its turn in time. Nothing was written.
+            NotReady: The timeout passed. Nothing was written.
         """
         add = self._rows.adder()
         if type(self).add is ReplayBuffer.add:
-            # From now on ``buf.add`` is the engine's own function, which saves half of the call's time. A subclass that
+            # From now on ``buf.add`` is the engine's function, which halves the time of a call. A subclass that
             # overrides add() keeps its own.
             self.__dict__["add"] = add
         add(*args, **kwargs)
 
     def writer(self) -> Writer:
-        """A writer of its own for a thread: threads that share one take turns, and their rows mix.
+        """A new writer, for one thread. Threads that share a writer wait for each other, and their rows mix.
 
         Raises:
             BufferFull: All ``writers=`` are taken; the message names the processes that hold them.
@@ -197,8 +197,8 @@ class ReplayBuffer:
             batch_size: How many.
             out: A batch of the same size to fill instead of new arrays; it is also what is returned.
             device: None gives NumPy arrays; ``"cpu"`` torch tensors over the same memory; another device a copy there.
-            timeout: Seconds to wait where the pace says so, and for another process that holds the index; None waits
-                for ever, 0 not at all. (The index is held for microseconds; 0 waits up to 0.05 s for that.)
+            timeout: Seconds to wait for the pace, and for another process that holds the index; None waits for ever,
+                0 not at all. (The index is held for microseconds; 0 waits up to 0.05 s for that.)
 
         Returns:
             A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
@@ -206,8 +206,8 @@ class ReplayBuffer:
             with priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight.
 
         Raises:
-            NotReady: There is nothing to draw, or it did not become its turn in time, or another process kept the
-                index until the timeout; the message names it.
+            NotReady: There is nothing to draw, or the pace or another process that holds the index kept the call
+                waiting until the timeout; the message says which.
         """
         device = self._device if device is None else device
         return self._rows.sample(batch_size, out=out, device=device, timeout=timeout)
@@ -220,13 +220,13 @@ class ReplayBuffer:
         device: Any = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """``sample`` for an event loop, which goes on while the pace lets this call wait."""
+        """``sample`` for an event loop, which continues while this call waits for the pace."""
         if self.pace is None:
             return self.sample(batch_size, out=out, device=device, timeout=timeout)
         return await self._rows.in_turn(lambda: self.sample(batch_size, out=out, device=device, timeout=0), timeout)
 
     async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """``add`` for an event loop, which goes on while the pace lets this call wait."""
+        """``add`` for an event loop, which continues while this call waits for the pace."""
         if self.pace is None:
             return self.add(*args, **kwargs) if timeout is None else self.add(*args, timeout=timeout, **kwargs)
         return await self._rows.in_turn(lambda: self.add(*args, timeout=0, **kwargs), timeout)
@@ -234,13 +234,14 @@ class ReplayBuffer:
     def batches(
         self, batch_size: int, *, prefetch: int = 1, device: Any = None, timeout: float | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Batches without end, drawn ahead by a thread while you learn from the last one.
+        """An endless iterator over batches. A thread draws the next ones while you learn from the last one.
 
-        A batch counts as sampled when it is handed out. Leaving the loop gives back what was drawn and not handed out.
+        A batch counts as sampled when the iterator returns it. Leaving the loop gives back the batches that were drawn
+        and not returned.
 
         Args:
             batch_size: Examples in each.
-            prefetch: How many may be ready.
+            prefetch: Batches that are drawn ahead, at most.
             device: As in ``sample``.
             timeout: Seconds to wait for one; None waits for ever.
         """
@@ -255,15 +256,15 @@ class ReplayBuffer:
     def stream(
         self, batch_size: int, *, device: Any = None, prefetch: int = 2, timeout: float | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Batches without end on a GPU, each on its way while you learn from the one before.
+        """An endless iterator over batches on a GPU. The next ones are transferred while you learn from the last one.
 
-        The GPU reads the rows out of the host's memory, in a stream of its own beside yours; no thread is needed. Where
-        it may not, they go by way of pinned memory: ``stats()["feeds"]`` says which and why.
+        The GPU reads the rows from the host's memory in a CUDA stream of its own; no thread is needed. If it cannot,
+        batches are copied through pinned memory: ``stats()["feeds"]`` says which and why.
 
         Args:
             batch_size: Examples in each.
             device: The GPU; without one this is ``batches``.
-            prefetch: How many may be on their way.
+            prefetch: Batches that are transferred ahead, at most.
             timeout: Seconds to wait for one; None waits for ever.
         """
         device = self._device if device is None else device
@@ -281,13 +282,15 @@ class ReplayBuffer:
 
         Args:
             indices: The serials that ``sample`` gave, as an array, a tensor or a list.
-            priorities: One number each; signs do not count, so TD errors may be passed as they are. Where a serial
-                comes twice the last one holds. With ``Windows`` also one a place, shape (windows, places).
-            mask: With one a place: which of them were learnt from, ``batch["mask"]``.
+            priorities: One number for each; the absolute value is used, so TD errors may be passed as they are. If a
+                serial comes twice the last one holds. With ``Windows`` also one for each place, shape (windows,
+                places).
+            mask: With one for each place: which places count, ``batch["mask"]``.
             timeout: Seconds to wait for another process that holds the index; None waits for ever.
 
         Returns:
-            ``{"applied": n, "stale": m}``: m rows had left the buffer since and were passed over.
+            ``{"applied": n, "stale": m}``: n rows have new priorities; m rows are no longer in the buffer. On a GPU
+            the counts are 0-d tensors there, so that the call does not wait for the device; ``int()`` reads one.
 
         Raises:
             SchemaError: A number is NaN or infinite, or the lengths differ. Nothing was changed.
@@ -297,18 +300,31 @@ class ReplayBuffer:
             raise SchemaError("update_priorities(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
         return self._rows.update_priorities(indices, priorities, mask, timeout)
 
-    def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
-        """Changes the sampler's exponents from now on, for everybody who has the buffer open.
+    async def update_priorities_async(
+        self, indices: Any, priorities: Any, mask: Any = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """``update_priorities`` for an event loop. If another process holds the index, a thread waits for it."""
+        limit, begun = seconds("update_priorities()", timeout), time.monotonic()
+        try:
+            return self.update_priorities(indices, priorities, mask, timeout=0)
+        except NotReady:
+            left = None if limit is None else limit - (time.monotonic() - begun)
+            if left is not None and left <= 0:
+                raise
+        return await self._rows.in_thread(lambda: self.update_priorities(indices, priorities, mask, timeout=left))
 
-        A new alpha holds for every row at once, as if the buffer had been built with it. A ``Linear`` beta counts all
-        calls of ``sample``, from the first.
+    def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
+        """Changes the sampler's exponents for all processes that have the buffer open.
+
+        A new alpha applies to all rows at once. A ``Linear`` beta counts all calls of ``sample`` since the buffer was
+        made.
         """
         if not self._rows.spec.is_prioritized:
             raise SchemaError("tune(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
         self._rows.tune(alpha, beta)
 
     def get(self, indices: Any) -> dict[str, Any]:
-        """Reads rows by the serials that ``sample`` gave, with ``"truncated"`` besides.
+        """Reads rows by the serials that ``sample`` gave. The batch has ``"truncated"`` as well.
 
         Raises:
             StaleHandle: One of them is no longer in the buffer.
@@ -331,7 +347,7 @@ class ReplayBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether ``len`` has reached the capacity. Steps that were masked out keep their places and do not count."""
+        """Whether ``len`` has reached the capacity. Steps that were masked out take space and do not count."""
         return len(self) == self.capacity
 
     @property
@@ -360,7 +376,7 @@ class ReplayBuffer:
         return dict(self._rows.spec.schema.fields)
 
     def stats(self) -> dict[str, Any]:
-        """Counts and sizes, as plain numbers: what a logger wants. ``"feeds"``: how batches reach each GPU.
+        """Counts and sizes as plain numbers, for a logger. ``"feeds"``: how batches are transferred to each GPU.
 
         ``"huge_page_bytes"`` may be up to a minute old: the kernel takes milliseconds to count them.
         """
@@ -373,51 +389,52 @@ class ReplayBuffer:
 
     def __repr__(self) -> str:
         rows = self._rows
-        if rows.closed:
-            state = "closed"
-        elif rows.device is None:
-            state = f"{len(self)} of {self.capacity} rows"
-        else:  # how many rows a GPU holds is known only by waiting for it
-            state = f"capacity {self.capacity}"
         where = f"on {rows.where}" if rows.device is not None else rows.address or "in memory"
+        if rows.closed:
+            return f"<ReplayBuffer {where}: closed>"
+        # How many rows a GPU holds is known only by waiting for it.
+        state = f"{len(self)} of {self.capacity} rows" if rows.device is None else f"capacity {self.capacity}"
         return f"<ReplayBuffer {where}: {state}, fields {', '.join(rows.spec.schema.names)}>"
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forgets every row. Serials go on; the seed's stream goes on."""
+        """Removes all rows. Serials and the random stream continue."""
         self._rows.clear()
 
     def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
-        """Writes a snapshot (rows, priorities, counters, random stream) to a file, whole or not at all.
+        """Writes a snapshot (rows, priorities, counters, random stream) to a file: the whole file or none.
 
-        ``sharpwave.open(path)`` loads it. Others may add and sample meanwhile: what is saved is one instant of theirs.
-        An older snapshot at ``path`` is replaced; anything else is not.
+        ``sharpwave.open(path)`` loads it. Other threads and processes may add and sample meanwhile: the file has the
+        state of one instant. An older snapshot at ``path`` is replaced; any other file is not.
 
         Args:
             path: Where to; folders are made.
-            incremental: Where there is a snapshot of this buffer already, writes only what has changed since, to
-                ``<path>.delta``, which ``open`` takes as well. Once half of the rows have changed, a whole one again.
+            incremental: If ``path`` is a snapshot of this buffer, writes only the changes since then, to
+                ``<path>.delta``, which ``open`` reads as well. Once half of the rows have changed, writes a whole
+                snapshot again.
 
         Raises:
-            StorageError: It cannot be written there. The older snapshot is as it was.
-            NotReady: Rows are written over faster than they can be copied.
+            StorageError: It cannot be written there. The older snapshot is unchanged.
+            NotReady: Rows are overwritten faster than they can be copied.
         """
-        target = Path(os.fspath(path))
-        if to_path(str(path), "save()") is not None:
-            raise StorageError(f"save(): expected a path, got {str(path)!r}; leave out the 'file://'")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {error.strerror}") from None
-        self._rows.save(str(target), truth("save()", "incremental", incremental))
+        truth("save()", "incremental", incremental)
+        self._rows.save(str(save_path(path)), incremental)
+
+    async def save_async(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
+        """``save`` in a thread; the event loop continues meanwhile."""
+        await self._rows.in_thread(lambda: self.save(path, incremental=incremental))
 
     def flush(self) -> None:
         """Returns when every row added so far is on the disk. Nothing to do for memory."""
         self._rows.flush()
 
+    async def flush_async(self) -> None:
+        """``flush`` in a thread; the event loop continues meanwhile."""
+        await self._rows.in_thread(self._rows.flush)
+
     def close(self, unlink: bool = False) -> None:
-        """Ends open episodes as truncated and lets go of the storage. A second call does nothing.
+        """Ends open episodes as truncated and closes the storage. A second call does nothing.
 
         Args:
             unlink: Also removes the file behind ``shm://`` or ``file://``, if that is still the one that was opened.
@@ -489,7 +506,7 @@ _shared: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked child the table is the parent's: the next add opens the child's own."""
+    """In a forked child the table belongs to the parent: the next add opens the file again."""
     for buffer in list(_shared):
         buffer.__dict__.pop("add", None)
 

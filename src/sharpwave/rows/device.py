@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import threading
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .. import _core, arrays
-from ..checks import whole
+from ..checks import seconds, whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
 from ..schema import Field, Node, is_next
@@ -163,7 +164,7 @@ class DeviceRows:
             return
         self.heed("add()")
         named = dict(kwargs)
-        named.pop("timeout", None)
+        seconds("add()", named.pop("timeout", None))  # there is nothing to wait for
         priority = named.pop("priority", None)
         if priority is not None and not self.spec.is_prioritized:
             raise SchemaError("add(): priority: rows are drawn uniformly; give the buffer sampler=Prioritized()")
@@ -340,6 +341,18 @@ class DeviceRows:
 
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
         return attempt()
+
+    async def in_thread(self, call: Callable[[], Result]) -> Result:
+        if not self._is_gpu:
+            return await asyncio.to_thread(call)
+        cuda = self.place.torch.cuda
+        stream = cuda.current_stream(self.device)  # calls of another stream are not ordered with the caller's
+
+        def run() -> Result:
+            with cuda.stream(stream):
+                return call()
+
+        return await asyncio.to_thread(run)
 
     def _check_device(self, device: Any) -> None:
         if device is None:
@@ -521,9 +534,10 @@ class DeviceRows:
     def positions(self, handles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return lap_positions(handles, self.table.span, self.spec.capacity)
 
-    def get(self, indices: Any) -> dict[str, Any]:
+    def get(self, indices: Any, device: Any = None) -> dict[str, Any]:
         """Waits for the device."""
         self.heed("get()")
+        self._check_device(device)
         torch = self.place.torch
         if isinstance(indices, torch.Tensor) and indices.device == self.device and indices.dim() == 1:
             serials = indices.to(torch.int64)
@@ -618,7 +632,8 @@ class DeviceRows:
             raise SchemaError(f"save(): incremental: rows on {self.where} are saved whole; leave it out")
         from .transfer import to_host
 
-        host = to_host(self)
+        with self._lock:  # the copy takes many launches: none of another thread's comes between them
+            host = to_host(self)
         try:
             host.save(path, False)
         finally:

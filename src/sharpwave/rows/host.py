@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import threading
@@ -267,6 +268,9 @@ class HostRows:
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
         return await self._bell.in_turn(attempt, timeout)
 
+    async def in_thread(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.to_thread(call)
+
     def _feed(self, device: Any) -> GpuFeed | None:
         """What brings batches to a GPU; None where the device is none."""
         key = str(device)
@@ -286,8 +290,9 @@ class HostRows:
         stats = self.table.stats()
         return lap_positions(handles, int(stats["blocks"] * stats["block_rows"]), self.spec.capacity)
 
-    def get(self, handles: Any) -> Batch:
-        return self.spread(self.table.read(as_handles("get()", handles), False))
+    def get(self, handles: Any, device: Any = None) -> Batch:
+        batch = self.spread(self.table.read(as_handles("get()", handles), False))
+        return batch if device is None else torch_converter(device, self.dtypes)(batch)
 
     def rows(self, batch_size: int) -> Iterator[Batch]:
         handles = self.handles()

@@ -9,9 +9,10 @@ equal losses.
 What differs from upstream, on purpose. ``ReplayBuffer``: the action dtype is taken from the first action when it is not
 given, where upstream's default of int64 turns 0.5 into 0; one unbatched transition is one row, where upstream reads an
 observation of four numbers as four rows; and its columns are read as copies that refuse to be written to.
-``RolloutBuffer``: the shape of actions is taken from the first ones when it is not given; privileged observations must
-come once they are declared, where upstream keeps old ones; and rows of the last rollout are never handed out as if they
-were of this one. ``DistillationBuffer`` is a name without code upstream: here it is ``sharpwave.DistillationBuffer``.
+``RolloutBuffer``: the shape of actions is taken from the first ones when it is not given; privileged observations are
+required once they are declared, where upstream keeps old ones; and rows of the last rollout are never returned as rows
+of the current one. ``DistillationBuffer`` is a name without code upstream: here it is ``sharpwave.DistillationBuffer``
+with tensors, and with tuples as batches.
 """
 
 from .distillation import DistillationBuffer
