@@ -71,21 +71,21 @@ def gather(
     """Lets the actor take a step in every environment, and stores what the teacher says there."""
     obs, said = env.obs, teacher.logits(env.obs)
     step = env.step(actor.logits(obs).argmax(dim=-1))
-    # The rows are labelled by the teacher whoever acts. Where episodes ended, only recurrent students would ask.
+    # The teacher labels the rows, also when the student acts. Only recurrent students use `done`.
     buffer.add(obs, said.argmax(dim=-1), done=step.terminated | step.truncated, logits=said)
 
 
 def learn(student: Student, optimizer: torch.optim.Optimizer, buffer: sw.DistillationBuffer, config: Config) -> float:
     """Brings the student's probabilities towards the teacher's; returns in how many of the last rows both act alike."""
     for _ in range(config.updates):
-        obs, expert_action, extras = buffer.sample(config.batch_size, extras=True)
-        logits = student.logits(torch.from_numpy(obs))
-        wanted = torch.from_numpy(extras["logits"]).log_softmax(dim=-1)
+        batch = buffer.sample(config.batch_size)
+        logits = student.logits(batch["obs"])
+        wanted = batch["logits"].log_softmax(dim=-1)
         loss = nn.functional.kl_div(logits.log_softmax(dim=-1), wanted, reduction="batchmean", log_target=True)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return float((logits.argmax(dim=-1) == torch.from_numpy(expert_action)).float().mean())
+    return float((logits.argmax(dim=-1) == batch["action"]).float().mean())
 
 
 def train(
@@ -113,7 +113,7 @@ def train(
         gather(env, teacher, teacher, rows)
     rows.save(path)
     rows.close()
-    buffer = sw.open(path)  # rows, extras and the stream of draws, as they were
+    buffer = sw.open(path, device="cpu")  # the same rows and random stream; batches are tensors
 
     student = Student(config.hidden)
     optimizer = torch.optim.Adam(student.parameters(), lr=config.learning_rate, fused=True)

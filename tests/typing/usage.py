@@ -55,8 +55,11 @@ goals = sw.Transitions(3, 0.99, hindsight=sw.Hindsight("final", 0.5, lambda achi
 sw.Windows(8, end="never")  # type: ignore[arg-type]
 opened: sw.ReplayBuffer = sw.open("file://x")  # which face it is, the file says
 teacher: sw.DistillationBuffer = sw.open(Path("x"))
-assert_type(sw.DistillationBuffer.load("x"), sw.DistillationBuffer)
+assert_type(teacher.sample(4), dict[str, Any])
+assert_type(next(teacher.steps()), dict[str, Any])
 assert_type(sw.RolloutBuffer(4, 8, obs_shape=(3,)).is_full, bool)
+assert_type(sw.RolloutBuffer(4, 8, obs_shape=(3,)).all(), dict[str, Any])
+assert_type(sw.RolloutBuffer(4, 8, obs_shape=(3,)).stats(), dict[str, Any])
 sw.RolloutBuffer(4, 8, obs_shape=(3,), autoreset="never")  # type: ignore[arg-type]
 assert_type(sw.ReplayBuffer.for_env(object(), 100), sw.ReplayBuffer)
 assert_type(sw.Field((2,)).shape, tuple[int, ...])

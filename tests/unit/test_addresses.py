@@ -109,7 +109,7 @@ def test_relative_address_of_teacher_rows_means_the_folder_it_was_given_in(
 ) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    rows = sw.DistillationBuffer(8, (2,), storage="file://teacher.sw")
+    rows = sw.DistillationBuffer(8, obs_shape=(2,), storage="file://teacher.sw")
     monkeypatch.chdir(tmp_path / "other")
     rows.add(np.zeros(2, np.float32), np.int64(1))  # the first add makes the file
     assert (tmp_path / "teacher.sw").exists()

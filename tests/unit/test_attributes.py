@@ -20,7 +20,7 @@ FLOW = sw.Dataflow([sw.Consumer("train", inputs={"input_ids"}, batch_size=1)])
 FACES: dict[str, Any] = {
     "ReplayBuffer": lambda: sw.ReplayBuffer(8, obs_shape=2),
     "RolloutBuffer": lambda: sw.RolloutBuffer(2, 3, obs_shape=4),
-    "DistillationBuffer": lambda: sw.DistillationBuffer(8, 2),
+    "DistillationBuffer": lambda: sw.DistillationBuffer(8, obs_shape=2),
     "TrajectoryReplayBuffer": lambda: sw.TrajectoryReplayBuffer(seed=0, save_trajectories=False),
     "SequenceBuffer": lambda: sw.SequenceBuffer(FLOW, capacity=8),
     "apexrl.ReplayBuffer": lambda: apexrl.ReplayBuffer(8, (2,)),

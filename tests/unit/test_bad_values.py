@@ -123,7 +123,7 @@ def rollout(**options: Any) -> sw.RolloutBuffer:
 
 
 def teacher(**options: Any) -> sw.DistillationBuffer:
-    rows = sw.DistillationBuffer(16, 2, num_envs=2, teacher={"mean": 2}, seed=0, **options)
+    rows = sw.DistillationBuffer(16, obs_shape=2, num_envs=2, teacher={"mean": 2}, seed=0, **options)
     rows.add(np.zeros((2, 2)), Z, mean=np.zeros((2, 2)))
     return rows
 
@@ -277,18 +277,22 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "DistillationBuffer.add": (
         lambda **given: teacher().add(**given),
-        {"obs": np.zeros((2, 2)), "action": Z, "done": FLAGS[0], "mean": np.zeros((2, 2))},
+        {"obs": np.zeros((2, 2)), "action": Z, "done": FLAGS[0], "mean": np.zeros((2, 2)), "timeout": 0},
     ),
     "DistillationBuffer.add, first": (
-        lambda **given: sw.DistillationBuffer(8, 2).add(**given),
-        {"obs": np.zeros((2, 2)), "action": Z, "done": FLAGS[0]},
+        lambda **given: sw.DistillationBuffer(8, obs_shape=2).add(**given),
+        {"obs": np.zeros((2, 2)), "action": Z, "done": FLAGS[0], "timeout": 0},
     ),
-    "DistillationBuffer.sample": (lambda **given: teacher().sample(**given), {"batch_size": 2, "extras": False}),
+    "DistillationBuffer.sample": (
+        lambda **given: teacher().sample(**given),
+        {"batch_size": 2, "out": None, "device": None, "timeout": 1},
+    ),
+    "DistillationBuffer.save": (lambda path: teacher().save(path), {"path": "teacher.sw"}),
     "DistillationBuffer.batches": (
         lambda **given: first(teacher().batches(**given)),
-        {"batch_size": 2, "epochs": 1, "drop_remainder": False, "extras": False},
+        {"batch_size": 2, "epochs": 1, "drop_remainder": False, "device": None},
     ),
-    "DistillationBuffer.steps": (lambda **given: first(teacher().steps(**given)), {"length": 1, "extras": False}),
+    "DistillationBuffer.steps": (lambda **given: first(teacher().steps(**given)), {"length": 1, "device": None}),
     "DistillationBuffer.close": (lambda unlink: teacher().close(unlink), {"unlink": False}),
     "Field": (
         sw.Field,
@@ -416,7 +420,7 @@ def test_masked_values_are_refused_everywhere() -> None:
         lambda: setattr(rollout(), "advantages", masked(3, 2)),
         lambda: teacher().add(masked(2, 2), Z, mean=np.zeros((2, 2))),
         lambda: teacher().add(np.zeros((2, 2)), masked(2), mean=np.zeros((2, 2))),
-        lambda: sw.DistillationBuffer(8, 2).add(np.zeros((2, 2)), masked(2)),
+        lambda: sw.DistillationBuffer(8, obs_shape=2).add(np.zeros((2, 2)), masked(2)),
         lambda: sw.returns.gae(masked(3, 2), TWO, FLAGS, Z),
         lambda: sw.returns.gae(TWO, TWO, masked(3, 2), Z),
         lambda: sw.returns.group_relative_advantages(masked(4), group_size=2),
@@ -443,7 +447,7 @@ def test_numbers_beyond_the_dtype_are_refused_and_infinite_ones_are_the_users(va
         lambda reward: sw.ReplayBuffer(8, obs_shape=2).add(Z, 0.0, reward[1], Z, False),
         lambda reward: sw.ReplayBuffer(8, obs_shape=2).add(Z, 0.0, float(reward[1]), Z, False),
         lambda reward: sw.ReplayBuffer(8, obs_shape=2).add(reward, 0.0, 0.0, Z, False),
-        lambda reward: sw.DistillationBuffer(8, 2).add(reward, 0),
+        lambda reward: sw.DistillationBuffer(8, obs_shape=2).add(reward, 0),
         lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "rewards": reward}),
         lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3).add(**{**STEP, "rewards": reward[:, None]}),
         lambda reward: sw.RolloutBuffer(2, 3, obs_shape=3, device="cpu").add(

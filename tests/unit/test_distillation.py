@@ -393,7 +393,7 @@ def test_batches_go_to_the_device_that_a_call_names() -> None:
     out = dist.sample(4)
     assert dist.sample(4, out=out) is out
     with pytest.raises(SchemaError, match="device: expected a torch device"):
-        next(dist.batches(4, device="toaster"))
+        dist.batches(4, device="toaster")
 
 
 def test_batches_of_shared_memory_are_dicts_too(shm_address: str) -> None:

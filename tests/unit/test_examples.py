@@ -534,15 +534,15 @@ def test_distill_labels_every_row_by_the_teacher_and_opens_what_it_saved(tmp_pat
     teacher, config = Balancer(), distill.Config(rounds=3, steps=8, envs=4, updates=2)
     result = distill.train(teacher, config, tmp_path / "rows")
     assert len(result.buffer) == result.buffer.capacity == 3 * 8 * 4
-    obs, action, extras = next(result.buffer.batches(96, extras=True))
-    assert np.allclose(extras["logits"], teacher.logits(torch.from_numpy(obs)), atol=1e-5)
-    assert (action == extras["logits"].argmax(axis=-1)).all()
+    batch = next(result.buffer.batches(96))
+    assert np.allclose(batch["logits"], teacher.logits(batch["obs"]), atol=1e-5)
+    assert (batch["action"] == batch["logits"].argmax(axis=-1)).all()
 
     saved = sw.open(tmp_path / "rows")
     assert isinstance(saved, sw.DistillationBuffer)
     assert len(saved) == 8 * 4, "saved before the student acted"
     for then, now in zip(saved.steps(), result.buffer.steps(), strict=False):
-        assert all(np.array_equal(one, other) for one, other in zip(then, now, strict=True))
+        assert all(np.array_equal(then[name], now[name]) for name in ("obs", "action", "logits", "done", "indices"))
 
 
 def test_distill_trains_its_teacher_once_and_reaches_nine_tenths_of_it(tmp_path: Path) -> None:

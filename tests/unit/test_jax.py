@@ -118,11 +118,11 @@ def test_batches_of_rollouts_and_of_distillation_convert() -> None:
     assert made["privileged_observations"] is None
     assert np.array_equal(made["observations"], batch["observations"])
 
-    rows = sw.DistillationBuffer(64, (3,), seed=0)
+    rows = sw.DistillationBuffer(64, obs_shape=(3,), seed=0)
     rows.add(np.ones((8, 3), np.float32), np.arange(8))
-    obs, action = to_jax(rows.sample(5))
-    assert isinstance(obs, jax.Array)
-    assert isinstance(action, jax.Array)
+    batch = to_jax(rows.sample(5))
+    assert isinstance(batch["obs"], jax.Array)
+    assert isinstance(batch["action"], jax.Array)
 
 
 def test_ragged_fields_convert() -> None:

@@ -20,6 +20,7 @@ from ..rows.device import DeviceRows
 from ..rows.host import HostRows
 from ..rows.protocol import Batch, Rows
 from ..rows.spec import RowSpec
+from ..rows.tensors import read_device
 from ..sampling import Uniform
 from ..schema import Field, Node, Schema
 from ..views import Transitions
@@ -298,6 +299,7 @@ class DistillationBuffer:
         where = "batches()"
         batch_size, epochs = whole(where, "batch_size", batch_size), whole(where, "epochs", epochs)
         truth(where, "drop_remainder", drop_remainder)
+        device = None if device is None else read_device(f"{where}: device", device)[1]
         rows = self._there(where)
         return self._batches(rows, _handles(where, rows), batch_size, epochs, drop_remainder, device)
 
@@ -330,6 +332,7 @@ class DistillationBuffer:
         length = whole("steps()", "length", length)
         if self._num_envs is None:
             raise SchemaError("steps(): the order of rows is not known; give the buffer num_envs=")
+        device = None if device is None else read_device("steps(): device", device)[1]
         rows = self._there("steps()")
         handles, breaks = _whole_steps(rows, _handles("steps()", rows), self._num_envs)
         return self._steps(rows, handles, breaks, length, self._num_envs, device)
