@@ -15,6 +15,7 @@ from ..arrays import as_array, prepare
 from ..checks import check_settable, one_of, seconds, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..files import save_path
+from ..rows.bell import without_blocking
 from ..rows.columns import Torch, place_of, read_names, read_node
 from ..rows.device import DeviceRows
 from ..rows.host import HostRows
@@ -186,7 +187,7 @@ class DistillationBuffer:
     async def add_async(
         self, obs: Any, action: Any, done: Any = None, *, timeout: float | None = None, **teacher: Any
     ) -> None:
-        """``add`` for an event loop. The buffer has no pace, so there is no turn to wait for."""
+        """``add`` for an event loop. It does not wait: the buffer has no pace."""
         self.add(obs, action, done, timeout=timeout, **teacher)
 
     def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> Rows:
@@ -277,8 +278,11 @@ class DistillationBuffer:
         device: Any = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """``sample`` for an event loop. The buffer has no pace, so there is no turn to wait for."""
-        return self.sample(batch_size, out=out, device=device, timeout=timeout)
+        """``sample`` for an event loop. If another process holds the index, a thread waits for it."""
+        limit = seconds("sample()", timeout)
+        return await without_blocking(
+            self._there("sample()"), lambda left: self.sample(batch_size, out=out, device=device, timeout=left), limit
+        )
 
     def batches(
         self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, device: Any = None

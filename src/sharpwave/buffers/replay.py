@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import check_settable, one_of, seconds, told, truth, whole
-from ..errors import ClosedError, NotReady, SchemaError
+from ..errors import ClosedError, SchemaError
 from ..files import save_path
 from ..pace import Pace
+from ..rows.bell import without_blocking
 from ..rows.device import DeviceRows
 from ..rows.host import HostRows, Writer
 from ..rows.protocol import Rows
@@ -222,7 +222,10 @@ class ReplayBuffer:
     ) -> dict[str, Any]:
         """``sample`` for an event loop, which continues while this call waits for the pace."""
         if self.pace is None:
-            return self.sample(batch_size, out=out, device=device, timeout=timeout)
+            limit = seconds("sample()", timeout)
+            return await without_blocking(
+                self._rows, lambda left: self.sample(batch_size, out=out, device=device, timeout=left), limit
+            )
         return await self._rows.in_turn(lambda: self.sample(batch_size, out=out, device=device, timeout=0), timeout)
 
     async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
@@ -304,14 +307,10 @@ class ReplayBuffer:
         self, indices: Any, priorities: Any, mask: Any = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """``update_priorities`` for an event loop. If another process holds the index, a thread waits for it."""
-        limit, begun = seconds("update_priorities()", timeout), time.monotonic()
-        try:
-            return self.update_priorities(indices, priorities, mask, timeout=0)
-        except NotReady:
-            left = None if limit is None else limit - (time.monotonic() - begun)
-            if left is not None and left <= 0:
-                raise
-        return await self._rows.in_thread(lambda: self.update_priorities(indices, priorities, mask, timeout=left))
+        limit = seconds("update_priorities()", timeout)
+        return await without_blocking(
+            self._rows, lambda left: self.update_priorities(indices, priorities, mask, timeout=left), limit
+        )
 
     def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
         """Changes the sampler's exponents for all processes that have the buffer open.

@@ -1,4 +1,4 @@
-"""Waiting that lets others work: an event loop that goes on, a thread that draws ahead."""
+"""Waits that do not block: of an event loop, and of a learner whose batches a thread draws ahead."""
 
 from __future__ import annotations
 
@@ -14,13 +14,32 @@ from typing import Any, TypeVar
 
 from .. import _core
 from ..errors import ClosedError, NotReady
+from .protocol import Rows
 
-__all__ = ["Bell", "batches"]
+__all__ = ["Bell", "batches", "without_blocking"]
 
 _Result = TypeVar("_Result")
-_SLICE = 0.1  # seconds after which a thread looks whether it is still wanted
-_LOOK = 0.5  # seconds after which a coroutine looks again: nothing rings when a process dies
-_PAUSES = 0.001, 0.05  # seconds between two looks for rows of a buffer without a pace: the first, and the longest
+_SLICE = 0.1  # seconds after which a thread checks whether it is still needed
+_LOOK = 0.5  # seconds after which a coroutine tries again: no call wakes it when a process dies
+_PAUSES = 0.001, 0.05  # seconds between two tries to draw from an empty buffer without a pace: the first, the longest
+
+
+async def without_blocking(rows: Rows, attempt: Callable[[float | None], _Result], timeout: float | None) -> _Result:
+    """A call that rarely waits (for another process that holds the index): here without a wait, then in a thread.
+
+    Args:
+        rows: What the call is about.
+        attempt: The call, with its timeout.
+        timeout: Seconds, checked; None waits for ever.
+    """
+    begun = time.monotonic()
+    try:
+        return attempt(0)
+    except NotReady:
+        left = None if timeout is None else timeout - (time.monotonic() - begun)
+        if left is not None and left <= 0:
+            raise
+    return await rows.in_thread(lambda: attempt(left))
 
 
 class Bell:
@@ -33,7 +52,7 @@ class Bell:
         self._is_listening = False
 
     async def in_turn(self, attempt: Callable[[], _Result], timeout: float | None) -> _Result:
-        """The result of ``attempt``, which is tried again whenever something happened until it is its turn."""
+        """The result of ``attempt``, which is tried again after every add and sample until the pace allows it."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
@@ -68,7 +87,7 @@ class Bell:
                     return
             try:
                 now = self._table.pace_wait(mark, _SLICE)
-            except ClosedError:  # those that wait will be told so when they look again
+            except ClosedError:  # the coroutines get the same error when they try again
                 with self._lock:
                     self._is_listening = False
                 return
@@ -77,7 +96,7 @@ class Bell:
             mark = now
             with self._lock:
                 for rung in self._listeners:
-                    with contextlib.suppress(RuntimeError):  # its loop was closed this instant
+                    with contextlib.suppress(RuntimeError):  # its loop was just closed
                         rung.get_loop().call_soon_threadsafe(_set, rung)
 
 
@@ -92,32 +111,32 @@ def batches(
     """Batches drawn ahead by a thread.
 
     Args:
-        draw: Draws one, waiting at most so many seconds; its rows stay reserved.
-        settle: Whether the rows of a batch reached anybody.
-        prefetch: Most batches that wait.
+        draw: Draws one and waits for at most that many seconds; its rows stay reserved.
+        settle: Takes the rows of a batch, and whether the batch was returned to the caller.
+        prefetch: Batches that are drawn ahead, at most.
         timeout: Seconds that the caller waits for one; None for ever.
     """
     process = os.getpid()
     ready: queue.Queue[Any] = queue.Queue()
     room = threading.Semaphore(prefetch)
-    unwanted = threading.Event()
+    is_over = threading.Event()
 
-    def is_wanted() -> bool:
-        return not unwanted.is_set() and threading.main_thread().is_alive()
+    def is_needed() -> bool:
+        return not is_over.is_set() and threading.main_thread().is_alive()
 
     def work() -> None:
         try:
             draw_ahead()
-        except BaseException as error:  # without it the caller would wait for ever
+        except BaseException as error:  # without this the caller would wait for ever
             ready.put(error)
 
     def draw_ahead() -> None:
-        while is_wanted():
+        while is_needed():
             if not room.acquire(timeout=_SLICE):
                 continue
             began = time.monotonic()
             pause, longest = _PAUSES
-            while is_wanted():
+            while is_needed():
                 left = _SLICE if timeout is None else min(_SLICE, max(0.0, began + timeout - time.monotonic()))
                 try:
                     batch = draw(left)
@@ -125,9 +144,9 @@ def batches(
                     over = math.inf if timeout is None else began + timeout - time.monotonic()
                     if over <= 0:
                         return ready.put(error)
-                    # With a pace the draw has waited. Without one it says at once that there is nothing to draw, and
-                    # nothing rings when rows come.
-                    unwanted.wait(min(pause, over))
+                    # With a pace the draw has waited. Without one it fails at once while the buffer is empty, and
+                    # nothing wakes this thread when rows are added.
+                    is_over.wait(min(pause, over))
                     pause = min(2 * pause, longest)
                     continue
                 serials = batch["indices"]
@@ -148,7 +167,7 @@ def batches(
             settle(serials, True)
             yield batch
     finally:
-        unwanted.set()
+        is_over.set()
         thread.join()
         while os.getpid() == process and not ready.empty():
             item = ready.get()
