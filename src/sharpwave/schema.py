@@ -226,12 +226,12 @@ class Schema:
 
     def to_plain(self) -> dict[str, Any]:
         """The schema as plain data, for the description that a file carries."""
-        plain = {name: node_to_plain(node) for name, node in self.fields.items()}
+        plain = {name: _to_plain(node) for name, node in self.fields.items()}
         return {"fields": plain, "derives_next": self.derives_next}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Schema:
-        return cls({name: node_from_plain(node) for name, node in plain["fields"].items()}, bool(plain["derives_next"]))
+        return cls({name: _from_plain(node) for name, node in plain["fields"].items()}, bool(plain["derives_next"]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and self.to_plain() == other.to_plain()
@@ -267,20 +267,20 @@ def _check_names(node: Node, path: str) -> None:
         _check_names(part, f"{path}/{name}" if path else str(name))
 
 
-def node_to_plain(node: Node) -> Any:
+def _to_plain(node: Node) -> Any:
     if isinstance(node, Field):
         return [list(node.shape), node.dtype.str, node._options()]
     if isinstance(node, tuple):
-        return {"tuple": [node_to_plain(part) for part in node]}
-    return {"dict": {name: node_to_plain(part) for name, part in node.items()}}
+        return {"tuple": [_to_plain(part) for part in node]}
+    return {"dict": {name: _to_plain(part) for name, part in node.items()}}
 
 
-def node_from_plain(plain: Any) -> Node:
+def _from_plain(plain: Any) -> Node:
     if isinstance(plain, list):
         return Field(tuple(plain[0]), plain[1], **plain[2])
     if "tuple" in plain:
-        return tuple(node_from_plain(part) for part in plain["tuple"])
-    return {name: node_from_plain(part) for name, part in plain["dict"].items()}
+        return tuple(_from_plain(part) for part in plain["tuple"])
+    return {name: _from_plain(part) for name, part in plain["dict"].items()}
 
 
 def transitions(

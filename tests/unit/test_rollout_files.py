@@ -203,19 +203,19 @@ def test_damaged_files_are_refused(tmp_path: Path, autoreset: Any) -> None:
 
 def forge(raw: bytes, change: Any) -> bytes:
     """The file with another header, and a checksum that holds."""
-    from sharpwave.files import safetensors
+    from sharpwave.files import named_arrays
 
     (length,) = struct.unpack_from("<Q", raw)
-    header = safetensors.parse(raw[8 : 8 + length], len(raw))
+    header = named_arrays.parse(raw[8 : 8 + length], len(raw))
     body = raw[8 + length :]
-    names = {short: long for long, short in safetensors.DTYPES.items()}
+    names = {short: long for long, short in named_arrays.DTYPES.items()}
     arrays = {
         name: (names[place.dtype], place.shape, memoryview(body[place.start : place.end]))
         for name, place in header.places.items()
     }
     about = json.loads(json.dumps(header.about))
     change(about, arrays)
-    return b"".join(bytes(piece) for piece in safetensors.encode(arrays, about, checksum=True))
+    return b"".join(bytes(piece) for piece in named_arrays.encode(arrays, about, checksum=True))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +227,13 @@ def forge(raw: bytes, change: Any) -> bytes:
         ("the arrays and their description differ", lambda about, _: about["fields"]["mean"][0].append(10**15)),
         ("its fields are", lambda about, _: about["fields"].pop("rewards")),
         ("its fields are", lambda about, _: about.update(extras=["mean", "more"])),
-        ("field 'rewards': expected a number", lambda about, _: about["fields"].update(rewards=[[], "<i4", {}])),
+        ("field 'rewards': expected a number", lambda about, _: about["fields"].update(rewards=[[], "<i4"])),
         ("the arrays and their description differ", lambda _, arrays: arrays.pop("rewards")),
         ("expected version 1 of the format, got 2", lambda about, _: about.update(version=2)),
         ("expected a file of a RolloutBuffer", lambda about, _: about.update(face="RolloutBufferX")),
         ("damaged", lambda about, _: about["stream"].update(bit_generator="MT19937")),
         ("damaged", lambda about, _: about.update(fields=[1])),
+        ("field .mean/x.: expected a name", lambda about, _: about["fields"].update({"mean/x": [[], "<f4"]})),
         ("seed: expected", lambda about, _: about.update(seed=-1)),
     ],
 )

@@ -14,7 +14,7 @@ from ..address import to_address, to_path
 from ..arrays import as_array, prepare
 from ..checks import check_settable, one_of, seconds, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
-from ..files import save_path
+from ..files.save_path import save_path
 from ..rows.bell import without_blocking
 from ..rows.columns import Torch, place_of, read_names, read_node
 from ..rows.device import DeviceRows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import check_settable, one_of, seconds, told, truth, whole
 from ..errors import ClosedError, SchemaError
-from ..files import save_path
+from ..files.save_path import save_path
 from ..pace import Pace
 from ..rows.bell import without_blocking
 from ..rows.device import DeviceRows

@@ -14,7 +14,7 @@ import numpy as np
 from .. import _core, returns
 from ..checks import check_settable, number, one_of, truth, whole
 from ..errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
-from ..files import save_path
+from ..files.save_path import save_path
 from ..rows.columns import Columns, Place, Torch, place_of, read_names, read_node
 from ..rows.pieces import Pieces
 from ..rows.rollout_file import COMPUTED, RolloutState, read_rollout, write_rollout

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from .. import _core
-from ..address import to_path
-from ..checks import told
-from ..errors import StorageError
 
-__all__ = ["replace_file", "save_path"]
+__all__ = ["replace_file"]
 
 _TOGETHER = 1 << 20  # bytes of small pieces that are joined before they are written
 
@@ -38,25 +34,6 @@ def replace_file(path: str | os.PathLike[str], pieces: Iterable[Any], sync: bool
         made.sync()
     made.publish(replace=True, sync=sync)
     return made.size
-
-
-def save_path(path: str | os.PathLike[str]) -> Path:
-    """The path that a ``save`` writes to, absolute; its folders are made.
-
-    Raises:
-        StorageError: It is no path, or a folder cannot be made.
-    """
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        raise StorageError(f"save(): path: expected a path, got {told(path)}")
-    if to_path(os.fspath(path), "save()") is not None:
-        raise StorageError(f"save(): expected a path, got {str(path)!r}; leave out the 'file://'")
-    try:
-        target = Path(os.path.abspath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"save(): cannot make the folder of {os.fspath(path)!r}: {reason}") from None
-    return target
 
 
 def write_pieces(made: _core.NewFile, pieces: Iterable[Any]) -> None:

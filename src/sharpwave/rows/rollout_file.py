@@ -11,8 +11,8 @@ import numpy as np
 
 from ..checks import one_of, truth, whole
 from ..errors import StorageError
-from ..files import replace_file, safetensors
-from ..schema import Field, Node, node_from_plain, node_to_plain
+from ..files import named_arrays, replace_file
+from ..schema import Field, Node
 from .columns import leaves_of
 
 __all__ = ["COMPUTED", "RolloutState", "is_rollout_file", "read_rollout", "write_rollout"]
@@ -61,13 +61,14 @@ def write_rollout(path: Path, state: RolloutState) -> None:
     if os.path.lexists(path) and not is_rollout_file(path):
         raise StorageError(f"save(): {str(path)!r} exists and is no rollout; remove it or give another path")
     about = {"face": _FACE, "version": _VERSION, **{name: getattr(state, name) for name in _ABOUT}}
-    about["fields"] = {name: node_to_plain(node) for name, node in state.nodes.items()}
+    leaves = [leaf for name, node in state.nodes.items() for leaf in leaves_of(name, node)]
+    about["fields"] = {path: [list(field.shape), field.dtype.str] for path, field in leaves}
     named = dict(state.arrays)
     named |= {} if state.was_over is None else {_WAS_OVER: state.was_over}
     named |= {} if state.generator is None else {_GENERATOR: state.generator}
-    arrays = {name: (array.dtype.name, array.shape, safetensors.raw_bytes(array)) for name, array in named.items()}
+    arrays = {name: (array.dtype.name, array.shape, named_arrays.raw_bytes(array)) for name, array in named.items()}
     try:
-        replace_file(path, safetensors.encode(arrays, about, checksum=True))
+        replace_file(path, named_arrays.encode(arrays, about, checksum=True))
     except StorageError as error:
         raise StorageError(f"save(): {error}") from None
 
@@ -89,13 +90,13 @@ def read_rollout(path: Path) -> RolloutState:
         StorageError: Damaged, cut short, or no rollout; the message says which.
     """
     try:
-        file, header = safetensors.open_arrays(path)
+        file, header = named_arrays.open_arrays(path)
         with file:
             state = _read_about(header)
             named = dict(state.arrays)
             named |= {} if state.was_over is None else {_WAS_OVER: state.was_over}
             named |= {} if state.generator is None else {_GENERATOR: state.generator}
-            safetensors.read_arrays(file, header, named)
+            named_arrays.read_arrays(file, header, named)
     except StorageError as error:
         raise StorageError(f"open(): {str(path)!r}: {error}") from None
     except MemoryError:
@@ -105,7 +106,7 @@ def read_rollout(path: Path) -> RolloutState:
     return state
 
 
-def _read_about(header: safetensors.Header) -> RolloutState:
+def _read_about(header: named_arrays.Header) -> RolloutState:
     about = header.about
     if about["face"] != _FACE:
         raise StorageError(f"expected a file of a {_FACE}, got one of {about['face']!r:.60}")
@@ -117,7 +118,8 @@ def _read_about(header: safetensors.Header) -> RolloutState:
     num_envs, num_steps = whole(where, "num_envs", about["num_envs"]), whole(where, "num_steps", about["num_steps"])
     autoreset = one_of(where, "autoreset", about["autoreset"], ("same_step", "next_step"))
     extras = [str(name) for name in about["extras"]]
-    nodes: dict[str, Node] = {str(name): node_from_plain(plain) for name, plain in about["fields"].items()}
+    leaves = {str(path): Field(tuple(shape), dtype) for path, (shape, dtype) in about["fields"].items()}
+    nodes = _nest(leaves)
     step = whole(where, "step", about["step"], 0, num_steps)
     has_returns = truth(where, "has_returns", about["has_returns"])
     must = _ALWAYS | set(extras) | ({"mask"} if autoreset == "next_step" else set()) | ({"actions"} if step else set())
@@ -129,14 +131,13 @@ def _read_about(header: safetensors.Header) -> RolloutState:
         is_plain = isinstance(node, Field) and node.shape == () and node.dtype.name in numbers
         if name in (*_NUMBERS, *_FLAGS, "mask") and not is_plain:
             raise ValueError(f"field {name!r}: expected a number of {' or '.join(numbers)}, got {node!r:.100}")
-    leaves = [leaf for name, node in nodes.items() for leaf in leaves_of(name, node)]
-    wanted = {path: (field.dtype, (num_steps, num_envs, *field.shape)) for path, field in leaves}
+    wanted = {path: (field.dtype, (num_steps, num_envs, *field.shape)) for path, field in leaves.items()}
     if autoreset == "next_step":
         wanted[_WAS_OVER] = np.dtype(bool), (num_envs,)
     if about["generator_on"] is not None:
         wanted[_GENERATOR] = np.dtype(np.uint8), header.places[_GENERATOR].shape
     got = {path: (place.dtype, place.shape) for path, place in header.places.items()}
-    if got != {path: (safetensors.DTYPES[dtype.name], shape) for path, (dtype, shape) in wanted.items()}:
+    if got != {path: (named_arrays.DTYPES[dtype.name], shape) for path, (dtype, shape) in wanted.items()}:
         raise ValueError("the arrays and their description differ")
     made = {path: np.empty(shape, dtype) for path, (dtype, shape) in wanted.items()}  # as large as the file at most
     return RolloutState(
@@ -156,6 +157,20 @@ def _read_about(header: safetensors.Header) -> RolloutState:
         generator=made.pop(_GENERATOR, None),
         arrays=made,
     )
+
+
+def _nest(leaves: dict[str, Field]) -> dict[str, Node]:
+    """Fields by name from fields by path: the opposite of ``leaves_of``."""
+    nodes: dict[str, Any] = {}
+    for path, field in leaves.items():
+        *outer, last = path.split("/")
+        inside: Any = nodes
+        for key in outer:
+            inside = inside.setdefault(key, {}) if isinstance(inside, dict) else None
+        if not all((*outer, last)) or not isinstance(inside, dict) or last in inside:
+            raise ValueError(f"field {path!r}: expected a name of its own")
+        inside[last] = field
+    return nodes
 
 
 def _read_stream(state: dict[str, Any]) -> dict[str, Any]:

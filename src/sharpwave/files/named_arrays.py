@@ -19,7 +19,7 @@ import numpy as np
 from .. import _core
 from ..errors import SchemaError, StorageError
 
-__all__ = ["DTYPES", "Header", "Place", "encode", "open_arrays", "parse", "raw_bytes", "read_arrays"]
+__all__ = ["DTYPES", "Header", "Place", "encode", "header_bytes", "open_arrays", "parse", "raw_bytes", "read_arrays"]
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
