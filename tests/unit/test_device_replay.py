@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,24 @@ def test_values_of_the_host_and_of_the_device_are_the_same(device: str) -> None:
             assert torch.equal(a[name], b[name])
     assert isinstance(one.sample(4)["obs"], torch.Tensor)
     assert len(one) == 7
+
+
+def test_nested_batches_are_freed_with_their_last_reference(device: str) -> None:
+    """Without a garbage collection: on a GPU the memory of every batch would wait for one."""
+    buffer = make(device, obs_shape=None, schema={"obs": {"a": sw.Field((2,))}, "action": sw.Field()})
+    obs = {"a": np.zeros((4, 2), np.float32)}
+    buffer.add(obs, np.zeros(4), np.zeros(4), obs, np.zeros(4, bool))
+    gc.disable()
+    try:
+        for call in (lambda: buffer.sample(3), lambda: buffer.get([0, 1]), lambda: next(buffer.rows())):
+            memory = weakref.ref(call()["obs"]["a"])
+            assert memory() is None
+        out = buffer.sample(3)
+        memory = weakref.ref(buffer.sample(3, out=out)["obs"]["a"])
+        del out
+        assert memory() is None
+    finally:
+        gc.enable()
 
 
 def test_one_row_and_nested_fields_and_gradients(device: str) -> None:
@@ -280,7 +300,7 @@ def test_batches_of_a_slab_have_memory_of_their_own(device: str, monkeypatch: py
     monkeypatch.setattr(module, "_WEIGH_ALONE", 8)  # the weights are another kernel's
     buffer = make(device, 64, sampler=sw.Prioritized(beta=0.5), num_envs=1, view=sw.Transitions(n_step=2))
     buffer.add(*rows(0, 64), priority=np.arange(1, 65))
-    slab = buffer._rows._slab(16, 3, buffer._rows._specs(16))
+    slab = buffer._rows.memory._slab(16, 3, buffer._rows.memory.shapes(16))
     for i in range(3):
         buffer._rows.table.draw(16, slab.draws, i)
     scale = torch.ones(3, device=device, requires_grad=True)

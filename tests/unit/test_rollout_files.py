@@ -256,10 +256,12 @@ def test_foreign_files_and_views_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a Sharpwave table"):
         sw.open(path)
     make(None).save(tmp_path / "own.sw")
-    with pytest.raises(SchemaError, match="view: expected rows, got a rollout"):
+    with pytest.raises(SchemaError, match="is a RolloutBuffer, which has no view"):
         sw.open(tmp_path / "own.sw", view=sw.Transitions())
     with pytest.raises(SchemaError, match="device: expected a torch device"):
         sw.open(tmp_path / "own.sw", device="toaster")
+    with pytest.raises(StorageError, match="is a saved rollout, which is loaded into memory; leave out the 'file://'"):
+        sw.open(f"file://{tmp_path / 'own.sw'}")
 
 
 # ---- facts and life ----------------------------------------------------------------------------------------------

@@ -71,10 +71,8 @@ def open(
     begun = time.monotonic()
     if seconds > 0:
         _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
-    if path is None and is_rollout_file(Path(text)):
-        if view is not None:
-            raise SchemaError(f"open(): view: expected rows, got a rollout, {text!r}; leave it out")
-        return RolloutBuffer._load(Path(text), device)
+    if is_rollout_file(Path(text) if path is None else path):
+        return _open_rollout(text, path, view, device)
     if path is None:
         table = _core.Table.load(text, recover)
     else:
@@ -87,6 +85,14 @@ def open(
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer if device is None else _move(rows, face, text, device)
+
+
+def _open_rollout(text: str, path: Path | None, view: View | None, device: Any) -> RolloutBuffer:
+    if path is not None:
+        raise StorageError(f"open(): {text!r} is a saved rollout, which is loaded into memory; leave out the 'file://'")
+    if view is not None:
+        raise SchemaError(f"open(): view: {text!r} is a RolloutBuffer, which has no view; leave out view=")
+    return RolloutBuffer._load(Path(text), device)
 
 
 def _move(rows: HostRows, face: Any, address: str, device: Any) -> Any:

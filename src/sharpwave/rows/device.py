@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from .. import _core, arrays
 from ..checks import seconds, whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
-from ..schema import Field, Node, is_next
+from ..schema import Field, is_next
 from ..settings import engine_settings
 from ..views import Transitions
+from .batch_memory import BatchMemory
 from .columns import Torch
 from .handles import as_handles, lap_positions
 from .protocol import Batch
@@ -29,16 +29,6 @@ from .tensors import read_device
 __all__ = ["DeviceRows", "check_on_device"]
 
 Result = TypeVar("Result")
-
-_SLAB_BYTES = 128 << 20
-_SLAB_BATCHES = 64
-
-
-class _Slab(NamedTuple):
-    """Batches of one size that are not drawn yet, the last first."""
-
-    batches: list[dict[str, Any]]
-    draws: Any
 
 
 class DeviceRows:
@@ -64,16 +54,14 @@ class DeviceRows:
         self._lock = threading.Lock()
         self._closed = False
         self._may_have_rows = self._adds_in_graphs = False
-        self._slabs: dict[tuple[int, int], _Slab] = {}
-        self._known_out: Any = None  # the last one that was checked
         self.table = self._make_table(where)
+        self.memory = BatchMemory(spec, self.place, self.table)
+        self._slabs = self.memory.slabs  # read by every sample
         self._let_go = weakref.finalize(self, _wait_for, self.place.torch, self.device, self.table.alarms)
         self._let_go.atexit = False
-        self._is_flat = all(isinstance(node, Field) for node in spec.schema.fields.values())
-        self._keys = [*spec.schema.fields, *self._extra_names()]
-        # What a tensor must be for _add_at_once; nothing where done has another dtype, or fields are nested.
+        # The tensors that _add_at_once takes: none if done is not one byte, or if fields are nested.
         leaves, dtypes = self.table.leaves, self.table.dtypes
-        is_plain = self._is_flat and leaves[spec.schema.done].dtype.itemsize == 1
+        is_plain = self.memory.is_flat and leaves[spec.schema.done].dtype.itemsize == 1
         self._fits = [(leaf.name, kind, leaf.shape) for leaf, kind in zip(leaves, dtypes, strict=True) if is_plain]
 
     @property
@@ -322,10 +310,10 @@ class DeviceRows:
             raise NotReady("sample(): the buffer is empty; add rows first")
         with self._lock:
             if out is None:
-                batch, draws, i = self._outputs(size)
+                batch, draws, i = self.memory.new(size)
                 self.table.draw(size, draws, i)
                 return batch
-            self.table.draw(size, self._check_out(size, out))
+            self.table.draw(size, self.memory.check_out(size, out))
             return out
 
     def settle(self, handles: Any, delivered: bool) -> None:
@@ -380,121 +368,6 @@ class DeviceRows:
             batch = slab.batches.pop()
             self.table.draw_here(size, slab.draws, len(slab.batches))
         return batch
-
-    def _specs(self, size: int) -> list[tuple[tuple[int, ...], Any]]:
-        """Shapes and dtypes of a batch's tensors: fields, then discount, weights, probabilities, indices."""
-        torch = self.place.torch
-        specs: list[tuple[tuple[int, ...], Any]] = [
-            ((size, *leaf.shape), dtype) for leaf, dtype in zip(self.table.leaves, self.table.dtypes, strict=True)
-        ]
-        if self.table.n_step > 1:
-            specs.append(((size,), torch.float32))
-        if self.spec.is_prioritized:
-            specs += [((size,), torch.float32), ((size,), torch.float64)]
-        return [*specs, ((size,), torch.int64)]
-
-    def _outputs(self, size: int) -> tuple[dict[str, Any], Any, int]:
-        """Memory for a batch, what draws into it, and which of its memories that is. Making a tensor takes longer than
-        filling it: those of some batches are made at once."""
-        torch = self.place.torch
-        specs = self._specs(size)
-        # What a graph captures it keeps; memory of ours could be given to another batch.
-        if self._is_gpu and size % 16 == 0 and not torch._C._cuda_isCurrentStreamCapturing():
-            key = size, torch._C._cuda_getCurrentRawStream(self.device.index)
-            slab = self._slabs.get(key)
-            if slab is None or not slab.batches:
-                each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
-                slab = self._slab(size, max(1, min(_SLAB_BATCHES, _SLAB_BYTES // each)), specs)
-                self._slabs.pop(key, None)
-                while len(self._slabs) >= 4:
-                    self._slabs.pop(next(iter(self._slabs)))
-                self._slabs[key] = slab
-            return slab.batches.pop(), slab.draws, len(slab.batches)
-        with torch.inference_mode(False):
-            tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
-        return self.tree(tensors), self.table.draws(size, [tensor.data_ptr() for tensor in tensors]), 0
-
-    def _slab(self, size: int, count: int, specs: Any) -> _Slab:
-        torch = self.place.torch
-        with torch.inference_mode(False):
-            slabs = [
-                torch.empty((count * shape[0], *shape[1:]), dtype=dtype, device=self.device) for shape, dtype in specs
-            ]
-            # Not views of one another, which they would be by split(): a batch may be changed in place while a
-            # gradient of another is still to come.
-            parts = [slab.unsafe_split(size) for slab in slabs]
-        steps = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
-        draws = self.table.draws(size, [slab.data_ptr() for slab in slabs], steps)
-        return _Slab([self.tree(tensors) for tensors in zip(*parts, strict=True)], draws)
-
-    def _extra_names(self) -> list[str]:
-        names = ["discount"] if self.table.n_step > 1 else []
-        return [*names, *(["weights", "probabilities"] if self.spec.is_prioritized else []), "indices"]
-
-    def tree(self, tensors: Any, extras: list[str] | None = None) -> dict[str, Any]:
-        at = iter(tensors)
-
-        if self._is_flat and extras is None:
-            return dict(zip(self._keys, tensors, strict=True))
-
-        def build(node: Node) -> Any:
-            if isinstance(node, Field):
-                return next(at)
-            if isinstance(node, tuple):
-                return tuple(build(part) for part in node)
-            return {name: build(part) for name, part in node.items()}
-
-        batch = {name: build(node) for name, node in self.spec.schema.fields.items()}
-        for name in self._extra_names() if extras is None else extras:
-            batch[name] = next(at)
-        return batch
-
-    def _check_out(self, size: int, out: Any) -> Any:
-        known = self._known_out
-        if known is not None and known[0] == size and isinstance(out, dict):
-            parts = [out.get(name) for name in self._keys]
-            same = all(one is other for one, other in zip(parts, known[1], strict=True))
-            if same and [part.data_ptr() for part in known[1]] == known[2]:
-                return known[3]
-        given: list[tuple[str, Any]] = []
-
-        def walk(path: str, node: Node, value: Any) -> None:
-            if isinstance(node, Field):
-                given.append((path, value))
-            elif isinstance(node, tuple):
-                parts = value if isinstance(value, tuple) else ()
-                for i, part in enumerate(node):
-                    walk(f"{path}[{i}]", part, parts[i] if i < len(parts) else None)
-            else:
-                for name, part in node.items():
-                    walk(f"{path}[{name!r}]", part, value.get(name) if isinstance(value, dict) else None)
-
-        if not isinstance(out, dict):
-            raise SchemaError(f"sample(): out: expected a batch of tensors, got {type(out).__name__}")
-        for name, node in self.spec.schema.fields.items():
-            walk(f"[{name!r}]", node, out.get(name))
-        given += [(f"[{name!r}]", out.get(name)) for name in self._extra_names()]
-        for (path, value), (shape, dtype) in zip(given, self._specs(size), strict=True):
-            fits = isinstance(value, self.place.torch.Tensor) and value.device == self.device
-            if not fits or tuple(value.shape) != shape or value.dtype != dtype or not value.is_contiguous():
-                got = f"{value.dtype} of {tuple(value.shape)} on {value.device}" if hasattr(value, "device") else value
-                raise SchemaError(
-                    f"sample(): out{path}: expected a contiguous {dtype} tensor of {shape} on {self.where}, got "
-                    f"{got}; pass a batch of the same size"
-                )
-            if value.data_ptr() % 16:
-                raise SchemaError(
-                    f"sample(): out{path}: expected memory at a multiple of 16 bytes; pass a whole tensor"
-                )
-        tensors = [value for _, value in given]
-        spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors)
-        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):
-            raise SchemaError("sample(): out: two of its tensors share memory; give each its own")
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        draws = self.table.draws(size, addresses)
-        if self._is_flat:
-            self._known_out = size, tensors, addresses, draws
-        return draws
 
     def update_priorities(self, indices: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
         """The counts are tensors on the device. Numbers on the device are checked there: one that is not finite makes
@@ -553,7 +426,7 @@ class DeviceRows:
 
     def _read_rows(self, slots: Any, serials: Any) -> dict[str, Any]:
         truncated = (self.table.flags[slots] & 4) != 0
-        return self.tree([*self.table.read(slots), truncated, serials], ["truncated", "indices"])
+        return self.memory.tree([*self.table.read(slots), truncated, serials], ["truncated", "indices"])
 
     def handles(self) -> Any:
         """Waits for the device."""
@@ -649,7 +522,7 @@ class DeviceRows:
         self._closed = True
         self._let_go()
         self._slabs.clear()
-        self.table = self._known_out = None
+        self.table = self.memory = None  # type: ignore[assignment]
 
 
 def _wait_for(torch: Any, device: Any, alarms: Any) -> None:

@@ -36,19 +36,19 @@ def to_host(rows: DeviceRows) -> HostRows:
         head, origin = numbers["head"], numbers["origin"]
         oldest = max(origin, head - capacity)
         block_rows = host.stats()["block_rows"]
-        # The block of the oldest row is written from its start: what was written over there is masked out.
+        # Blocks are written from their start: rows of the first one that were overwritten are masked out.
         slot = oldest % capacity // block_rows * block_rows
         first = oldest - oldest % capacity + slot
         host.table.begin_at(origin // capacity * span, oldest // capacity * span + slot)
         careful = functools.partial(prepare, spec.schema, capacity, spec.num_envs, None, spec.is_prioritized)
-        # Rows are already in their order, however many they are: an add by the user would have to say so.
+        # These rows are in time order. An add by a user would need num_envs= to have several.
         writer = host.write_with(_core.Writer(host.table, careful, spec.num_envs is not None, False))
         torch, step = rows.place.torch, _chunk(table.stride, width)
         for begin in range(first, head, step):
             t = torch.arange(begin, min(begin + step, head), device=rows.device)
             slots = t % capacity
             flags = np.where(t.cpu().numpy() >= oldest, table.flags[slots].cpu().numpy(), 0)
-            values = rows.tree([field.cpu().numpy() for field in table.read(slots)], [])
+            values = rows.memory.tree([field.cpu().numpy() for field in table.read(slots)], [])
             writer.add(**values, truncated=(flags & (_TRUNCATED | _STOPS)) != 0, mask=(flags & _LIVE) != 0)
         if spec.is_prioritized:
             serials = table.serials()
@@ -73,8 +73,8 @@ def to_device(host: HostRows, device: Any) -> DeviceRows:
     span = stats["blocks"] * stats["block_rows"]
     if span != table.span:
         raise StorageError(
-            f"open(): device: rounds of {span} serials, where this version's have {table.span}: the file is of another "
-            "version; open it without device="
+            f"open(): device: the file was written by another version, with {span} serials in a lap and not "
+            f"{table.span}; open it without device="
         )
 
     head = int(rows.positions(history["next"]))
@@ -89,7 +89,7 @@ def to_device(host: HostRows, device: Any) -> DeviceRows:
         part = serials[begin : begin + step]
         batch = host.table.read(part, False)
         packed = np.zeros((len(part), table.stride), np.uint8)
-        for (_, value), offset in zip(_leaves(batch, spec.schema.fields), table.moves.offsets, strict=True):
+        for value, offset in zip(_leaves(spec.schema.fields, batch), table.moves.offsets, strict=True):
             flat = np.ascontiguousarray(value).reshape(len(part), -1).view(np.uint8)
             packed[:, offset : offset + flat.shape[1]] = flat
         ends = batch["done"].astype(bool) | batch["truncated"]
@@ -110,8 +110,8 @@ def to_device(host: HostRows, device: Any) -> DeviceRows:
 
 
 def _stop(flags: Any, slots: Any, head: int, width: int, stats: dict[str, Any], writers: int) -> None:
-    """Marks rows behind which another stream begins: the newest of each env, for nobody goes on with its episode; and
-    where writers shared the ring or rows were lost, those without a neighbour that surely is the next."""
+    """Marks the rows that have no next step: the newest row of each environment, because its episode does not continue
+    here; and, if several writers shared the ring or rows were lost, rows whose next row may be of another episode."""
     capacity = len(flags)
     seen: set[int] = set()
     for slot in slots[::-1].tolist():
@@ -126,19 +126,9 @@ def _stop(flags: Any, slots: Any, head: int, width: int, stats: dict[str, Any], 
         flags[slots[ends | (slots >= capacity - width)]] |= _STOPS
 
 
-def _leaves(batch: dict[str, Any], fields: Any) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-
-    def walk(name: str, node: Node, value: Any) -> None:
-        if isinstance(node, Field):
-            found.append((name, value))
-        elif isinstance(node, tuple):
-            for i, part in enumerate(node):
-                walk(f"{name}/{i}", part, value[i])
-        else:
-            for key, part in node.items():
-                walk(f"{name}/{key}", part, value[key])
-
-    for name, node in fields.items():
-        walk(name, node, batch[name])
-    return found
+def _leaves(node: Node, value: Any) -> list[Any]:
+    """The arrays of a batch, in the order of the schema's leaves."""
+    if isinstance(node, Field):
+        return [value]
+    parts = enumerate(node) if isinstance(node, tuple) else node.items()
+    return [leaf for key, part in parts for leaf in _leaves(part, value[key])]
