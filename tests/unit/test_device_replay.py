@@ -243,7 +243,7 @@ def test_empty_buffer_of_masked_rows_is_told_by_the_next_call(device: str) -> No
     buffer.sample(2)
     if device == "cuda":
         torch.cuda.synchronize()
-    with pytest.raises(NotReady, match="met an empty buffer"):
+    with pytest.raises(NotReady, match="was empty in an earlier sample"):
         buffer.sample(2)
     assert len(buffer) == 0
 

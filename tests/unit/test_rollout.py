@@ -497,7 +497,7 @@ def test_refused_steps_change_nothing(device: Any, change: dict[str, Any], says:
 def test_numbers_that_would_lose_what_they_say_are_refused(device: Any) -> None:
     roll = sw.RolloutBuffer(ENVS, STEPS, obs_shape=sw.Field((3,), "uint8"), device=device)
     row = step(0, np.random.default_rng(0))
-    with pytest.raises(SchemaError, match=r"observations: expected uint8, got .*float32, which would lose"):
+    with pytest.raises(SchemaError, match=r"observations: expected uint8, got .*float32, and the cast would lose"):
         roll.add(**there(row, device))
 
 

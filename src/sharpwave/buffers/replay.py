@@ -104,7 +104,7 @@ class ReplayBuffer:
         self._take(rows, device)
 
     def _take(self, rows: Rows, device: Any) -> None:
-        """``device``: where batches go that are asked for without one; None is where the rows are."""
+        """``device``: of batches for calls without ``device=``; None is the device of the rows."""
         self._rows, self._device = rows, device
         if device is None and type(self).sample is ReplayBuffer.sample:
             # ``buf.sample`` is the method of the rows, which saves a call. A subclass that overrides sample() keeps its
@@ -202,8 +202,8 @@ class ReplayBuffer:
 
         Returns:
             A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
-            name one row for ever. ``"discount"`` besides with n-step examples, ``"weights"`` and ``"probabilities"``
-            with priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight.
+            name one row for ever. Also ``"discount"`` with n-step examples, ``"weights"`` and ``"probabilities"`` with
+            priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight.
 
         Raises:
             NotReady: There is nothing to draw, or the pace or another process that holds the index kept the call

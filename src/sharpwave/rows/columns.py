@@ -1,7 +1,6 @@
 """Columns: one array for each field, all with the same leading axes, on the host or on a device.
 
-What lives on a device is kept this way: there a column is what kernels read best, and nobody shares it with another
-process.
+Rollouts are stored this way: advantages are computed over whole columns, and no other process shares them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Host:
         return array
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
-        """Of an array of this place, as NumPy names it."""
+        """The NumPy dtype of an array of this place."""
         return array.dtype  # type: ignore[no-any-return]
 
     def fits(self, array: Any, dtype: np.dtype[Any]) -> bool:
@@ -69,11 +68,11 @@ class Host:
         return array != 0
 
     def is_wider(self, array: Any, dtype: np.dtype[Any]) -> bool:
-        """Whether numbers of the array may be beyond a float dtype."""
+        """Whether the array may hold numbers that are too large for a float dtype."""
         return dtype.kind == "f" and bool(array.dtype.itemsize > dtype.itemsize)
 
     def narrow(self, what: str, array: Any, dtype: np.dtype[Any]) -> Any:
-        """The array, if the values of a wider float stay finite in that dtype."""
+        """The array, if its values stay finite in that narrower float dtype; otherwise an error."""
         limit = _LARGEST.get(dtype, 0.0)
         if (
             array.size
@@ -81,7 +80,7 @@ class Host:
             and np.minimum.reduce(array, axis=None) >= -limit
         ):
             return array
-        return narrow(what, array, dtype)  # something is NaN, infinite, or beyond
+        return narrow(what, array, dtype)  # a number is NaN, infinite, or too large
 
     def copy(self, to: list[Any], values: list[Any]) -> None:
         for target, value in zip(to, values, strict=True):
@@ -91,7 +90,7 @@ class Host:
         return self.stream.permutation(count)
 
     def host_permutation(self, count: int) -> np.ndarray[Any, Any]:
-        """For what is worked out on the host, wherever the arrays are."""
+        """As a NumPy array on every device, for computations on the host."""
         return self.stream.permutation(count)
 
     def integers(self, most: int, count: int) -> Any:
@@ -113,7 +112,8 @@ class Host:
         return array
 
     def normalize(self, values: Any, mask: Any) -> Any:
-        """Less their mean, by their deviation (with n - 1); 0 where they do not count or are fewer than two."""
+        """Values of mean 0 and deviation 1 (with n - 1) over the rows of the mask. 0 outside of it, and if there are
+        fewer than two rows."""
         counted = values if mask is None else values[mask]
         if counted.size < 2:
             return np.zeros_like(values)
@@ -152,7 +152,7 @@ class Torch(Host):
         self.generator.set_state(state["generator"])
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        with self.torch.inference_mode(False):  # whoever makes it there may use it elsewhere
+        with self.torch.inference_mode(False):  # else the tensor could not be written to outside of that mode
             return self.torch.zeros(shape, dtype=self._dtype(dtype), device=self.device)
 
     def _dtype(self, dtype: np.dtype[Any]) -> Any:
@@ -181,14 +181,14 @@ class Torch(Host):
         return np.dtype(str(array.dtype).removeprefix("torch.").replace("bfloat16", "float32"))
 
     def truths(self, what: str, array: Any) -> Any:
-        # A copy into bool asks which are not 0. On a GPU NaN is one of them: the host would have to wait to be told.
+        # The copy into a bool tensor compares with 0. On a GPU NaN becomes True: a check would wait for the device.
         is_float = array.dtype is not self.torch.bool and array.dtype.is_floating_point
         if is_float and self.device.type == "cpu" and bool(array.isnan().any()):
             raise SchemaError(f"{what}: expected 0 or 1, or truth values, got NaN")
         return array
 
     def narrow(self, what: str, array: Any, dtype: np.dtype[Any]) -> Any:
-        # On a GPU a number beyond the dtype becomes infinite: the host would have to wait to be told.
+        # On a GPU a number that is too large becomes infinite: a check would wait for the device.
         if self.device.type == "cpu" and array.dtype is self.torch.float64:
             super().narrow(what, array.numpy(), dtype)
         return array
@@ -197,7 +197,7 @@ class Torch(Host):
         return self.device.type == "cpu" and dtype.kind == "f" and array.dtype.itemsize > dtype.itemsize
 
     def copy(self, to: list[Any], values: list[Any]) -> None:
-        # One launch for all that need no conversion; those in float32 are most of them.
+        # One launch for all float32 values; most fields are float32.
         plain: list[tuple[Any, Any]] = []
         for target, value in zip(to, values, strict=True):
             if value.dtype is target.dtype is self.torch.float32:
@@ -234,7 +234,7 @@ class Torch(Host):
             if values.numel() < 2:
                 return self.torch.zeros_like(values)
             return (values - values.mean()) / (values.std() + 1e-8)
-        # How many count is known to the device alone.
+        # The number of rows stays on the device: reading it would wait.
         count = mask.sum()
         center = self.torch.where(mask, values, 0).sum() / count.clamp(min=1)
         off = self.torch.where(mask & (count > 1), values - center, 0)
@@ -248,7 +248,7 @@ Place = Host
 
 
 def read_names(where: str, name: str, fields: Any) -> Mapping[str, Any]:
-    """Fields by name; None is none of them."""
+    """Fields by name; None is an empty dict."""
     if fields is None:
         return {}
     if not isinstance(fields, Mapping) or not all(isinstance(key, str) for key in fields):
@@ -260,7 +260,7 @@ def read_names(where: str, name: str, fields: Any) -> Mapping[str, Any]:
 
 
 def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
-    """A field or fields: a shape is one of that dtype."""
+    """A field, or a dict of them. A shape becomes a field of that dtype."""
     if isinstance(node, Mapping):
         if not node:
             raise SchemaError(f"{where}: {name}: expected at least one field, got none")
@@ -280,8 +280,8 @@ def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
 
 _ARRAY = np.ndarray
 _LARGEST = {np.dtype(kind): float(np.finfo(kind).max) for kind in (np.float16, np.float32)}
-_FLAGS = ("dones", "truncated", "done")  # of these anything but 0 is yes; other fields are what they are
-_MOST_ROWS = 4096  # views are kept where they are few
+_FLAGS = ("dones", "truncated", "done")  # these take numbers too: everything but 0 is True
+_MOST_ROWS = 4096  # columns with more rows do not keep a view of each
 
 
 class Columns:
@@ -295,11 +295,11 @@ class Columns:
 
     def forget_views(self) -> None:
         self.rows: dict[str, list[Any]] = {}  # the arrays' memory, cut along the first axis
-        self.accepted: dict[str, tuple[Any, ...]] = {}  # lead, shape and dtype of the last value that fitted
-        self.wide: set[str] = set()  # those of them whose numbers must be looked at each time
+        self.accepted: dict[str, tuple[Any, ...]] = {}  # lead, shape and dtype of the last value that was accepted
+        self.wide: set[str] = set()  # fields whose accepted dtype is wider: the numbers are checked each time
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a view is no view.
+        # A copied view would no longer share the memory of its array.
         return {name: value for name, value in self.__dict__.items() if name not in ("rows", "accepted", "wide")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ class Columns:
         return {key: self._build(f"{path}/{key}", part, of) for key, part in node.items()}
 
     def check(self, where: str, name: str, value: Any, lead: tuple[int, ...]) -> list[tuple[str, Any]]:
-        """The arrays of a value that fits, with their paths; an error otherwise."""
+        """The arrays of a value, with their paths; an error if it does not fit the field."""
         checked = []
         place = self.place
         for path, field, part in _match(where, name, self.nodes[name], value):
@@ -343,14 +343,14 @@ class Columns:
                 continue
             shape = (*lead, *field.shape)
             given = tuple(array.shape)
-            # A number an env may come as a column of one.
+            # One number for each environment may also have the shape (num_envs, 1).
             if given != shape and (field.shape or given != (*shape, 1)):
                 raise SchemaError(f"{what}: expected shape {shape}, got {given}")
             if path in _FLAGS:
                 array = place.truths(what, array)
             elif not place.fits(array, field.dtype):
                 raise SchemaError(
-                    f"{what}: expected {field.dtype}, got {array.dtype}, which would lose what it says; "
+                    f"{what}: expected {field.dtype}, got {array.dtype}, and the cast would lose meaning; "
                     "convert it, or give the field that dtype"
                 )
             else:
@@ -363,7 +363,7 @@ class Columns:
         return checked
 
     def put(self, at: int, checked: list[tuple[str, Any]]) -> None:
-        """Into one row of each array."""
+        """Copies the values into one row of each array."""
         self.place.copy([self._row(path, at) for path, _ in checked], [array for _, array in checked])
 
     def _row(self, path: str, at: int) -> Any:

@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 
 
 class DeviceRows:
-    """Rows that are tensors on a GPU. Calls follow each other in the order of the current stream; none waits for the
-    device, but for those whose answer is a number of Python's or a batch by handle."""
+    """Rows that are tensors on a GPU. Calls run in the order of the current CUDA stream. They do not wait for the
+    device, except those that return a Python number or read rows by handle."""
 
     address: str | None = None
 
@@ -124,7 +124,7 @@ class DeviceRows:
         )
 
     def heed(self, where: str) -> None:
-        """Raises what a kernel had to tell after its call was over."""
+        """Raises the error that a kernel of an earlier call reported after that call had returned."""
         if self._closed:
             raise ClosedError("the buffer is closed")
         heard = self.table.alarm
@@ -134,11 +134,11 @@ class DeviceRows:
         self.table.heard[:] = 0
         if not_finite:
             raise SchemaError(
-                f"{where}: an earlier update_priorities() or add(priority=...) on {self.where} brought a number that "
-                "is not finite; the update changed nothing, the rows of the add count as new ones without a priority"
+                f"{where}: an earlier update_priorities() or add(priority=...) on {self.where} had a number that is "
+                "not finite; the update changed nothing, the rows of the add have the priority of new rows"
             )
         if is_empty:
-            raise NotReady(f"{where}: an earlier sample() on {self.where} met an empty buffer; its batch is not one")
+            raise NotReady(f"{where}: the buffer was empty in an earlier sample() on {self.where}; discard its batch")
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class DeviceRows:
         return self.add
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Tensors on the device are taken as they are; anything else is copied there in one
-        piece. Numbers on the device are not looked at: tensors have the field's dtype, or one that loses nothing."""
+        """Tensors on the device are read there; all other values are copied there in one transfer. Numbers on the
+        device are not checked, so a tensor's dtype must be the field's or one that converts without loss."""
         if self._add_at_once(args, kwargs):
             return
         self.heed("add()")
@@ -187,8 +187,8 @@ class DeviceRows:
             self.note_rows()
 
     def _add_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """The common case: whole tensors on the device, as the schema has them, and nothing beside them. False: the
-        careful way must look, and has changed nothing."""
+        """The common case: one contiguous tensor for each field, on the device, of the field's dtype. False: not this
+        case, and nothing was changed."""
         fits = self._fits
         if self._closed or len(args) + len(kwargs) != len(fits):
             return False
@@ -225,7 +225,7 @@ class DeviceRows:
         return True
 
     def note_rows(self, are_there: bool = True) -> None:
-        """After rows were written: whether an empty buffer has to be refused is known without asking the device."""
+        """After rows were written: lets ``sample`` refuse an empty buffer without waiting for the device."""
         self._may_have_rows = are_there
         if self._is_gpu and self.place.torch._C._cuda_isCurrentStreamCapturing():
             self._adds_in_graphs = True
@@ -246,8 +246,8 @@ class DeviceRows:
         if self.place.dtype_of(value) != field.dtype or "bfloat16" in str(value.dtype):
             if not self.place.fits(value, field.dtype):
                 raise SchemaError(
-                    f"add(): field {name!r}: expected {field.dtype}, got {value.dtype}, which would lose what it says; "
-                    "convert it, or give the field that dtype"
+                    f"add(): field {name!r}: expected {field.dtype}, got {value.dtype}, and the cast would lose "
+                    "meaning; convert it, or give the field that dtype"
                 )
             value = value.to(self.place._dtype(field.dtype))
         return load.put(value)
@@ -352,7 +352,7 @@ class DeviceRows:
             )
 
     def _sample_at_once(self, size: Any) -> dict[str, Any] | None:
-        """The common case: memory and numbers are ready. None: the careful way must look."""
+        """The common case: the memory of a batch and the launch that fills it are ready. None: not this case."""
         if type(size) is not int or not self._may_have_rows:
             return None
         getters, alarm = self.place.torch._C, self.table.alarm
@@ -370,8 +370,8 @@ class DeviceRows:
         return batch
 
     def update_priorities(self, indices: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
-        """The counts are tensors on the device. Numbers on the device are checked there: one that is not finite makes
-        the whole call do nothing, and the next call raises. No other process shares the index: nothing waits."""
+        """The counts are tensors on the device. Numbers on the device are checked there: if one is not finite, the call
+        changes nothing and the next call raises. No other process shares the index, so nothing waits."""
         where = "update_priorities()"
         self.heed(where)
         if mask is not None:
@@ -492,11 +492,11 @@ class DeviceRows:
     # ---- life -------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forgets every row. Serials go on; the seed's stream goes on."""
+        """Removes all rows. Serials and the random stream continue."""
         self.heed("clear()")
         with self._lock:
             self.table.clear()
-            self._may_have_rows = self._adds_in_graphs  # which nobody hears of
+            self._may_have_rows = self._adds_in_graphs  # a graph's replay adds rows without a call of add()
 
     def save(self, path: str, incremental: bool) -> None:
         """Waits for the device."""
@@ -505,7 +505,7 @@ class DeviceRows:
             raise SchemaError(f"save(): incremental: rows on {self.where} are saved whole; leave it out")
         from .transfer import to_host
 
-        with self._lock:  # the copy takes many launches: none of another thread's comes between them
+        with self._lock:  # the copy takes many launches: another thread's add must not come between them
             host = to_host(self)
         try:
             host.save(path, False)
@@ -513,12 +513,12 @@ class DeviceRows:
             host.close(False)
 
     def flush(self) -> None:
-        """Returns when the device has done everything so far."""
+        """Returns when the device has finished all calls so far."""
         self.heed("flush()")
         self.table.read_numbers()
 
     def close(self, unlink: bool) -> None:
-        """Frees the device's memory when the device is done with it."""
+        """Frees the device's memory after the last kernel that uses it."""
         self._closed = True
         self._let_go()
         self._slabs.clear()
@@ -526,10 +526,10 @@ class DeviceRows:
 
 
 def _wait_for(torch: Any, device: Any, alarms: Any) -> None:
-    """Before a buffer's memory goes: kernels of any stream may still be at it."""
+    """Called before the memory of a buffer is freed: kernels of any stream may still use it."""
     if device.type != "cuda":
         return
-    if torch.cuda.is_current_stream_capturing():  # where nobody may wait
+    if torch.cuda.is_current_stream_capturing():  # a wait would break the capture
         _kept.append(alarms)
     else:
         torch.cuda.synchronize(device)
@@ -539,7 +539,7 @@ _kept: list[Any] = []
 
 
 def check_on_device(where: str, spec: RowSpec, storage: str | None = None) -> None:
-    """Refuses what only rows on the host can do."""
+    """Refuses settings that only rows on the host have."""
     mend = "leave out device=, and let sample(device=...) or stream(device=...) bring batches there"
 
     def refuse(what: str, got: Any) -> None:

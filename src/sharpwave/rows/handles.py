@@ -28,7 +28,7 @@ def as_handles(where: str, indices: Any) -> np.ndarray[Any, Any]:
 
 
 def lap_positions(serials: np.ndarray[Any, Any], span: int, slots: int) -> np.ndarray[Any, Any]:
-    """Serials without the gap at the end of each lap, where the last block is shorter than the others. ``span``:
-    serials of a lap."""
+    """Positions of serials in the ring, counted without a gap. A lap of the ring has ``span`` serials and ``slots``
+    rows: the serials behind the end of the last block are not used."""
     positions: np.ndarray[Any, Any] = serials // span * slots + np.minimum(serials % span, slots)
     return positions

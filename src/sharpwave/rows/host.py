@@ -202,7 +202,7 @@ class HostRows:
         return batch if convert is None else convert(batch)
 
     def fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool) -> Batch:
-        """A draw into these arrays, or into new ones; ragged fields are still padded."""
+        """A draw into these arrays, or into new ones; ragged fields are padded until ``spread``."""
         if self.spec.hindsight is None:
             return self.table.sample_in_turn(batch_size, arrays, timeout, deliver)
         return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver)
@@ -227,7 +227,7 @@ class HostRows:
         return batch
 
     def spread(self, batch: Batch) -> Batch:
-        """Ragged fields as the schema asks for them: one after the other with offsets, or padded with a mask."""
+        """Ragged fields in the form of the schema: concatenated with offsets, or padded with a mask."""
         schema = self.spec.schema
         if not schema.ragged:
             return batch
@@ -272,7 +272,7 @@ class HostRows:
         return await asyncio.to_thread(call)
 
     def _feed(self, device: Any) -> GpuFeed | None:
-        """What brings batches to a GPU; None where the device is none."""
+        """The transfer of batches to a GPU; None if the device is no GPU."""
         key = str(device)
         if key not in self._feeds:
             _, target = read_device("sample(): device", device)
@@ -379,7 +379,7 @@ class Writer:
         self.add = writer.add
 
     def close(self) -> None:
-        """Ends open episodes as truncated and gives the place back. A second call does nothing."""
+        """Ends open episodes as truncated; another writer may then be opened. A second call does nothing."""
         self._writer.close()
 
     def __enter__(self) -> Writer:
@@ -404,8 +404,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _attach_or_create(path: Path, create: Callable[[], _core.Table]) -> tuple[_core.Table, bool]:
-    """The table under a name, and whether it was made here. Any number of processes may ask at once: files appear
-    whole, so one that could not be made because another process was first can be attached to."""
+    """The table under a name, and whether it was made here. Several processes may call it at once: files appear
+    complete, so a process that finds another one's file attaches to it."""
     while True:
         if path.exists():
             try:

@@ -1,4 +1,4 @@
-"""What a face needs of its rows, wherever they are."""
+"""The operations that a face calls on its rows, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Rows(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    # In. ``adder`` gives the function to add with: for rows on the host it is the engine's own.
+    # Writing. ``adder`` returns the function that adds rows: for rows on the host it is the engine's.
     def adder(self) -> Callable[..., None]: ...
     def writer(self) -> Any: ...
 
-    # Out. A draw that is not delivered stays reserved until ``settle`` says what became of it.
+    # Reading. The rows of a draw with deliver=False stay reserved until ``settle``.
     def sample(
         self,
         batch_size: int,

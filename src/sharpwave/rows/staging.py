@@ -17,14 +17,14 @@ class Load:
     def __init__(self, place: Torch) -> None:
         self.place = place
         self.parts: list[Any] = []
-        self.held: list[Any] = []  # until the kernels that read them are started
+        self.held: list[Any] = []  # keeps the memory until the kernels that read it are launched
 
     def put(self, value: Any) -> int:
         self.parts.append(value)
         return len(self.parts) - 1
 
     def tensors(self, *which: int) -> list[Any]:
-        """Contiguous, at multiples of 16 bytes."""
+        """These values as contiguous tensors at multiples of 16 bytes."""
         torch, device = self.place.torch, self.place.device
         made = []
         for at in which:

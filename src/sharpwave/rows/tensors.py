@@ -18,7 +18,7 @@ __all__ = ["as_host_arrays", "read_device", "torch_converter"]
 def torch_converter(
     device: Any, dtypes: tuple[tuple[str, np.dtype[Any]], ...]
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What turns a batch into tensors on the device. Found, and refused where there is none, once for each device."""
+    """The function that converts a batch to tensors on the device. The device is checked once."""
     torch, target = read_device("sample(): device", device)
     for name, dtype in dtypes:
         try:
@@ -51,7 +51,7 @@ def read_device(where: str, device: Any) -> tuple[Any, Any]:
         raise SchemaError(f"{where}: torch finds no CUDA here, got {device!r}; give device='cpu'")
     try:
         torch.empty(0, device=read)
-    except Exception as error:  # each back end has its own way to say that it is not there
+    except Exception as error:  # each back end of torch raises another class
         reason = str(error).splitlines()[0]
         raise SchemaError(f"{where}: torch cannot use {device!r} here ({reason}); give device='cpu'") from None
     return torch, read
@@ -60,7 +60,7 @@ def read_device(where: str, device: Any) -> tuple[Any, Any]:
 def as_host_arrays(out: Any, device: Any) -> Any:
     """NumPy views of the tensors in ``out``, for the engine to fill."""
     if read_device("sample(): device", device)[1].type != "cpu":
-        raise SchemaError(f"sample(): out: is filled on the host; give device='cpu' or leave out one, got {device!r}")
+        raise SchemaError(f"sample(): out: is filled on the host; give device='cpu' or leave out out=, got {device!r}")
 
     def convert(value: Any) -> Any:
         if isinstance(value, dict):

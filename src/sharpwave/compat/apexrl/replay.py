@@ -21,7 +21,7 @@ from .stored import Stored
 
 __all__ = ["ReplayBuffer"]
 
-# Upstream's names of what a row holds, and the engine's.
+# Upstream's names of the fields, and the engine's.
 _FIELDS = {
     "observations": "obs",
     "actions": "action",
@@ -51,7 +51,7 @@ def _column_property(name: str) -> property:
             return leaf[: len(self)]
 
         with self._adding:
-            # The actions' dtype is decided by now.
+            # Rows exist, so the dtype of actions is decided.
             self._load(where, {**self.state_dict(), name: each(value, cut)}, self.action_dtype)
 
     return property(read, write, doc=f"The {name.replace('_', ' ')} by slot, (capacity, ...).")
@@ -73,8 +73,8 @@ class ReplayBuffer:
         action_shape: Shape of one action.
         device: Where batches go; rows stay in host memory.
         obs_dtype: Of observations whose ``obs_shape`` names no dtype.
-        action_dtype: Of actions; None takes int64 or float32, as the first action is.
-        critic_obs_shape: The same as ``obs_shape`` of the critic's own observation, if there is one.
+        action_dtype: Of actions; None takes int64 or float32, depending on the first action.
+        critic_obs_shape: As ``obs_shape``, of the critic's own observation, if there is one.
         seed: Of the engine's draws; None draws as upstream does.
     """
 
@@ -106,7 +106,7 @@ class ReplayBuffer:
         self.inner: sw.ReplayBuffer | None = None
         self._slots = Slots(self._capacity)
         self._adding = threading.RLock()
-        self._build("int64" if action_dtype is None else action_dtype).close()  # what is wrong is an error here
+        self._build("int64" if action_dtype is None else action_dtype).close()  # raises for wrong arguments
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "inner":
@@ -154,7 +154,7 @@ class ReplayBuffer:
             inner = self._build(_dtype_of(row["actions"])) if self.inner is None else self.inner
             inner.add(**{_FIELDS[name]: value for name, value in row.items()})
             if self.inner is None:
-                self.inner = inner  # only now: a first add that fails leaves nothing decided
+                self.inner = inner  # after the add: if it fails, the action's dtype stays undecided
             self._slots.count(inner, row["rewards"].size)
 
     def _build(self, action_dtype: Any) -> sw.ReplayBuffer:
@@ -194,11 +194,11 @@ class ReplayBuffer:
             except StaleHandle:
                 if ring is self._slots and added == ring.added:
                     raise
-                # Another thread has written over one of them meanwhile.
+                # Another thread has overwritten one of them meanwhile: draw again.
         return {name: as_tensordict(batch[field], (size,)) for name, field in _FIELDS.items() if field in batch}
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows and what they must fit, as upstream's class writes and reads them."""
+        """The rows and the settings, in the form of upstream's class."""
         with self._adding:
             size = len(self)
             state = {
@@ -215,7 +215,7 @@ class ReplayBuffer:
             return state | {name: as_tensordict(value, (size,)) for name, value in self._columns(_FIELDS, size).items()}
 
     def _columns(self, names: Iterable[str], length: int) -> dict[str, Any]:
-        """Values by name, in the order of upstream's slots, with zeros behind them; None where there are none."""
+        """Values by name, in the order of upstream's slots, padded with zeros; None for missing fields."""
         with self._adding:
             inner = self._build("int64") if self.inner is None else self.inner
             fields = {name: inner.schema.get(_FIELDS[name]) for name in names}
@@ -241,7 +241,7 @@ class ReplayBuffer:
         With ``seed`` the draws start over.
 
         Raises:
-            SchemaError: It does not fit, or says two things about its size. Nothing was changed.
+            SchemaError: It does not fit, or its sizes contradict each other. Nothing was changed.
         """
         self._load("load_state_dict()", state_dict, None)
 
@@ -331,7 +331,7 @@ class ReplayBuffer:
 
     @property
     def action_dtype(self) -> Any:
-        """Of actions; None until the first add tells it."""
+        """Of actions; None until the first add decides."""
         if self._action_dtype is not None or self.inner is None:
             return self._action_dtype
         field: Any = self.inner.schema["action"]

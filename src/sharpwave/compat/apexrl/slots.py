@@ -1,4 +1,4 @@
-"""Slots: which row of the engine stands for which place of ApexRL's ring."""
+"""Slots: the place of each row of the engine in ApexRL's ring."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class Slots:
         """Of the rows in these slots, after so many had been added."""
         pos = (self.first_slot + added) % self.capacity
         row = slots + (added - pos) - np.where(slots < pos, 0, self.capacity)
-        # One writer numbers its rows in turn. The engine's ring is made of whole blocks: a lap of it may have a few
-        # numbers more than the capacity, and those at its end are passed over.
+        # One writer gives its rows consecutive serials. The engine's ring consists of whole blocks: a lap may have a
+        # few serials more than the capacity, and those at its end are not used.
         return np.asarray(self.first_serial + row // self.capacity * self.lap + row % self.capacity)

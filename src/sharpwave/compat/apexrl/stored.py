@@ -1,4 +1,4 @@
-"""Stored: a tensor that is a copy of what a buffer holds, and says so when it is written to."""
+"""Stored: a tensor that is a copy of stored rows, and refuses to be written to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stored(torch.Tensor):
 
 
 def _as_view(result: Any, source: Stored) -> Any:
-    """Results are plain tensors, but those that are views of the copy."""
+    """Results are plain tensors, except views of the copy."""
     if isinstance(result, (tuple, list)):
         return type(result)(_as_view(part, source) for part in result) if type(result) in (tuple, list) else result
     if isinstance(result, np.ndarray):
