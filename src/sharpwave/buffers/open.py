@@ -87,14 +87,6 @@ def open(
     return buffer if device is None else _move(rows, face, text, device)
 
 
-def _open_rollout(text: str, path: Path | None, view: View | None, device: Any) -> RolloutBuffer:
-    if path is not None:
-        raise StorageError(f"open(): {text!r} is a saved rollout, which is loaded into memory; leave out the 'file://'")
-    if view is not None:
-        raise SchemaError(f"open(): view: {text!r} is a RolloutBuffer, which has no view; leave out view=")
-    return RolloutBuffer._load(Path(text), device)
-
-
 def _move(rows: HostRows, face: Any, address: str, device: Any) -> Any:
     try:
         target = read_device("open(): device", device)[1]
@@ -122,3 +114,11 @@ def _face_of(table: _core.Table) -> type[ReplayBuffer] | type[DistillationBuffer
         face = None
     # Who refuses what is not its own.
     return DistillationBuffer if face == DistillationBuffer.__name__ else ReplayBuffer
+
+
+def _open_rollout(text: str, path: Path | None, view: View | None, device: Any) -> RolloutBuffer:
+    if path is not None:
+        raise StorageError(f"open(): {text!r} is a saved rollout, which is loaded into memory; leave out the 'file://'")
+    if view is not None:
+        raise SchemaError(f"open(): view: {text!r} is a RolloutBuffer, which has no view; leave out view=")
+    return RolloutBuffer._load(Path(text), device)
