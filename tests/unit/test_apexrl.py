@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sharpwave.errors import NotReady, SchemaError
+import sharpwave as sw
+from sharpwave.errors import ClosedError, NotReady, SchemaError
 
 torch = pytest.importorskip("torch")
 from sharpwave.compat.apexrl import ReplayBuffer, RolloutBuffer, TensorLeafSpec  # noqa: E402
@@ -476,3 +477,31 @@ def test_minibatch_is_drawn_by_torchs_generator() -> None:
     torch.manual_seed(5)
     rows = torch.randint(0, 6, (10,))
     assert torch.equal(drawn[2], buffer.actions.reshape(-1)[rows])
+
+
+def test_saved_rollout_opens_as_ours_and_a_closed_one_raises(tmp_path: Any) -> None:
+    buffer = RolloutBuffer(2, 2, {"a": (1,)}, (), torch.float32, "cpu", 3, seed=0)
+    given = {name: torch.rand(2) for name in ("actions", "rewards", "values", "log_probs")}
+    for _ in range(2):
+        buffer.add(
+            observations={"a": torch.rand(2, 1)},
+            privileged_observations=torch.rand(2, 3),
+            dones=torch.zeros(2),
+            **given,
+        )
+    buffer.compute_returns_and_advantages(torch.ones(2))
+    buffer.save(tmp_path / "roll.sw")
+    again = sw.open(tmp_path / "roll.sw", device="cpu")
+    assert type(again) is sw.RolloutBuffer
+    ours, theirs = again.all(), buffer.get_all_data()
+    for name in ("privileged_observations", "actions", "advantages", "returns", "old_log_probs"):
+        assert torch.equal(ours[name], theirs[name])
+    assert torch.equal(ours["observations"]["a"], theirs["observations"]["a"])
+    assert [b["actions"].tolist() for b in again.minibatches(2)] == [
+        b["actions"].tolist() for b in buffer.minibatches(2)
+    ]
+    buffer.close()
+    for verb in (buffer.get_all_data, lambda: buffer.get_minibatch(1), lambda: buffer.to("cpu"), buffer.clear):
+        with pytest.raises(ClosedError, match="the buffer is closed"):
+            verb()
+    assert repr(buffer) == "<RolloutBuffer on cpu: closed>"
