@@ -203,9 +203,7 @@ def train(config: Config, progress: Callable[[Result], None] = lambda result: No
     env = (GymCartPole if config.env == "gym" else TorchCartPole)(config.envs, config.seed, config.device)
     policy = Policy().to(config.device)
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, fused=True)
-    rollout = sw.RolloutBuffer(
-        config.envs, config.rollout_steps, obs_shape=(4,), device=config.device, seed=config.seed
-    )
+    rollout = sw.RolloutBuffer(config.envs, config.rollout_steps, obs_shape=4, device=config.device, seed=config.seed)
     result = Result(policy=Policy(), rollout=rollout)
     rollouts = max(1, config.steps // config.rollout_steps)
     began, best = time.monotonic(), -1.0
