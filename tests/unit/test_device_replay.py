@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,39 @@ def test_values_of_the_host_and_of_the_device_are_the_same(device: str) -> None:
             assert torch.equal(a[name], b[name])
     assert isinstance(one.sample(4)["obs"], torch.Tensor)
     assert len(one) == 7
+
+
+def test_adds_wait_while_a_save_copies_the_rows(device: str, tmp_path: Path) -> None:
+    """The copy takes many launches: the file has the rows of one instant."""
+    buffer = make(device)
+    buffer.add(*rows(0, 12))
+    table = buffer._rows.table
+    read, late = table.read, []
+
+    def read_late(slots: Any) -> Any:
+        if not late:  # the copy has begun
+            late.append(threading.Thread(target=buffer.add, args=rows(12, 12)))
+            late[0].start()
+            late[0].join(0.5)
+        return read(slots)
+
+    table.read = read_late
+    try:
+        buffer.save(tmp_path / "copy.sw")
+    finally:
+        table.read = read
+    late[0].join()
+    saved = np.concatenate([part["reward"] for part in sw.open(tmp_path / "copy.sw").rows()])
+    assert saved.tolist() == list(range(12))
+    assert here(next(buffer.rows()))["reward"].tolist() == list(range(12, 24))
+
+
+def test_wrong_timeouts_are_refused_though_nothing_waits(device: str) -> None:
+    buffer = make(device)
+    with pytest.raises(SchemaError, match="timeout: expected a number"):
+        buffer.add(*rows(0, 2), timeout="soon")
+    buffer.add(*rows(0, 2), timeout=0)
+    assert len(buffer) == 2
 
 
 def test_nested_batches_are_freed_with_their_last_reference(device: str) -> None:
