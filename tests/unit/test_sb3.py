@@ -392,11 +392,17 @@ def by_priority(algorithm: Any, settings: str) -> Any:
     return algorithm if settings == "uniform" else prioritized(algorithm)
 
 
+ALGORITHMS = [  # DQN in both forms of memory, the others by turns
+    (DQN, "CartPole-v1", False),
+    (DQN, "CartPole-v1", True),
+    (SAC, "Pendulum-v1", False),
+    (TD3, "Pendulum-v1", True),
+    (DDPG, "Pendulum-v1", False),
+]
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("optimize", [False, True], ids=["stored", "optimized"])
-@pytest.mark.parametrize(
-    ("algorithm", "env"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1"), (DDPG, "Pendulum-v1")]
-)
+@pytest.mark.parametrize(("algorithm", "env", "optimize"), ALGORITHMS)
 def test_algorithms_learn(algorithm: Any, env: str, optimize: bool, settings: str) -> None:
     options = small(replay_buffer_kwargs=dict(SETTINGS[settings]), buffer_size=200, optimize_memory_usage=optimize)
     model = by_priority(algorithm, settings)("MlpPolicy", env, **options)
