@@ -14,7 +14,18 @@ import numpy as np
 from .. import _core, arrays
 from ..checks import whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
-from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
+from ..sampling import (
+    Linear,
+    Prioritized,
+    Sampler,
+    Uniform,
+    beta_numbers,
+    exponents,
+    read_alpha,
+    read_beta,
+    sampler_from_plain,
+    sampler_to_plain,
+)
 from ..schema import Field, Node, is_next
 from ..settings import engine_settings
 from ..views import Transitions
@@ -98,7 +109,7 @@ class DeviceRows:
             raise SchemaError(f"{where}: field 'reward': n_step > 1 sums it: expected float32 or float64, got {got}")
         blocks, rows = _core.plan_blocks(schema.engine_fields(), spec.capacity, spec.num_envs or 1, spec.writers)
         settings = engine_settings(schema, spec.sampler, spec.view, None).index
-        index = exponents = None
+        index = None
         if settings is not None:
             index = Index(
                 settings.eps,
@@ -108,8 +119,6 @@ class DeviceRows:
                 int(settings.new_rows),
                 settings.new_priority,
             )
-            assert isinstance(spec.sampler, Prioritized)
-            exponents = spec.sampler.numbers()
         torch = self.place.torch
         need = spec.capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26))
         if self.device.type == "cuda" and need > torch.cuda.mem_get_info(self.device)[0]:
@@ -131,7 +140,7 @@ class DeviceRows:
             reward=0 if reward is None else names.index("reward"),
             newest=getattr(spec.sampler, "newest", 0),
             index=index,
-            **({} if exponents is None else {"exponents": exponents}),
+            exponents=exponents(spec.sampler),
         )
 
     def heed(self, where: str) -> None:
@@ -573,7 +582,7 @@ class DeviceRows:
         real = self.table.read_reals()
         steps = int(real["beta_steps"])
         beta = [real["beta_start"], real["beta_end"], steps] if steps else real["beta_end"]
-        return sampler_from_plain(built.to_plain() | {"alpha": real["alpha"], "beta": beta})
+        return sampler_from_plain(sampler_to_plain(built) | {"alpha": real["alpha"], "beta": beta})
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes, as plain numbers. Waits for the device."""
