@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .copying import below, copy_value, stream_key, unit
+from .random import below, stream_key, unit
 from .state import (
     ADDED,
     BETA,
@@ -33,6 +33,7 @@ from .state import (
     is_last,
 )
 from .tree import descend
+from .value_copy import copy_value
 
 __all__ = ["draw", "weigh", "write"]
 

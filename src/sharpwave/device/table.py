@@ -19,7 +19,7 @@ from .rows import draw, weigh, write
 from .state import ALARMS, NUMBERS, REALS
 from .tree import apply, enter, mark, refresh, remass
 
-__all__ = ["DeviceTable", "Draws", "Index", "Leaf"]
+__all__ = ["DeviceField", "DeviceTable", "Draws", "PrioritySettings"]
 
 _ENTER_ALONE = 4096  # rows that one program takes into the index; more are many programs' work
 _UPDATE_ALONE = 256
@@ -33,7 +33,7 @@ _PART_BYTES = 16 << 10  # of a row: more is shared among programs
 _TILE_BYTES = 8 << 10  # of a program's rows, where they are small
 
 
-class Leaf(NamedTuple):
+class DeviceField(NamedTuple):
     """A field of the rows."""
 
     name: str
@@ -46,7 +46,7 @@ class Leaf(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Index(NamedTuple):
+class PrioritySettings(NamedTuple):
     """How rows are drawn by priority, as ``settings.engine_settings`` has it."""
 
     eps: float
@@ -102,7 +102,7 @@ class DeviceTable:
     def __init__(
         self,
         device: torch.device,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[DeviceField],
         capacity: int,
         span: int,
         num_envs: int,
@@ -112,7 +112,7 @@ class DeviceTable:
         gamma: float = 1.0,
         reward: int = 0,
         newest: int = 0,
-        index: Index | None = None,
+        index: PrioritySettings | None = None,
         exponents: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0),
     ) -> None:
         self.device, self.leaves, self.capacity, self.span = device, list(leaves), capacity, span

@@ -26,8 +26,8 @@ from typing import Any
 from .. import _core
 from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from . import records as form
+from .new_file import write_pieces
 from .records import HEADER_BYTES, Entry, Header, Loss, Record
-from .replaced import write_pieces
 
 __all__ = ["Journal", "read_journal", "write_journal"]
 

@@ -92,13 +92,14 @@ class DeviceRows:
 
     def _make_table(self, where: str) -> Any:
         try:
-            from ..device.table import DeviceTable, Index, Leaf
+            from ..device.table import DeviceField, DeviceTable, PrioritySettings
         except ImportError as error:
             raise SchemaError(f"{where}: device: rows on a GPU need Triton ({error}); pip install triton") from None
 
         spec, schema = self.spec, self.spec.schema
         leaves = [
-            Leaf(name, field.shape, field.dtype, name == "done" or is_next(name)) for name, field in schema.leaves
+            DeviceField(name, field.shape, field.dtype, is_last=name == "done" or is_next(name))
+            for name, field in schema.leaves
         ]
         for leaf in leaves:
             self.place._dtype(leaf.dtype)  # refused before memory is taken
@@ -111,7 +112,7 @@ class DeviceRows:
         settings = engine_settings(schema, spec.sampler, spec.view, None).index
         index = None
         if settings is not None:
-            index = Index(
+            index = PrioritySettings(
                 settings.eps,
                 settings.stratified,
                 int(settings.normalize),

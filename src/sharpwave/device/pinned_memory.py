@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Pinned", "views_of"]
+__all__ = ["PinnedMemory", "views_of"]
 
 
-class Pinned:
+class PinnedMemory:
     """Arrays side by side in memory that a GPU reads: on the host as NumPy's, on the device, once sent, as tensors."""
 
     def __init__(

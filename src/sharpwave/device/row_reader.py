@@ -16,12 +16,12 @@ import torch
 from .._core import Role
 from ..schema import Field, Schema
 from .launch import Kernel
-from .pinned import Pinned, views_of
-from .pulling import pull
-from .registering import Registered
+from .pinned_memory import PinnedMemory, views_of
+from .pull import pull
+from .registered_memory import RegisteredMemory
 from .table import Moves, plan_moves, power_above, tile
 
-__all__ = ["Feed", "Ticket"]
+__all__ = ["RowReader", "Ticket"]
 
 _ASKEW_FROM = 64  # bytes of a value
 # A bus is kept busy by what is on its way: a few programs that ask for much at a time. Each takes registers from
@@ -49,7 +49,7 @@ def _narrow(moves: Moves, sizes: list[int], shifts: list[int], together: list[in
     return Moves(*map(tuple, zip(*rows, strict=True)))
 
 
-class _Direct(NamedTuple):
+class _DirectField(NamedTuple):
     """A field that the kernel copies."""
 
     offset: int
@@ -60,7 +60,7 @@ class _Direct(NamedTuple):
     spills: bool
 
 
-class Plan:
+class ReadPlan:
     """What the kernel copies, and what comes from the host: the same for all batches of a buffer."""
 
     def __init__(self, schema: Schema, offsets: list[int], stride: int, n_step: int, window: int) -> None:
@@ -68,7 +68,7 @@ class Plan:
         self.stack = max(field.stack for _, field in schema.leaves)
         self.direct: list[int] = []
         self.by_host: list[int] = []
-        of_direct: list[_Direct] = []
+        of_direct: list[_DirectField] = []
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
             if field.compression or field.ragged or (role == Role.reward and n_step > 1):
                 self.by_host.append(leaf)
@@ -79,7 +79,7 @@ class Plan:
                 kind = "own_frames" if role == Role.own else "next_frames"
             before = offsets[older] if role == Role.last and field.stack > 1 else offsets[number]
             self.direct.append(leaf)
-            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == Role.next))
+            of_direct.append(_DirectField(offsets[number], before, size, field.stack, kind, role == Role.next))
         sizes = [one.size for one in of_direct]
         # Large values that stand askew, images behind a flag, are read in words all the same.
         self.shifts = [
@@ -127,7 +127,7 @@ class Plan:
 class Ticket:
     """One batch on its way: memory for it, and what must be asked when it has arrived."""
 
-    def __init__(self, plan: Plan, size: int, device: torch.device, extras: set[str]) -> None:
+    def __init__(self, plan: ReadPlan, size: int, device: torch.device, extras: set[str]) -> None:
         rows = size * max(plan.window, 1)
         lead = (size, plan.window)
         names: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -136,17 +136,17 @@ class Ticket:
         if plan.stack > 1:
             for name in ("own_frames", "next_frames"):
                 names[name] = (rows * plan.stack,), np.dtype(np.int64)
-        self.named = Pinned(names, device)
+        self.named = PinnedMemory(names, device)
         specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for leaf in plan.by_host:
             specs[leaf] = plan.batch_shape(leaf, size)
         for name, kind in zip(_EXTRAS, _DTYPES, strict=True):
             if name in extras:
                 specs[name] = (lead if name in ("valid", "mask", "first") else (size,)), np.dtype(kind)
-        self.sent = Pinned(specs, device)
+        self.sent = PinnedMemory(specs, device)
         # They stand as askew as in the rows.
         shifts = dict(zip(plan.direct, plan.shifts, strict=True))
-        self.spills = Pinned({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device, shifts)
+        self.spills = PinnedMemory({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device, shifts)
         places = self.named.arrays
         self.places = [places.get(name) for name in ("own", "last", "next", "own_frames", "next_frames")]
         self.leaves = [
@@ -178,7 +178,7 @@ class Ticket:
         self.blocks: tuple[torch.Tensor, ...] = ()  # the memory behind them
 
 
-class Feed:
+class RowReader:
     """Reads a table's rows on a device. ``memory``: the rows, as the device may read them.
 
     Raises:
@@ -193,11 +193,11 @@ class Feed:
         n_step: int,
         window: int,
         extras: set[str],
-        memory: Registered | None,
+        memory: RegisteredMemory | None,
     ) -> None:
         rows = table.row_memory()
         self.table, self.device, self.extras = table, device, extras
-        self.plan = Plan(schema, table.field_offsets, rows.row_bytes, n_step, window)
+        self.plan = ReadPlan(schema, table.field_offsets, rows.row_bytes, n_step, window)
         self.free: dict[int, list[Ticket]] = {}
         self.memory = memory
         self.base = rows.address if memory is None else memory.base

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .copying import copy_shifted, copy_value
+from .value_copy import copy_shifted, copy_value
 
 __all__ = ["pull"]
 

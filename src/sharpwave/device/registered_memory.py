@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Registered", "Unregistered"]
+__all__ = ["RegisteredMemory", "Unregistered"]
 
 _PAGE = 4096
 _HUGE_PAGE = 2 << 20
@@ -33,7 +33,7 @@ class Unregistered(OSError):
     """The driver refuses to let a GPU read memory of the host."""
 
 
-class Registered:
+class RegisteredMemory:
     """Memory from ``address`` on, which a GPU may read as far as ``reach()`` was asked for.
 
     Args:
