@@ -795,7 +795,7 @@ def test_infos_of_a_gymnasium_vector_environment_are_refused_where_timeouts_are_
     with pytest.raises(SchemaError) as caught:
         mine.add(zeros, zeros, np.array([1]), np.array([0.0]), np.array([False]), {"final_obs": None})
     assert str(caught.value) == (
-        "add(): infos: expected a list of dicts, one an environment, got a dict, which tells no timeouts; give the "
+        "add(): infos: expected a list of dicts, one per environment, got a dict, which has no timeouts; give the "
         "buffer handle_timeout_termination=False and add terminations as done"
     )
     assert mine.size() == 0

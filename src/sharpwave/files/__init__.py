@@ -1,7 +1,7 @@
 """Files that outlive the process: journals with one owner, and files that are replaced in one step.
 
-``journal.py`` is the one append-only format of the package (``docs/format.md``, "Journals"); ``records.py`` is how its
-bytes are read and checked; ``new_file.py`` writes whole files.
+``journal.py`` is the append-only file of the package (``docs/format.md``, "Journals"); ``records.py`` reads, checks and
+encodes its records; ``new_file.py`` writes whole files.
 """
 
 from .journal import Journal, read_journal, write_journal

@@ -287,7 +287,7 @@ class DeviceRows:
         if isinstance(read, np.ndarray):
             return load.put(arrays.truths(name, read, lead))
         if tuple(read.shape) != lead:
-            raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {tuple(read.shape)}")
+            raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value per row, got {tuple(read.shape)}")
         return load.put(read if read.element_size() == 1 else read != 0)
 
     def _magnitudes(self, load: Load, where: str, name: str, value: Any, lead: tuple[int, ...]) -> int:
@@ -295,7 +295,7 @@ class DeviceRows:
         if not (isinstance(value, self.place.torch.Tensor) and value.device == self.device):
             return load.put(arrays.priorities(where, name, value, lead))
         if tuple(read.shape) != lead:
-            raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {tuple(read.shape)}")
+            raise SchemaError(f"{where}: {name}: expected shape {lead}, one number per row, got {tuple(read.shape)}")
         if read.dtype.is_complex:
             raise SchemaError(f"{where}: {name}: expected numbers, got {read.dtype}")
         return load.put(read.detach().to(self.place.torch.float32))
