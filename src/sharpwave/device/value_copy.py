@@ -36,8 +36,8 @@ def copy_value(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """COUNT units of WIDTH bytes from each address to each. WIDE of them at a time; a value of more is shared among
-    PARTS programs."""
+    """Copies COUNT units of WIDTH bytes from each source address to its target, WIDE units at a time. A value of more
+    than WIDE units is divided among PARTS programs."""
     column = tl.arange(0, WIDE)
     from_ = tl.multiple_of(pointer(source, WIDTH), ALIGN)
     to = tl.multiple_of(pointer(target, WIDTH), ALIGN)
@@ -65,8 +65,8 @@ def copy_shifted(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """COUNT words of 4 bytes from addresses that all lie SHIFT bytes behind a multiple of 4: read as the words that
-    they lie across. A byte at a time a bus would carry a quarter of what it can."""
+    """Copies COUNT words of 4 bytes from source addresses that are all a multiple of 4 plus SHIFT. It reads the aligned
+    words around them and shifts: reading single bytes would use a quarter of the bus."""
     column = tl.arange(0, WIDE)
     from_ = tl.multiple_of(pointer(source - SHIFT, 4), ALIGN)
     to = tl.multiple_of(pointer(target, 4), 16 if COUNT % 4 == 0 else 4)
