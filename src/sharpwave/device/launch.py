@@ -18,7 +18,7 @@ _ready: dict[Any, Callable[..., None]] = {}
 
 class Kernel:
     """A Triton kernel with its constants, for one device. Arguments are addresses and other whole numbers, or tuples of
-    them. The first call compiles the kernel for its arguments: in later calls the same ones must be 0, and the same ones
+    them. The first call compiles the kernel for its arguments: in later calls the same must be 0, and the same
     must be multiples of 16. Later calls go to the driver directly. Each product and sum is rounded, as on the host."""
 
     def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int = 4) -> None:

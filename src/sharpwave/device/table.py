@@ -304,7 +304,7 @@ class DeviceTable:
     # ---- priorities -------------------------------------------------------------------------------------------
 
     def update(self, serials: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:
-        """Sets priorities, from contiguous int64 and float32 of one length, at multiples of 16 bytes. Returns the number
+        """Sets priorities: contiguous int64 and float32 of one length, at multiples of 16 bytes. Returns the number
         of applied rows and the number of stale rows."""
         count = serials.numel()
         assert self.winners is not None
