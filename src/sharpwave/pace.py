@@ -15,7 +15,7 @@ __all__ = ["Pace"]
 class Pace:
     """Makes ``add`` and ``sample`` wait for each other, so that each row is sampled about as often as you want.
 
-    I rows were added, S rows were sampled, and the buffer has ``size`` rows. ``sample(n)`` proceeds when
+    I rows were added, S rows were sampled, and ``size`` rows can be drawn. ``sample(n)`` proceeds when
     ``size >= min_size`` and ``I * samples_per_insert - S - n >= min_diff``. An ``add`` of n rows proceeds when
     ``size + n <= min_size`` or ``(I + n) * samples_per_insert - S <= max_diff``. These are the inequalities of Reverb's
     rate limiter.

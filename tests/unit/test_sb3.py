@@ -764,7 +764,7 @@ def test_a_model_with_a_storage_loads(how: str, shm_address: str, tmp_path: Path
         with pytest.raises(StorageError) as caught:
             loaded.learn(10)
         assert str(caught.value) == (
-            f"ReplayBuffer(): storage: {shm_address!r} exists. After DQN.load, go on with its rows by "
+            f"ReplayBuffer(): storage: {shm_address!r} exists. After DQN.load, continue with its rows by "
             "model.load_replay_buffer(...), or load with DQN.load(..., replay_buffer_kwargs={..., 'exist': 'attach'}); "
             "for a new run give replay_buffer_kwargs 'exist': 'replace'"
         )

@@ -175,7 +175,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             # DQN.load makes a new buffer with the arguments of the saved model. A policy that only acts needs no rows,
             # and load_replay_buffer() replaces the buffer.
             self._refusal = (
-                f"ReplayBuffer(): storage: {storage!r} exists. After DQN.load, go on with its rows by "
+                f"ReplayBuffer(): storage: {storage!r} exists. After DQN.load, continue with its rows by "
                 "model.load_replay_buffer(...), or load with DQN.load(..., replay_buffer_kwargs={..., 'exist': "
                 "'attach'}); for a new run give replay_buffer_kwargs 'exist': 'replace'"
             )

@@ -204,7 +204,7 @@ def _print_segments(as_json: bool) -> None:
             table.add_row(entry.address, "-", "-", "-", "-", "-", entry.problem)
             continue
         numbers = f"{entry.size:,}", f"{entry.capacity:,}", _format_bytes(entry.allocated_bytes), _format_s(entry.age_s)
-        table.add_row(entry.address, entry.face, *numbers, format_pids(entry.pids) or "nobody")
+        table.add_row(entry.address, entry.face, *numbers, format_pids(entry.pids) or "no process")
     # Lines that another program reads are never wrapped.
     Console(width=None if sys.stdout.isatty() else 1_000).print(table, highlight=False, markup=False)
 

@@ -77,7 +77,7 @@ def _line(look: Look) -> str:
     return (
         f"{time.strftime('%H:%M:%S')}  {now.size:,} of {now.capacity:,} rows  added {look.added_per_s:,.0f}/s  "
         f"sampled {look.sampled_per_s:,.0f}/s  {now.writers} of {now.max_writers} writers  {now.waiting} waiting  "
-        f"open in {format_pids(now.pids) or 'nobody'}"
+        f"open in {format_pids(now.pids) or 'no process'}"
     )
 
 
@@ -103,7 +103,7 @@ def _table(look: Look) -> Table:
     table.add_row("writers", f"{now.writers} of {now.max_writers}")
     table.add_row("waiting for their turn", f"{now.waiting}")
     table.add_row("recoveries, rows lost", f"{now.recoveries}, {now.rows_lost}")
-    table.add_row("open in", format_pids(now.pids) or "nobody")
+    table.add_row("open in", format_pids(now.pids) or "no process")
     return table
 
 
