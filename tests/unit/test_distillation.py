@@ -327,7 +327,7 @@ def test_threads_that_begin_at_once_lose_nothing() -> None:
 def test_wrong_storage_is_refused_at_once(place: str) -> None:
     with pytest.raises(StorageError):
         make(place, storage="nonsense")
-    with pytest.raises(SchemaError, match="the name is taken"):
+    with pytest.raises(SchemaError, match="the name is reserved"):
         make(place, teacher={"mask": ()})
 
 

@@ -264,7 +264,7 @@ def test_a_damaged_file_header_is_refused_and_recovered(tmp_path: Path) -> None:
         raw = bytearray((tmp_path / "j").read_bytes())
         raw[start:end] = bytes(byte ^ 0xFF for byte in raw[start:end])
         (tmp_path / "j").write_bytes(raw)
-        with pytest.raises(StorageError, match=r"but records stand in it; .*recover=True"):
+        with pytest.raises(StorageError, match=r"but the file has records; .*recover=True"):
             read(tmp_path / "j")
         with pytest.warns(UserWarning, match="was damaged"):
             assert read(tmp_path / "j", recover=True) == expected(ENTRIES[1 if end > 128 else 0 :])

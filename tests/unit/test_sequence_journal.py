@@ -412,7 +412,7 @@ TRAINER = Path(__file__).parent / "sequence_trainer.py"
 
 @pytest.mark.parametrize("form", ["journal", "used ids"])
 def test_each_epoch_trains_each_id_exactly_once_through_kills(tmp_path: Path, form: str) -> None:
-    epochs, most = (100, 120) if os.environ.get("SHARPWAVE_SOAK") == "1" else (20, 20)
+    epochs, most = (100, 120) if os.environ.get("SHARPWAVE_SOAK") == "1" else (14, 14)
     stream = random.Random(7)
     command = [sys.executable, str(TRAINER), str(tmp_path), str(epochs), form]
     kills = 0
