@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import resource
 import struct
@@ -159,6 +160,13 @@ def test_older_rollouts_are_replaced_and_other_files_are_not(tmp_path: Path) -> 
         roll.save(5)  # type: ignore[arg-type]
 
 
+def test_dtypes_that_the_format_lacks_are_refused_by_save(tmp_path: Path) -> None:
+    roll = sw.RolloutBuffer(2, 2, obs_shape=sw.Field((), "longdouble"))
+    with pytest.raises(SchemaError, match=r"save\(\): 'observations': safetensors has no"):
+        roll.save(tmp_path / "roll.sw")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failed_save_leaves_the_older_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "roll.sw"
     roll = make(None)
@@ -255,6 +263,9 @@ def test_foreign_files_and_views_are_refused(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 2) + b"{}")
     with pytest.raises(StorageError, match="not a Sharpwave table"):
         sw.open(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="is not a file"):
+        sw.open(tmp_path / "pipe")
     make(None).save(tmp_path / "own.sw")
     with pytest.raises(SchemaError, match="is a RolloutBuffer, which has no view"):
         sw.open(tmp_path / "own.sw", view=sw.Transitions())
@@ -279,6 +290,7 @@ def test_stats_count_rollouts_and_rows(device: Any) -> None:
     assert (stats["rows_added"], stats["rollouts"], stats["step"]) == ((2 * STEPS + 1) * ENVS, 2, 1)
     assert stats["storage_bytes"] > ENVS * STEPS * 4 * 8
     assert stats["seed"] == 0
+    assert stats["device"] == ("numpy" if device is None else str(roll.device))
     assert isinstance(sw.RolloutBuffer(1, 1, obs_shape=1).stats()["seed"], int)
     for t in range(1, STEPS):
         add(roll, device, t)

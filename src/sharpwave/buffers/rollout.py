@@ -528,7 +528,7 @@ class RolloutBuffer:
             "num_envs": self._num_envs,
             "num_steps": self._num_steps,
             "step": self._step,
-            "storage": "memory" if self.device is None else str(self.device),
+            "device": "numpy" if self.device is None else str(self.device),
             "storage_bytes": sum(array.nbytes for array in self._columns.arrays.values()),
             "seed": self._seed,
         }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import one_of, truth, whole
-from ..errors import StorageError
+from ..errors import SchemaError, StorageError
 from ..files import named_arrays, replace_file
 from ..schema import Field, Node
 from .columns import leaves_of
@@ -69,6 +69,8 @@ def write_rollout(path: Path, state: RolloutState) -> None:
     arrays = {name: (array.dtype.name, array.shape, named_arrays.raw_bytes(array)) for name, array in named.items()}
     try:
         replace_file(path, named_arrays.encode(arrays, about, checksum=True))
+    except SchemaError as error:
+        raise SchemaError(f"save(): {error}") from None
     except StorageError as error:
         raise StorageError(f"save(): {error}") from None
 
@@ -76,6 +78,8 @@ def write_rollout(path: Path, state: RolloutState) -> None:
 def is_rollout_file(path: Path) -> bool:
     """Whether a file is one that ``write_rollout`` wrote, damaged or not."""
     try:
+        if not path.is_file():  # opening a pipe would wait
+            return False
         with path.open("rb") as file:
             head = file.read(4096)
     except (OSError, ValueError):  # ValueError: a null character in the path
