@@ -590,7 +590,7 @@ class RolloutBuffer:
         """``save`` for an event loop: copies the rollout, then writes the copy in a thread. The file has the rollout as
         it was when the coroutine began to run."""
         self._check_open()
-        target, state = save_path(path), self._state(copy=True)
+        target, state = save_path(path).absolute(), self._state(copy=True)
         await asyncio.to_thread(write_rollout, target, state)
 
     def _state(self, *, copy: bool = False) -> RolloutState:

@@ -13,7 +13,7 @@ __all__ = ["save_path"]
 
 
 def save_path(path: str | os.PathLike[str]) -> Path:
-    """The path that a ``save`` writes to, absolute; its folders are made.
+    """The path that a ``save`` writes to; its folders are made.
 
     Raises:
         StorageError: It is no path, or a folder cannot be made.
@@ -22,10 +22,10 @@ def save_path(path: str | os.PathLike[str]) -> Path:
         raise StorageError(f"save(): path: expected a path, got {told(path)}")
     if to_path(os.fspath(path), "save()") is not None:
         raise StorageError(f"save(): expected a path, got {str(path)!r}; leave out the 'file://'")
+    target = Path(path)
     try:
-        target = Path(os.path.abspath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a null character
         reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"save(): cannot make the folder of {os.fspath(path)!r}: {reason}") from None
+        raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {reason}") from None
     return target
