@@ -18,7 +18,7 @@ import pytest
 from trajectory_child import check, make
 
 import sharpwave as sw
-from sharpwave.trajectories.folders import split
+from sharpwave.trajectories.ranks import split
 
 SOAK = bool(os.environ.get("SHARPWAVE_SOAK"))
 KILLED = -signal.SIGKILL

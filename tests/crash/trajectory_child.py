@@ -20,7 +20,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave import _core
-from sharpwave.trajectories.folders import merge, split
+from sharpwave.trajectories.ranks import merge, split
 
 CALLS = ("rename", "link", "unlink", "ftruncate", "mkdir", "rmdir", "fsync", "fdatasync", "pwrite", "pwritev")
 

@@ -22,7 +22,7 @@ import sharpwave as sw
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.trajectories.files import locate
 from sharpwave.trajectories.folder import open_index
-from sharpwave.trajectories.folders import merge, plan_merge, split
+from sharpwave.trajectories.ranks import merge, plan_merge, split
 from sharpwave.trajectories.index import INDEX
 
 

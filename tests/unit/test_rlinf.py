@@ -427,8 +427,8 @@ def test_open_folder_is_readable_by_rlinf(tmp_path: Path, monkeypatch: pytest.Mo
         assert rlinf_finds(tmp_path / "live", 0) == {}
         buffer.add_trajectories([make(9)])
     assert list(read_rlinf(tmp_path / "live")) == [3]
-    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "own") as own:
-        own.add_trajectories([make(0)])
+    with sw.TrajectoryReplayBuffer(tmp_path / "own", format="pt") as own:
+        own.add([make(0)])
         own.flush()
         assert not (tmp_path / "own" / "metadata.json").exists(), "only what is asked for RLinf's names pays for it"
 
@@ -516,7 +516,8 @@ def test_load_that_leaves_a_folder_does_not_wait_for_the_thread_that_waits_for_i
         buffer.save_checkpoint("checkpoint")
     inside, go_on = threading.Event(), threading.Event()
     buffer = TrajectoryReplayBuffer()
-    tell: Any = buffer._saver._tell  # type: ignore[union-attr]
+    saver: Any = buffer._store._saver
+    tell = saver._tell
     index, format = tell.args
 
     def when_the_load_has_the_lock() -> Any:
@@ -524,7 +525,7 @@ def test_load_that_leaves_a_folder_does_not_wait_for_the_thread_that_waits_for_i
         go_on.wait(10)
         return index()
 
-    monkeypatch.setattr(buffer._saver, "_tell", lambda: tell.func(when_the_load_has_the_lock, format))
+    monkeypatch.setattr(saver, "_tell", lambda: tell.func(when_the_load_has_the_lock, format))
     buffer.add_trajectories([make(5)])
     assert inside.wait(10)
     loads = threading.Thread(target=buffer.load_checkpoint, args=("checkpoint",))

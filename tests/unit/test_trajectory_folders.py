@@ -24,7 +24,7 @@ import sharpwave as sw
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.files import Entry, read_journal, write_journal
 from sharpwave.trajectories.files import NOT_HELD
-from sharpwave.trajectories.folders import merge, split
+from sharpwave.trajectories.ranks import merge, split
 from sharpwave.trajectories.index import ADD, DROP, INDEX, KIND, LAYOUTS, ROWS, STATE
 from sharpwave.trajectories.trajectory import DTYPES
 
@@ -1151,7 +1151,7 @@ def test_merge_of_a_killed_move_removes_what_its_journal_names(tmp_path: Path) -
     code = """
 import os, signal, sys
 from pathlib import Path
-from sharpwave.trajectories.folders import merge
+from sharpwave.trajectories.ranks import merge
 Path.unlink = lambda self, missing_ok=False: os.kill(os.getpid(), signal.SIGKILL)
 merge(sys.argv[1] + "/ranks", sys.argv[1] + "/merged")
 """

@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from .. import _core
@@ -15,9 +16,11 @@ from ..checks import number, told, truth
 from ..errors import SchemaError, StorageError
 from ..rows.host import HostRows
 from ..rows.tensors import read_device
+from ..trajectories.checkpoint import holds_trajectories
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
+from .trajectory import TrajectoryReplayBuffer, open_trajectories
 
 __all__ = ["open"]
 
@@ -65,6 +68,9 @@ def open(
     seconds = math.inf if timeout is None else number("open()", "timeout", timeout, 0, 1e9)
     truth("open()", "recover", recover)
     truth("open()", "verify", verify)
+    folder = Path(text) if path is None else path
+    if holds_trajectories(folder):
+        return _open_trajectories(folder, path is not None, view, verify, recover, device)
     begun = time.monotonic()
     if seconds > 0:
         _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
@@ -80,6 +86,16 @@ def open(
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer if device is None else _move(rows, face, text, device)
+
+
+def _open_trajectories(
+    folder: Path, in_place: bool, view: View | None, verify: bool, recover: bool, device: Any
+) -> TrajectoryReplayBuffer:
+    """A folder of trajectories. Those have no view, and each file is checked when it is first read."""
+    for name, is_given in (("view", view is not None), ("verify", not verify)):
+        if is_given:
+            raise SchemaError(f"open(): {name}: {str(folder)!r} is a folder of trajectories; leave {name}= out")
+    return open_trajectories("open()", folder, in_place=in_place, device=device, recover=recover)
 
 
 def _move(rows: HostRows, face: Any, address: str, device: Any) -> ReplayBuffer:

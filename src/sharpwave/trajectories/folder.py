@@ -118,7 +118,7 @@ class Folder(Kinds):
             path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise StorageError(f"{where}: storage_dir: cannot make {path}: {reason}") from None
+            raise StorageError(f"{where}: folder: cannot make {path}: {reason}") from None
         is_new = not os.path.lexists(path / INDEX)
         if is_new and (path / _OLD_INDEX).exists():
             raise StorageError(
@@ -135,7 +135,7 @@ class Folder(Kinds):
                 (path / INDEX).unlink(missing_ok=True)
             self._journal.close()
             if isinstance(error, OSError) and not isinstance(error, StorageError):
-                raise StorageError(f"{where}: storage_dir: {path}: {error}") from None
+                raise StorageError(f"{where}: folder: {path}: {error}") from None
             raise
 
     def _check_lost(self, had_journal: bool) -> None:
@@ -469,11 +469,14 @@ def _check_there(where: str, path: Path, entry: Entry) -> None:
         raise StorageError(f"{where}: {path}: expected {entry.bytes} bytes, got {size}")
 
 
-def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = False) -> tuple[Index, dict[int, Path]]:
-    """The index of any folder of trajectories, ours or RLinf's, and the file of each; nothing is changed.
+def open_index(
+    path: Path, where: str, allow_pickle: bool, with_aside: bool = False, recover: bool = False
+) -> tuple[Index, dict[int, Path]]:
+    """The index of any folder of trajectories, ours or RLinf's, and the file of each. Nothing is changed.
 
     Args:
-        with_aside: Also those that a load set aside, behind the others.
+        with_aside: Also the trajectories that a load set aside, behind the others.
+        recover: Reads a damaged index of ours, leaves out trajectories without a whole file, and warns.
 
     Raises:
         Missing: The folder or a file is not there.
@@ -481,9 +484,19 @@ def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = Fa
     """
     if not path.is_dir():
         raise Missing(f"{where}: {path}: there is no such folder")
-    ours = read_index(path, where) if (path / INDEX).exists() else None
+    ours = _read_ours(path, where, recover) if (path / INDEX).exists() else None
     if ours is None or is_upstream(path):
         return _read_theirs(path, where, allow_pickle, ours)
+    if recover:
+        whole = [entry for entry in ours.entries if _size_of(path / ours.name(entry)) == entry.bytes]
+        lost = ours.lost + len(ours.entries) - len(whole)
+        ours.entries = whole
+        if lost:
+            warnings.warn(
+                f"{where}: {path}: is damaged: {lost} trajectories of its index have no whole file or no layout and "
+                "are left out",
+                stacklevel=5,
+            )
     if with_aside:
         ours.entries += [entry for entry in ours.aside if ours.generations[entry.layout] == ours.generation]
     found = {}
@@ -496,6 +509,17 @@ def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = Fa
             raise StorageError(f"{where}: {file}: expected {entry.bytes} bytes, got {size}")
         found[entry.id] = file
     return ours, found
+
+
+def _read_ours(path: Path, where: str, recover: bool) -> Index:
+    try:
+        return read_index(path, where)
+    except StorageError as error:
+        if not recover:
+            raise
+        index = read_index(path, where, recover=True)
+        warnings.warn(f"{error}; its whole records are read, they list {len(index.entries)} trajectories", stacklevel=6)
+        return index
 
 
 def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None) -> tuple[Index, dict[int, Path]]:

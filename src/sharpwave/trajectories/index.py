@@ -215,8 +215,11 @@ def clear_record() -> files.Entry:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_index(folder: Path, where: str) -> Index:
-    """The index of a folder that somebody else may have open; nothing is changed.
+def read_index(folder: Path, where: str, recover: bool = False) -> Index:
+    """The index of a folder that another process may have open. Nothing is changed.
+
+    Args:
+        recover: Reads the whole records of a damaged index.
 
     Raises:
         Missing: There is none.
@@ -225,7 +228,7 @@ def read_index(folder: Path, where: str) -> Index:
     path = folder / INDEX
     if not path.exists():
         raise Missing(f"{where}: {path}: there is no such file")
-    return parse(files.read_journal(path, KIND, where=where), path, where)
+    return parse(files.read_journal(path, KIND, where=where, recover=recover), path, where, recover)
 
 
 def parse(records: Iterable[Record], path: Path, where: str, recover: bool = False) -> Index:
