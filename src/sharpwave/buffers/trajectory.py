@@ -14,7 +14,7 @@ from ..address import to_path
 from ..checks import check_settable, one_of, truth, whole
 from ..errors import NotReady, SchemaError, StorageError
 from ..rows.tensors import read_device
-from ..trajectories.checkpoint import check_part
+from ..trajectories.checkpoint import check_part, has_index
 from ..trajectories.files import FORMATS
 from ..trajectories.store import DEFAULT_FORMAT, TrajectoryStore, to_folder
 from ..trajectories.trajectory import Trajectory
@@ -349,6 +349,11 @@ def open_trajectories(
     """A buffer over a folder that exists, or with a copy of it in memory; the format is that of its newest file."""
     if device is not None:
         read_device(f"{where}: device", device)
+    if in_place and not has_index(path):
+        raise StorageError(
+            f"{where}: {path} holds a folder for every rank (rank_0, ...), and only one of those can be continued; "
+            "open the path without 'file://' for a copy of all, or merge them"
+        )
     store = TrajectoryStore(
         where,
         path if in_place else None,

@@ -29,6 +29,7 @@ from .upstream import METADATA, NAMES, listed_names, write_upstream
 __all__ = [
     "check_part",
     "each_trajectory",
+    "has_index",
     "holds_trajectories",
     "link_from",
     "new_folder",
@@ -163,7 +164,7 @@ def _files_of(folder: Path) -> set[str]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Removes temporary folders that killed processes left: their journal is not locked, and they hold no other files."""
+    """Removes temporary folders of killed processes: their journal is not locked, and they hold no other files."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
     for name in os.listdir(path.parent):
         left = path.parent / name
@@ -218,14 +219,15 @@ def write_held(
     write_checkpoint(where, index, put, path, format)
 
 
+def has_index(folder: Path) -> bool:
+    """Whether a folder has an index of trajectories, ours or RLinf's."""
+    return any((folder / name).exists() for name in (INDEX, *NAMES))
+
+
 def holds_trajectories(path: Path) -> bool:
     """Whether a path is a folder of trajectories, ours or RLinf's, or a folder with one for every rank."""
-
-    def has_index(folder: Path) -> bool:
-        return any((folder / name).exists() for name in (INDEX, *NAMES))
-
     try:
-        return path.is_dir() and (has_index(path) or any(map(has_index, rank_folders(path))))
+        return has_index(path) or any(map(has_index, rank_folders(path)))
     except (OSError, ValueError):  # it may not be read, or the name is no path
         return False
 
