@@ -106,7 +106,7 @@ def test_batch_larger_than_the_recent_trajectories_is_not_ready(tmp_path: Path) 
             match=r"sample\(\): batch_size: the newest 1 trajectories hold 6 transitions, got 7; add more, or set a",
         ):
             buffer.sample(7)
-        assert buffer._store._calls == 0, "the random stream did not move"
+        assert buffer._store._contents.calls == 0, "the random stream did not move"
         buffer.recent = None
         assert check(buffer.sample(7), 7) <= {0, 1}
 
@@ -288,7 +288,7 @@ def test_cache_lets_the_oldest_go_and_counts(tmp_path: Path) -> None:
         buffer.add([make(3, steps=50)])
         buffer.flush()
         assert buffer.stats()["cached"] == 2
-        assert [number for number in range(4) if buffer._store._rows.slab(number) is not None] == [2, 3]
+        assert [number for number in range(4) if buffer._store._contents.rows.slab(number) is not None] == [2, 3]
         seen = Counter[int]()
         for _ in range(20):
             seen.update(buffer.sample(100)["trajectory_id"].tolist())
@@ -384,7 +384,7 @@ def test_unwritable_folder_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
     until(lambda: buffer._store._saver is None or buffer._store._saver._failure is not None)
     with pytest.raises(StorageError, match=r"sample\(\): 1 trajectories are not saved: .*No such file.*tries again"):
         buffer.sample(1)
-    assert buffer._store._rows.slab(1) is not None
+    assert buffer._store._contents.rows.slab(1) is not None
     for _ in range(2):
         with pytest.raises(StorageError, match=r"add\(\): 1 trajectories are not saved"):
             buffer.add([make(2)])

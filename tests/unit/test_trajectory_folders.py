@@ -1129,7 +1129,7 @@ def test_arguments_of_the_wrong_kind_are_schema_errors_and_change_nothing(tmp_pa
             with pytest.raises(SchemaError):
                 call()
         assert buffer.stats() == stats
-        assert buffer._store._calls == 1
+        assert buffer._store._contents.calls == 1
 
 
 def test_buffer_without_files_has_checkpoints(tmp_path: Path) -> None:

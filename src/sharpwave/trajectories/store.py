@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
 from ..checks import told, whole
 from ..errors import ClosedError, SchemaError, SharpwaveError, StaleHandle, StorageError
 from .checkpoint import link_from, open_checkpoint, shard, write_checkpoint, write_held
-from .files import Layout, capture, plan, views
-from .folder import Folder, Kinds, map_slab, read_slab
-from .index import MOST_WEIGHTS_ID, Entry, Index, is_weights_id, layouts_record, rows_record
-from .memory import Memory
+from .contents import Contents
+from .files import Layout, capture, plan
+from .folder import Folder, Kinds, read_slab
+from .index import MOST_WEIGHTS_ID, Entry, Index, is_weights_id, rows_record
 from .saver import Drop, Note, Save, SavedCallback, Saver
-from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange, nest, read, to_device, to_trajectory
+from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange, read
 from .upstream import storage_dir_of
 
 __all__ = ["DEFAULT_FORMAT", "TrajectoryStore", "to_folder"]
@@ -34,7 +32,7 @@ _PATIENCE_S = 0.1  # how long the saving thread waits for the store's lock befor
 
 
 class TrajectoryStore:
-    """Trajectories numbered from the oldest to the newest, with the state of the random stream.
+    """What a buffer of trajectories does: its contents, the folder, the saving thread and the locks.
 
     ``sharpwave.TrajectoryReplayBuffer`` and RLinf's buffer in ``sharpwave.compat.rlinf`` are two sets of names for it.
     They check the arguments; ``where`` is the name of their call, for messages.
@@ -95,7 +93,7 @@ class TrajectoryStore:
                 raise
             self._keep_format(opened.index)
             self._attach(opened)
-        self._adopt(slabs)
+        self._take_over(slabs)
 
     def _keep_format(self, index: Index) -> None:
         if self._keeps_format and index.entries:
@@ -115,41 +113,22 @@ class TrajectoryStore:
         entries = index.entries[len(index.entries) - newest :]
         return [read_slab(where, index, entry, file(entry), self._allow_pickle) for entry in entries]
 
-    def _adopt(self, newest: list[np.ndarray[Any, Any]]) -> None:
+    def _take_over(self, newest: list[np.ndarray[Any, Any]]) -> None:
         """Takes over the trajectories and the random stream of the index; ``newest``: slabs of the last of them."""
-        index = self._kinds.index
-        self._seed, self._calls = index.seed, index.calls
-        self._rows = _core.Trajectories()
-        # Without files a trajectory leaves the memory only when it leaves the buffer.
-        self._memory = Memory(self._rows, self._cache, self._cache_bytes)
-        self._entries: dict[int, Entry] = dict(enumerate(index.entries))
-        self._bytes = sum(self._size_of(entry) for entry in index.entries)
+        self._contents = Contents(self._kinds, self._folder, self._cache, self._cache_bytes, self._allow_pickle, newest)
         if self._folder is not None:
-            self._on_saved.look_at(self._entries, self._memory, self._kinds)
-        self._added = self._hits = self._misses = 0
+            self._on_saved.look_at(self._contents.entries, self._contents.memory, self._kinds)
         self._plans: dict[tuple[Any, ...], Layout] = {}
-        facts = [[getattr(entry, name) for entry in index.entries] for name in ("id", "steps", "envs")]
-        self._rows.extend(*(np.array(column, np.int64) for column in facts))
-        index.entries = []
-        for number, slab in enumerate(newest, len(self._entries) - len(newest)):
-            kind = self._entries[number].layout
-            self._memory.cache(number, (self._kinds.to_records(kind, slab), self._kinds.records(kind).core))
-
-    def _size_of(self, entry: Entry) -> int:
-        """Bytes of a trajectory in its file, or in memory where it has none."""
-        if self._folder is None:
-            return int(self._kinds.records(entry.layout).bytes)
-        return self._kinds.index.layouts[entry.layout].bytes
 
     # ---- what it holds ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._contents)
 
     @property
     def transitions(self) -> int:
         """Transitions in all trajectories."""
-        return int(self._rows.rows(0))
+        return self._contents.transitions
 
     @property
     def folder(self) -> Path | None:
@@ -159,7 +138,7 @@ class TrajectoryStore:
     @property
     def seed(self) -> int:
         """Of the draws; after a load, that of the checkpoint."""
-        return self._seed
+        return self._contents.seed
 
     @property
     def most_transitions(self) -> int | None:
@@ -170,7 +149,7 @@ class TrajectoryStore:
     def entries(self) -> list[Entry]:
         """What is known of every trajectory, oldest first."""
         with self._lock:
-            return list(self._entries.values())
+            return list(self._contents.entries.values())
 
     @property
     def index(self) -> Index:
@@ -181,19 +160,20 @@ class TrajectoryStore:
         """Counts and sizes; ``TrajectoryReplayBuffer.stats`` explains them."""
         self._check_process(where)
         with self._lock:
+            held = self._contents
             return {
-                "size": len(self._entries),
+                "size": len(held),
                 "capacity": self.capacity,
-                "added": self._added,
-                "transitions": self.transitions,
-                "cached": len(self._memory),
-                "cache_bytes": self._memory.cached_bytes,
-                "cache_hits": self._hits,
-                "cache_misses": self._misses,
-                "stored_bytes": self._bytes,
+                "added": held.added,
+                "transitions": held.transitions,
+                "cached": len(held.memory),
+                "cache_bytes": held.memory.cached_bytes,
+                "cache_hits": held.hits,
+                "cache_misses": held.misses,
+                "stored_bytes": held.bytes,
                 "unsaved": 0 if self._saver is None else self._saver.pending,
                 "set_aside": 0 if self._folder is None else len(self._folder.index.aside),
-                "seed": self._seed,
+                "seed": held.seed,
                 "format": self.format,
             }
 
@@ -242,43 +222,12 @@ class TrajectoryStore:
             self._kinds.set_leaves(leaves)
             work.append(Note(rows_record(index.generation, leaves)))
         for part, layout, slab, (length, weights_id) in zip(parts, layouts, slabs, facts, strict=True):
-            kind, is_new = self._kinds.number_of(layout)
-            if is_new:
-                work.append(Note(layouts_record(index.generation, [(kind, layout)])))
-            entry = Entry(index.next_id, uuid.uuid4().hex, part.steps, part.envs, length, weights_id, kind)
-            index.next_id += index.id_step
-            number = self._rows.first + len(self._rows)
-            self._entries[number] = entry
-            self._added += 1
-            self._bytes += self._size_of(entry)
-            self._rows.append(entry.id, part.steps, part.envs)
-            if self._folder is not None:  # the saving thread makes the records, so that the caller need not wait
-                held = slab, self._kinds.core_layout(kind)
-                self._memory.wait(number, held)
-                if self._cache:
-                    self._memory.cache(number, held)
-            else:
-                self._memory.cache(number, (self._kinds.to_records(kind, slab), self._kinds.records(kind).core))
-            work.append(Save(number, entry, slab, leaves))
-            gone = self._drop_over_budget()
+            work += self._contents.append(part, layout, slab, leaves, length, weights_id)
+            gone = self._contents.drop_oldest(self.capacity, self._max_bytes)
             if gone:
                 work.append(Drop(gone, [index.name(dropped) for dropped in gone]))
         if self._saver is not None:
             self._saver.put(work)
-
-    def _drop_over_budget(self) -> list[Entry]:
-        gone = []
-        while self._entries and (
-            (self.capacity is not None and len(self._entries) > self.capacity)
-            or (self._max_bytes is not None and self._bytes > self._max_bytes)
-        ):
-            number = self._rows.first
-            entry = self._entries.pop(number)
-            self._bytes -= self._size_of(entry)
-            self._memory.forget(number)
-            self._rows.drop(1)
-            gone.append(entry)
-        return gone
 
     def _check_leaves(self, where: str, leaves: tuple[Leaf, ...]) -> None:
         for leaf in leaves:
@@ -305,80 +254,38 @@ class TrajectoryStore:
         self._check_process(where)
         with self._lock:
             self.check_open(where)
-            size = count(int(self._rows.rows(recent)))
-            draw = self._rows.draw(size, recent, self._seed, self._calls)
-            for number in draw.missing:
-                slab, layout = self._slab(number, where)
-                draw.fill(number, slab, layout)
-            leaves = self._kinds.index.leaves
-            assert leaves is not None
-            self._calls += 1
-            self._hits += draw.hits
-            self._misses += size - draw.hits
-            kinds = self._kinds.row_kinds()
-        arrays: list[Any] = draw.gather(kinds)
-        place = self.device if device is None else device
-        batch = nest(leaves, [to_device(leaf.dtype, array, place) for leaf, array in zip(leaves, arrays, strict=True)])
-        for name, values in (("trajectory_id", draw.ids), ("step", draw.steps), ("env", draw.envs)):
-            batch[name] = to_device("I64", values, place)
-        return batch
-
-    def _slab(self, number: int, where: str) -> tuple[np.ndarray[Any, Any], _core.SlabLayout]:
-        """Of a trajectory that is not in memory: its file, mapped. The checksum is compared when a file is first used
-        and again after it was written to; its size before each use."""
-        entry, index = self._entries[number], self._kinds.index
-        slab = self._memory.mapped(number)
-        if slab is None:
-            assert self._folder is not None
-            path = self._folder.file(entry)
-            if index.layouts[entry.layout].is_mapped:
-                file = map_slab(where, index, entry, path, self._memory.checked(number))
-                self._memory.keep_mapped(number, file)
-                slab = file.slab
-            else:  # read whole each time: keeping it would be a second cache
-                slab = read_slab(where, index, entry, path, self._allow_pickle)
-        return slab, self._kinds.core_layout(entry.layout)
+            gather = self._contents.draw(where, recent, count(int(self._contents.rows.rows(recent))))
+        return gather(self.device if device is None else device)
 
     def get(self, where: str, trajectory_id: int) -> Trajectory:
         """A copy of a trajectory as it was added."""
         self._check_process(where)
         with self._lock:
             self.check_open(where)
-            number = next((number for number, entry in self._entries.items() if entry.id == trajectory_id), None)
+            entries = self._contents.entries
+            number = next((number for number, entry in entries.items() if entry.id == trajectory_id), None)
             if number is None:
                 raise StaleHandle(f"{where}: there is no trajectory {trajectory_id!r}")
-            return self._copy(number, where)
+            return self._contents.copy(where, number, self.device)
 
     def trajectories(self, where: str) -> Iterator[tuple[int, Trajectory]]:
         """Every trajectory with its id, oldest first. Those that are deleted meanwhile are left out."""
         self._check_process(where)
         with self._lock:
             self.check_open(where)
-            numbers = list(self._entries)
+            held = self._contents
+            numbers = list(held.entries)
 
         def each() -> Iterator[tuple[int, Trajectory]]:
             for number in numbers:
                 with self._lock:
                     self.check_open(where)
-                    if number not in self._entries:
+                    if number not in held.entries or held is not self._contents:
                         continue
-                    made = self._entries[number].id, self._copy(number, where)
+                    made = held.entries[number].id, held.copy(where, number, self.device)
                 yield made
 
         return each()
-
-    def _copy(self, number: int, where: str) -> Trajectory:
-        entry, leaves = self._entries[number], self._kinds.index.leaves
-        assert leaves is not None
-        if self._folder is not None:
-            slab = self._memory.unsaved(number)
-            slab = self._slab(number, where)[0] if slab is None else slab
-            arrays = [np.array(view) for view in views(slab, leaves, self._kinds.index.layouts[entry.layout])]
-        else:
-            records: Any = self._rows.slab(number)
-            arrays = self._kinds.records(entry.layout).views(records)
-        values = [to_device(leaf.dtype, array, self.device) for leaf, array in zip(leaves, arrays, strict=True)]
-        return to_trajectory(leaves, values, entry.max_episode_length, entry.weights_id)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
@@ -395,11 +302,11 @@ class TrajectoryStore:
             folder.pin(1)
             index = replace(
                 folder.index,
-                entries=list(self._entries.values()),
+                entries=list(self._contents.entries.values()),
                 aside=[],
                 layouts=list(folder.index.layouts),
                 generations=list(folder.index.generations),
-                calls=self._calls,
+                calls=self._contents.calls,
             )
         try:
             saver.wait(where)
@@ -419,10 +326,15 @@ class TrajectoryStore:
         with self._adding, self._lock:
             self.check_open(where)
             known = self._kinds.index
-            index = replace(known, entries=[], aside=[], calls=self._calls)
+            index = replace(known, entries=[], aside=[], calls=self._contents.calls)
             held = [
-                (entry, self._kinds.records(entry.layout), self._rows.slab(number), known.layouts[entry.layout].epochs)
-                for number, entry in self._entries.items()
+                (
+                    entry,
+                    self._kinds.records(entry.layout),
+                    self._contents.rows.slab(number),
+                    known.layouts[entry.layout].epochs,
+                )
+                for number, entry in self._contents.entries.items()
             ]
         with _as_storage_error(where):
             write_held(where, index, held, target, self.format)
@@ -459,11 +371,11 @@ class TrajectoryStore:
                     self._kinds = Kinds(replace(index, aside=[]))
                 else:
                     self._load_into_folder(where, index, files, source, None if part is None else part[0])
-                self._adopt(slabs)
+                self._take_over(slabs)
                 if self._folder is None:
-                    self._drop_over_budget()  # max_bytes; files of a folder are deleted by the next add
+                    self._contents.drop_oldest(None, self._max_bytes)  # files of a folder are deleted by the next add
                 if restarts:
-                    self._calls = 0
+                    self._contents.calls = 0
 
     def _load_into_folder(
         self, where: str, index: Index, files: dict[int, Path], source: Path, rank: int | None
@@ -475,7 +387,7 @@ class TrajectoryStore:
             place = place if rank is None else place / f"rank_{rank}"
             if not (place.exists() and place.samefile(target.path)):
                 target = Folder(place, where, index.seed, self._allow_pickle)
-        held = list(self._entries.values()) if target is self._folder else target.index.entries
+        held = list(self._contents.entries.values()) if target is self._folder else target.index.entries
         try:
             target.load(held, index, files)
         except BaseException:
@@ -503,37 +415,29 @@ class TrajectoryStore:
             if self._saver is not None:
                 self._saver.start(where)
             index, work = self._kinds.index, list[Save | Note | Drop]()
-            gone = list(self._entries.values())
+            gone = list(self._contents.entries.values())
             work.append(Drop(gone, [index.name(entry) for entry in gone], is_all=True))
             if set_aside and index.aside:
                 work.append(Drop(index.aside, [index.name(entry) for entry in index.aside]))
                 index.aside = []
-            self._forget_all()
+            self._contents.forget_all()
             self._kinds.set_leaves(None)
             self._plans.clear()
             if self._saver is not None:
                 self._saver.put(work)
 
-    def _forget_all(self) -> None:
-        self._entries.clear()
-        self._bytes = 0
-        first = self._rows.first
-        for number in range(first, first + len(self._rows)):
-            self._memory.forget(number)
-        self._rows.drop(len(self._rows))
-
     def forget(self, where: str) -> None:
         """Lets a closed store forget its trajectories. Their files stay."""
         self._check_process(where)
         with self._lock:
-            self._forget_all()
+            self._contents.forget_all()
 
     def empty_cache(self, where: str) -> None:
         """Frees the memory of the cache; trajectories are read from their files from then on."""
         self._check_process(where)
         with self._lock:
             assert self._folder is not None
-            self._memory.empty_cache()
+            self._contents.memory.empty_cache()
 
     def close(self, where: str) -> None:
         """Writes what is left and lets go of the folder. A second call does nothing."""
@@ -559,8 +463,8 @@ class TrajectoryStore:
         assert self._saver is not None
         self._finish.detach()
         self._saver.stop()
-        entries = [entry for entry in self._entries.values() if entry.bytes]  # those that have a file
-        index = replace(self._folder.index, entries=entries, calls=self._calls)
+        entries = [entry for entry in self._contents.entries.values() if entry.bytes]  # those that have a file
+        index = replace(self._folder.index, entries=entries, calls=self._contents.calls)
         try:
             with _as_storage_error("close()"):
                 changed = self._folder.is_changed
