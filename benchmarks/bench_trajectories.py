@@ -26,8 +26,16 @@ from peers.plain_trajectories import PlainTrajectories
 
 import sharpwave as sw
 from sharpwave.files import write_journal
-from sharpwave.trajectories.files import Layout
-from sharpwave.trajectories.index import INDEX, KIND, Entry, Index, add_record, layouts_record, rows_record
+from sharpwave.trajectories.index import (
+    INDEX,
+    KIND,
+    TrajectoryEntry,
+    TrajectoryIndex,
+    add_record,
+    layouts_record,
+    rows_record,
+)
+from sharpwave.trajectories.layout import Layout
 from sharpwave.trajectories.trajectory import Leaf
 
 OBS, ACTION = 64, 7
@@ -168,8 +176,8 @@ def opening(folder: Path, rounds: int, count: int) -> dict[str, dict[str, float]
         yield layouts_record(0, [(0, layout)])
         for number in range(count):
             weights = f"{number // 50:032x}_{number // 50}"
-            yield add_record([Entry(number, f"{number:032x}", 50, 8, 0, weights, 0, 0, 104_500, number)])
-        yield Index(next_id=count).state_record()
+            yield add_record([TrajectoryEntry(number, f"{number:032x}", 50, 8, 0, weights, 0, 0, 104_500, number)])
+        yield TrajectoryIndex(next_id=count).state_record()
 
     write_journal(folder / INDEX, KIND, records())
     times = []

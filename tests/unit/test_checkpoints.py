@@ -21,8 +21,8 @@ from slabs import as_dict, check, make, read_rlinf, write_rlinf
 import sharpwave as sw
 from sharpwave.compat import rlinf
 from sharpwave.errors import SchemaError, StorageError
-from sharpwave.trajectories.files import locate
 from sharpwave.trajectories.folder import open_index
+from sharpwave.trajectories.formats import locate
 from sharpwave.trajectories.index import INDEX
 from sharpwave.trajectories.ranks import merge, plan_merge, split
 

@@ -24,8 +24,8 @@ import sharpwave as sw
 from sharpwave.compat import rlinf
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.files import Entry, read_journal, write_journal
-from sharpwave.trajectories.files import NOT_HELD
 from sharpwave.trajectories.index import ADD, DROP, INDEX, KIND, LAYOUTS, ROWS, STATE
+from sharpwave.trajectories.layout import NOT_HELD
 from sharpwave.trajectories.ranks import merge, split
 from sharpwave.trajectories.trajectory import DTYPES
 

@@ -15,7 +15,7 @@ from ..checks import check_settable, one_of, truth, whole
 from ..errors import NotReady, SchemaError, StorageError
 from ..rows.tensors import read_device
 from ..trajectories.checkpoint import check_part, has_index
-from ..trajectories.files import FORMATS
+from ..trajectories.layout import FORMATS
 from ..trajectories.store import DEFAULT_FORMAT, TrajectoryStore, to_folder
 from ..trajectories.trajectory import Trajectory
 

@@ -10,7 +10,7 @@ from typing import Any
 import sharpwave as sw
 from sharpwave.errors import SchemaError
 from sharpwave.trajectories.checkpoint import each_trajectory, open_checkpoint
-from sharpwave.trajectories.ranks import Plan, merge, plan_merge, plan_split, split
+from sharpwave.trajectories.ranks import FolderPlan, merge, plan_merge, plan_split, split
 from sharpwave.trajectories.trajectory import DTYPES
 
 MINARI = "minari:"
@@ -131,7 +131,7 @@ def progress(what: str) -> Any:
     return show
 
 
-def _print_plan(plan: Plan, save: Path, copy: bool) -> None:
+def _print_plan(plan: FolderPlan, save: Path, copy: bool) -> None:
     for entry in plan.index.entries:
         print(f"{plan.sources[entry.id]} -> {save / plan.index.name(entry)}")
     verb = "copied" if copy else "moved"

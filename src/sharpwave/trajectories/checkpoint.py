@@ -18,9 +18,12 @@ from .. import _core
 from ..checks import one_of, told, whole
 from ..errors import SchemaError, StorageError
 from ..files import Journal
-from .files import FORMATS, Layout, capture, plan, views, write
-from .folder import link, open_index, read_slab, remove_folder
-from .index import INDEX, KIND, Entry, Index, Missing, read_index
+from .folder import open_index
+from .formats import write
+from .index import INDEX, KIND, Missing, TrajectoryEntry, TrajectoryIndex, read_index
+from .layout import FORMATS, Layout, capture, plan, views
+from .links import link, remove_folder
+from .mapped import read_slab
 from .ranks import merged, rank_folders
 from .records import Records
 from .trajectory import Parts, Trajectory, to_device, to_trajectory
@@ -47,8 +50,8 @@ _TRAJECTORY = re.compile(rf"trajectory_\d+_.*\.(?:{'|'.join(FORMATS)})", re.DOTA
 
 def write_checkpoint(
     where: str,
-    index: Index,
-    put: Callable[[Entry, Path], None],
+    index: TrajectoryIndex,
+    put: Callable[[TrajectoryEntry, Path], None],
     path: Path,
     format: str,
     taken_of: Path | None = None,
@@ -179,15 +182,15 @@ def _remove_leftovers(path: Path) -> None:
             held.close()
 
 
-def link_from(index: Index, source: Path) -> Callable[[Entry, Path], None]:
+def link_from(index: TrajectoryIndex, source: Path) -> Callable[[TrajectoryEntry, Path], None]:
     """For write_checkpoint(): links to the files of a live folder."""
     return lambda entry, target: link(source / index.name(entry), target)
 
 
 def write_held(
     where: str,
-    index: Index,
-    held: list[tuple[Entry, Records, Any, tuple[int, ...]]],
+    index: TrajectoryIndex,
+    held: list[tuple[TrajectoryEntry, Records, Any, tuple[int, ...]]],
     path: Path,
     format: str,
 ) -> None:
@@ -203,13 +206,13 @@ def write_held(
     numbers: dict[Layout, int] = {}
     parts: dict[int, tuple[Records, Any, tuple[int, ...]]] = {}
     for entry, records, rows, epochs in held:
-        layout = plan(format, leaves, entry.steps, entry.envs, epochs)
+        layout = plan(where, format, leaves, entry.steps, entry.envs, epochs)
         if layout not in numbers:
             numbers[layout] = index.add_layout(layout)
         index.entries.append(replace(entry, layout=numbers[layout]))
         parts[entry.id] = records, rows, epochs
 
-    def put(entry: Entry, file: Path) -> None:
+    def put(entry: TrajectoryEntry, file: Path) -> None:
         records, rows, epochs = parts.pop(entry.id)
         layout = index.layouts[entry.layout]
         slab = capture(Parts(entry.steps, entry.envs, leaves, epochs, records.views(rows)), layout)
@@ -232,7 +235,9 @@ def holds_trajectories(path: Path) -> bool:
         return False
 
 
-def open_checkpoint(where: str, path: Path, allow_pickle: bool, recover: bool = False) -> tuple[Index, dict[int, Path]]:
+def open_checkpoint(
+    where: str, path: Path, allow_pickle: bool, recover: bool = False
+) -> tuple[TrajectoryIndex, dict[int, Path]]:
     """The index and the files of a checkpoint: ours, RLinf's, or a folder with one for every rank.
 
     Args:
@@ -274,7 +279,7 @@ def check_part(where: str, rank: Any, world: Any, split_by: Any, name: str = "ra
         raise SchemaError(f"{where}: {name}: expected 0 to {world - 1} (world_size={world}), got {told(rank)}")
 
 
-def shard(where: str, index: Index, rank: int, world: int, split_by: str = "count") -> Index:
+def shard(where: str, index: TrajectoryIndex, rank: int, world: int, split_by: str = "count") -> TrajectoryIndex:
     """The part of one rank. The ids of trajectories that it adds later are different from those of all other ranks.
 
     Args:

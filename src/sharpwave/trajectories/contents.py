@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .files import Layout, views
-from .folder import Folder, Kinds, map_slab, read_slab
-from .index import Entry, layouts_record
+from .folder import Folder
+from .index import TrajectoryEntry, layouts_record
+from .kinds import Kinds
+from .layout import Layout, views
+from .mapped import map_slab, read_slab
 from .memory import Memory
 from .saver import Note, Save
 from .trajectory import Leaf, Parts, Trajectory, nest, to_device, to_trajectory
@@ -48,7 +50,7 @@ class Contents:
         self.seed, self.calls = index.seed, index.calls
         self.rows = _core.Trajectories()
         self.memory = Memory(self.rows, cache, cache_bytes)
-        self.entries: dict[int, Entry] = dict(enumerate(index.entries))
+        self.entries: dict[int, TrajectoryEntry] = dict(enumerate(index.entries))
         self.bytes = sum(self._size_of(entry) for entry in index.entries)
         self.added = self.hits = self.misses = 0
         facts = [[getattr(entry, name) for entry in index.entries] for name in ("id", "steps", "envs")]
@@ -65,7 +67,7 @@ class Contents:
         """Transitions in all trajectories."""
         return int(self.rows.rows(0))
 
-    def _size_of(self, entry: Entry) -> int:
+    def _size_of(self, entry: TrajectoryEntry) -> int:
         """Bytes of a trajectory in its file, or in memory where it has none."""
         if self._folder is None:
             return int(self.kinds.records(entry.layout).bytes)
@@ -91,7 +93,7 @@ class Contents:
         kind, is_new = self.kinds.number_of(layout)
         if is_new:
             work.append(Note(layouts_record(index.generation, [(kind, layout)])))
-        entry = Entry(index.next_id, uuid.uuid4().hex, part.steps, part.envs, length, weights_id, kind)
+        entry = TrajectoryEntry(index.next_id, uuid.uuid4().hex, part.steps, part.envs, length, weights_id, kind)
         index.next_id += index.id_step
         number = self.rows.first + len(self.rows)
         self.entries[number] = entry
@@ -107,7 +109,7 @@ class Contents:
                 self.memory.cache(number, held)
         return [*work, Save(number, entry, slab, leaves)]
 
-    def drop_oldest(self, capacity: int | None, max_bytes: int | None) -> list[Entry]:
+    def drop_oldest(self, capacity: int | None, max_bytes: int | None) -> list[TrajectoryEntry]:
         """Forgets the oldest trajectories until both bounds hold, and returns them."""
         gone = []
         while self.entries and (

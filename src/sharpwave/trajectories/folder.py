@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import threading
@@ -10,90 +9,28 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .. import _core, files
+from .. import files
 from ..errors import StorageError
 from ..files import Journal
-from .files import FORMATS, Layout, check_file, read_whole, write
-from .index import CLAIM, INDEX, KIND, OPENED, Entry, Index, Missing, parse, read_index
-from .records import Records
-from .trajectory import DTYPES, Leaf
+from .formats import write
+from .index import CLAIM, INDEX, KIND, OPENED, Missing, TrajectoryEntry, TrajectoryIndex, parse, read_index
+from .kinds import Kinds
+from .layout import FORMATS
+from .links import is_link, link, size_of
+from .trajectory import Leaf
 from .upstream import METADATA, NAMES, is_upstream, read_upstream, write_upstream
 
-__all__ = ["Folder", "Kinds", "Mapped", "link", "map_slab", "open_index", "read_slab", "remove_folder"]
+__all__ = ["Folder", "open_index"]
 
 _OLD_INDEX = "index.jsonl"
 _CLAIMED_AT_ONCE = 1_024  # ids
 UNLISTED = 16  # files at most that are written before the journal learns of them
 # What a file of a trajectory is called; the six letters are of one that a killed process had not named yet.
 _NAME = re.compile(rf"trajectory_(\d{{1,18}})_.*\.(?:{'|'.join(FORMATS)})(\.[A-Za-z0-9]{{6}})?", re.DOTALL)
-
-
-class Kinds:
-    """What a row of the trajectories is, and the numbered layouts of their slabs."""
-
-    def __init__(self, index: Index) -> None:
-        self._take(index)
-
-    def _take(self, index: Index) -> None:
-        self.index = index
-        self._numbers = {
-            layout: number
-            for number, layout in enumerate(index.layouts)
-            if index.generations[number] == index.generation
-        }
-        self._cores: dict[int, _core.SlabLayout] = {}
-        self._records: dict[int, Records] = {}
-        self._row_kinds: _core.RowKinds | None = None
-
-    def set_leaves(self, leaves: tuple[Leaf, ...] | None) -> None:
-        """What a row is, from now on. None ends a generation: the next leaves may be others."""
-        if leaves is None:
-            if self.index.leaves is not None:
-                self.index.former[self.index.generation] = self.index.leaves
-            self.index.generation += 1
-            self._numbers.clear()
-        self.index.leaves = leaves
-        self._cores.clear()
-        self._records.clear()
-        self._row_kinds = None
-
-    def row_kinds(self) -> _core.RowKinds:
-        """Dtypes and shapes of rows, for the engine."""
-        if self._row_kinds is None:
-            leaves = self.index.leaves or ()
-            self._row_kinds = _core.RowKinds([(np.dtype(DTYPES[leaf.dtype][0]), leaf.shape) for leaf in leaves])
-        return self._row_kinds
-
-    def number_of(self, layout: Layout) -> tuple[int, bool]:
-        """A layout's number, and whether it is new."""
-        known = self._numbers.get(layout)
-        if known is not None:
-            return known, False
-        self._numbers[layout] = number = self.index.add_layout(layout)
-        return number, True
-
-    def core_layout(self, number: int) -> _core.SlabLayout:
-        made = self._cores.get(number)
-        if made is None:
-            assert self.index.leaves is not None
-            made = self._cores[number] = self.index.layouts[number].to_core(self.index.leaves)
-        return made
-
-    def records(self, number: int) -> Records:
-        """How trajectories of a layout are kept in the cache."""
-        made = self._records.get(number)
-        if made is None:
-            assert self.index.leaves is not None
-            made = self._records[number] = Records(self.index.leaves, self.index.layouts[number])
-        return made
-
-    def to_records(self, number: int, slab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A slab of that layout, row by row."""
-        return self.records(number).make(slab, self.core_layout(number))
 
 
 class Folder(Kinds):
@@ -156,12 +93,12 @@ class Folder(Kinds):
             stacklevel=5,
         )
 
-    def _open(self, seed: int, had_journal: bool) -> Index:
+    def _open(self, seed: int, had_journal: bool) -> TrajectoryIndex:
         index = parse(self._journal.records(), self.path / INDEX, self._where, self._recover)
         is_new = index.is_new
         if is_new:
             self._check_lost(had_journal)
-            index = Index(seed=seed)
+            index = TrajectoryIndex(seed=seed)
         if is_upstream(self.path) or (is_new and any((self.path / name).exists() for name in (METADATA, *NAMES))):
             index = self._adopt(index, is_new)
         else:
@@ -177,7 +114,7 @@ class Folder(Kinds):
         index.opens += 1
         return index
 
-    def _adopt(self, ours: Index, is_new: bool) -> Index:
+    def _adopt(self, ours: TrajectoryIndex, is_new: bool) -> TrajectoryIndex:
         """Takes over a folder that RLinf wrote to last: our index first, then the mark in its metadata that the index
         counts now. Killed in between, the folder is adopted again, and nothing was added yet."""
         index, found = _read_theirs(self.path, self._where, self._allow_pickle, None if is_new else ours)
@@ -193,7 +130,7 @@ class Folder(Kinds):
         write_upstream(self.path, index, self.path.resolve(), min(formats, default="pt"), sync=True)
         return index
 
-    def _tidy(self, index: Index) -> None:
+    def _tidy(self, index: TrajectoryIndex) -> None:
         """Removes files that the journal names as dropped, or as claimed and never added; ids of all other files that
         are here are not given again."""
         listed = {entry.id: entry for entry in (*index.entries, *index.aside)}
@@ -221,11 +158,11 @@ class Folder(Kinds):
         index.claimed_names.clear()
         index.claimed_ids.clear()
 
-    def _leave_out_missing(self, index: Index) -> None:
+    def _leave_out_missing(self, index: TrajectoryIndex) -> None:
         lost = index.lost + self._journal.lost_records
         for part in ("entries", "aside"):
             every = getattr(index, part)
-            whole = [entry for entry in every if _size_of(self.path / index.name(entry)) == entry.bytes]
+            whole = [entry for entry in every if size_of(self.path / index.name(entry)) == entry.bytes]
             setattr(index, part, whole)
             index.lost += len(every) - len(whole)
         if lost or index.lost:
@@ -242,7 +179,7 @@ class Folder(Kinds):
         """Says in the journal which files are about to appear: those that a killed process leaves are known by it."""
         self._journal.append([files.Entry(CLAIM, {"names": list(names)})])
 
-    def save(self, entry: Entry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
+    def save(self, entry: TrajectoryEntry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
         """Writes the file; the journal learns of it later."""
         if entry.id >= self._claimed:
             end = entry.id + _CLAIMED_AT_ONCE * self.index.id_step
@@ -261,7 +198,7 @@ class Folder(Kinds):
             self._written += len(records)
             self._journal.append(records)
 
-    def file(self, entry: Entry) -> Path:
+    def file(self, entry: TrajectoryEntry) -> Path:
         return self.path / self.index.name(entry)
 
     def remove(self, names: list[str]) -> None:
@@ -279,7 +216,7 @@ class Folder(Kinds):
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def load(self, held: list[Entry], index: Index, sources: dict[int, Path]) -> None:
+    def load(self, held: list[TrajectoryEntry], index: TrajectoryIndex, sources: dict[int, Path]) -> None:
         """Makes the trajectories of an index those that are drawn from, by links to their files. What the folder held
         is set aside: its files and their records stay. One whose id the index needs gets another.
 
@@ -292,11 +229,11 @@ class Folder(Kinds):
             name
             for name, entry in coming.items()
             if name in mine
-            and (_is_same(mine[name], entry, self.path / name) or _is_link(sources[entry.id], self.path / name))
+            and (_is_same(mine[name], entry, self.path / name) or is_link(sources[entry.id], self.path / name))
         }
         taken = {entry.id for entry in index.entries}
         floor = max([old.next_id, index.next_id, *(entry.id + 1 for entry in (*mine.values(), *coming.values()))])
-        moved: dict[str, Entry] = {}  # what has to give its name, by that name
+        moved: dict[str, TrajectoryEntry] = {}  # what has to give its name, by that name
         for name, entry in mine.items():
             if name not in same and entry.id in taken:
                 moved[name] = replace(entry, id=floor)
@@ -304,12 +241,12 @@ class Folder(Kinds):
         new = [name for name in coming if name not in same]
         for name in new:
             path, source = self.path / name, sources[coming[name].id]
-            if name not in mine and os.path.lexists(path) and not _is_link(source, path):
+            if name not in mine and os.path.lexists(path) and not is_link(source, path):
                 raise StorageError(
                     f"{self._where}: {path}: a file of that name is there and not in the index; move it away"
                 )
 
-        def after(entries: Iterable[Entry]) -> list[Entry]:
+        def after(entries: Iterable[TrajectoryEntry]) -> list[TrajectoryEntry]:
             return [moved.get(old.name(entry), entry) for entry in entries]
 
         made: list[Path] = []
@@ -362,7 +299,12 @@ class Folder(Kinds):
         self._take(combined)
 
     def _undo_load(
-        self, old: Index, held: list[Entry], moved: dict[str, Entry], made: list[Path], is_renamed: bool
+        self,
+        old: TrajectoryIndex,
+        held: list[TrajectoryEntry],
+        moved: dict[str, TrajectoryEntry],
+        made: list[Path],
+        is_renamed: bool,
     ) -> None:
         back = {old.name(entry): name for name, entry in moved.items()}
         for path in made:
@@ -378,7 +320,7 @@ class Folder(Kinds):
             if path.name in back:
                 path.unlink(missing_ok=True)
 
-    def tell_rlinf(self, index: Callable[[], Index], format: str, *, is_asked: bool = False) -> None:
+    def tell_rlinf(self, index: Callable[[], TrajectoryIndex], format: str, *, is_asked: bool = False) -> None:
         """Writes RLinf's two files, so that it and its tools can read the folder, where something changed since. RLinf
         looks for files of one format: a folder with several, or with one that it does not know, is not told of.
 
@@ -400,7 +342,7 @@ class Folder(Kinds):
                     self.is_changed = True
                     raise
 
-    def close(self, index: Index | None = None) -> None:
+    def close(self, index: TrajectoryIndex | None = None) -> None:
         """Lets go of the folder. Where the journal has become much longer than what it says, ``index`` (what it says)
         is written anew first: a folder is opened as fast as its index is short."""
         try:
@@ -410,68 +352,17 @@ class Folder(Kinds):
             self._journal.close()
 
 
-def _is_same(one: Entry, other: Entry, path: Path) -> bool:
+def _is_same(one: TrajectoryEntry, other: TrajectoryEntry, path: Path) -> bool:
     facts = ("uuid", "crc", "bytes", "steps", "envs", "start")
-    return all(getattr(one, name) == getattr(other, name) for name in facts) and _size_of(path) == one.bytes
-
-
-def _is_link(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return all(getattr(one, name) == getattr(other, name) for name in facts) and size_of(path) == one.bytes
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_slab(where: str, index: Index, entry: Entry, path: Path, allow_pickle: bool) -> np.ndarray[Any, Any]:
-    """The bytes of a trajectory, in memory and checked."""
-    layout = index.layouts[entry.layout]
-    assert index.leaves is not None
-    _check_there(where, path, entry)
-    return read_whole(where, path, index.leaves, layout, entry.start, entry.bytes, entry.crc, allow_pickle)
-
-
-class Mapped(NamedTuple):
-    """The file of a trajectory, mapped."""
-
-    file: _core.MappedFile
-    slab: Any
-
-
-def map_slab(where: str, index: Index, entry: Entry, path: Path, checked: Any = None) -> Mapped:
-    """A trajectory's file, mapped, and its checksum compared first unless ``checked`` is its identity (inode, size,
-    time of the last write)."""
-    layout = index.layouts[entry.layout]
-    assert index.leaves is not None
-    _check_there(where, path, entry)
-    file = _core.MappedFile(str(path), entry.start + layout.bytes)
-    if file.identity != checked or file.identity[1] != entry.bytes:
-        check_file(where, path, index.leaves, layout, entry.start, entry.bytes, entry.crc)
-        if not file.is_unchanged:
-            raise StorageError(f"{where}: {path}: was written to while it was read")
-    return Mapped(file, file.array(entry.start))
-
-
-def _check_there(where: str, path: Path, entry: Entry) -> None:
-    size = _size_of(path)
-    if size < 0:
-        raise Missing(f"{where}: {path}: expected {entry.bytes} bytes, got no file")
-    if size != entry.bytes:
-        raise StorageError(f"{where}: {path}: expected {entry.bytes} bytes, got {size}")
-
-
 def open_index(
     path: Path, where: str, allow_pickle: bool, with_aside: bool = False, recover: bool = False
-) -> tuple[Index, dict[int, Path]]:
+) -> tuple[TrajectoryIndex, dict[int, Path]]:
     """The index of any folder of trajectories, ours or RLinf's, and the file of each. Nothing is changed.
 
     Args:
@@ -488,7 +379,7 @@ def open_index(
     if ours is None or is_upstream(path):
         return _read_theirs(path, where, allow_pickle, ours)
     if recover:
-        whole = [entry for entry in ours.entries if _size_of(path / ours.name(entry)) == entry.bytes]
+        whole = [entry for entry in ours.entries if size_of(path / ours.name(entry)) == entry.bytes]
         lost = ours.lost + len(ours.entries) - len(whole)
         ours.entries = whole
         if lost:
@@ -502,7 +393,7 @@ def open_index(
     found = {}
     for entry in ours.entries:
         file = path / ours.name(entry)
-        size = _size_of(file)
+        size = size_of(file)
         if size < 0:
             raise Missing(f"{where}: {file}: there is no such file, and the index lists it")
         if size != entry.bytes:
@@ -511,7 +402,7 @@ def open_index(
     return ours, found
 
 
-def _read_ours(path: Path, where: str, recover: bool) -> Index:
+def _read_ours(path: Path, where: str, recover: bool) -> TrajectoryIndex:
     try:
         return read_index(path, where)
     except StorageError as error:
@@ -522,7 +413,9 @@ def _read_ours(path: Path, where: str, recover: bool) -> Index:
         return index
 
 
-def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None) -> tuple[Index, dict[int, Path]]:
+def _read_theirs(
+    path: Path, where: str, allow_pickle: bool, ours: TrajectoryIndex | None
+) -> tuple[TrajectoryIndex, dict[int, Path]]:
     """RLinf's index, with those trajectories of ours that it does not list and whose files are whole: RLinf never
     deletes one, so it did not know of them."""
     index, found = read_upstream(path, where, allow_pickle)
@@ -532,7 +425,7 @@ def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None)
     unknown = [
         entry
         for entry in (*ours.entries, *ours.aside)
-        if entry.id not in found and _size_of(path / ours.name(entry)) == entry.bytes
+        if entry.id not in found and size_of(path / ours.name(entry)) == entry.bytes
     ]
     if not unknown:
         return index, found
@@ -550,39 +443,3 @@ def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None)
         stacklevel=4,
     )
     return index, found
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
-
-
-def link(source: Path, target: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such thing. Written files never change.
-
-    Raises:
-        StorageError: Another file has the name.
-    """
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        if not _is_link(source, target):
-            raise StorageError(f"{target}: another file has this name") from None
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
-            raise
-        made = _core.NewFile(str(target))
-        with source.open("rb", buffering=0) as file:
-            while piece := file.read(1 << 20):
-                made.write(piece)
-        made.publish(replace=False, sync=False)
-
-
-def remove_folder(path: Path, names: Iterable[str]) -> bool:
-    """Removes these files of a folder, and then the folder; False where it holds something else. The journal goes last:
-    until then what a killed process leaves is known as ours."""
-    for name in sorted(names, key=lambda name: name == INDEX):
-        (path / name).unlink(missing_ok=True)
-    try:
-        path.rmdir()
-    except OSError:
-        return False
-    return True

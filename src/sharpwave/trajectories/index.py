@@ -30,10 +30,19 @@ from typing import Any
 from .. import files
 from ..errors import StorageError
 from ..files import Record
-from .files import FORMATS, Layout, fits, reordered
+from .layout import FORMATS, Layout, fits, reordered
 from .trajectory import DTYPES, FIELDS, Leaf
 
-__all__ = ["INDEX", "KIND", "MOST_WEIGHTS_ID", "Entry", "Index", "Missing", "is_weights_id", "read_index"]
+__all__ = [
+    "INDEX",
+    "KIND",
+    "MOST_WEIGHTS_ID",
+    "Missing",
+    "TrajectoryEntry",
+    "TrajectoryIndex",
+    "is_weights_id",
+    "read_index",
+]
 
 INDEX, KIND = "trajectories.journal", "trajectories"
 ROWS, LAYOUTS, ADD, DROP, CLEAR, OPENED, STATE, ASIDE, CLAIM = range(1, 10)
@@ -55,7 +64,7 @@ class Missing(StorageError, FileNotFoundError):
 
 
 @dataclass(slots=True)
-class Entry:
+class TrajectoryEntry:
     """One trajectory. ``start``, ``bytes`` and ``crc`` are known once its file is written; files of others have no
     ``crc``."""
 
@@ -89,7 +98,7 @@ def is_weights_id(name: Any) -> bool:
 
 
 @dataclass
-class Index:
+class TrajectoryIndex:
     """What a journal says."""
 
     seed: int = 1234
@@ -99,8 +108,8 @@ class Index:
     id_step: int = 1
     leaves: tuple[Leaf, ...] | None = None
     layouts: list[Layout] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    aside: list[Entry] = field(default_factory=list)  # kept, and not drawn from
+    entries: list[TrajectoryEntry] = field(default_factory=list)
+    aside: list[TrajectoryEntry] = field(default_factory=list)  # kept, and not drawn from
     generation: int = 0  # of the leaves
     generations: list[int] = field(default_factory=list)  # of every layout
     former: dict[int, tuple[Leaf, ...]] = field(default_factory=dict)  # leaves of other generations, of what is aside
@@ -116,7 +125,7 @@ class Index:
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _STATE}
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: TrajectoryEntry) -> str:
         return entry.name(self.layouts[entry.layout].format)
 
     @property
@@ -132,7 +141,7 @@ class Index:
 
     def records(self) -> Iterator[files.Entry]:
         """The whole index, as short as it can be said: layouts that no trajectory has are left out."""
-        aside: dict[int, list[Entry]] = {}
+        aside: dict[int, list[TrajectoryEntry]] = {}
         for entry in self.aside:
             aside.setdefault(self.generations[entry.layout], []).append(entry)
         for generation in sorted(aside.keys() | {self.generation}, key=lambda number: number == self.generation):
@@ -157,7 +166,9 @@ class Index:
         self.generations.append(self.generation)
         return len(self.layouts) - 1
 
-    def take(self, other: Index, entries: Iterable[Entry], numbers: dict[Layout, int]) -> list[Entry]:
+    def take(
+        self, other: TrajectoryIndex, entries: Iterable[TrajectoryEntry], numbers: dict[Layout, int]
+    ) -> list[TrajectoryEntry]:
         """Trajectories of another index, with their layouts as this one numbers them (``numbers``: those known).
 
         Raises:
@@ -200,11 +211,11 @@ def layouts_record(generation: int, layouts: Iterable[tuple[int, Layout]]) -> fi
     )
 
 
-def add_record(entries: list[Entry]) -> files.Entry:
+def add_record(entries: list[TrajectoryEntry]) -> files.Entry:
     return files.Entry(ADD, {"add": [entry.row() for entry in entries]})
 
 
-def drop_record(entries: list[Entry]) -> files.Entry:
+def drop_record(entries: list[TrajectoryEntry]) -> files.Entry:
     return files.Entry(DROP, {"drop": [entry.id for entry in entries]})
 
 
@@ -215,7 +226,7 @@ def clear_record() -> files.Entry:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_index(folder: Path, where: str, recover: bool = False) -> Index:
+def read_index(folder: Path, where: str, recover: bool = False) -> TrajectoryIndex:
     """The index of a folder that another process may have open. Nothing is changed.
 
     Args:
@@ -231,7 +242,7 @@ def read_index(folder: Path, where: str, recover: bool = False) -> Index:
     return parse(files.read_journal(path, KIND, where=where, recover=recover), path, where, recover)
 
 
-def parse(records: Iterable[Record], path: Path, where: str, recover: bool = False) -> Index:
+def parse(records: Iterable[Record], path: Path, where: str, recover: bool = False) -> TrajectoryIndex:
     """What the records of a journal say.
 
     Args:
@@ -275,13 +286,13 @@ class _Reader:
 
     def __init__(self, recover: bool) -> None:
         self._recover = recover
-        self._index = Index()
+        self._index = TrajectoryIndex()
         self._layouts: dict[int, tuple[int, Layout]] = {}  # with their generation
         self._good: set[int] = set()  # layouts that fit their leaves
         self._rows: dict[int, tuple[Leaf, ...]] = {}
         self._waiting: list[Any] = []
-        self._entries: dict[int, Entry] = {}
-        self._aside: dict[int, Entry] = {}
+        self._entries: dict[int, TrajectoryEntry] = {}
+        self._aside: dict[int, TrajectoryEntry] = {}
         self._orphans: set[int] = set()  # ids of trajectories that nothing is known of (recover)
 
     def apply(self, kind: int, said: Any) -> None:
@@ -412,7 +423,7 @@ class _Reader:
         for facts in set(zip(layouts, steps, envs, starts, sizes, strict=True)):
             if facts[0] not in unknown:
                 self._check_facts(*facts)
-        made = list(map(Entry, ids, uuids, steps, envs, lengths, weights, layouts, starts, sizes, crcs))
+        made = list(map(TrajectoryEntry, ids, uuids, steps, envs, lengths, weights, layouts, starts, sizes, crcs))
         if unknown:
             bad = [entry for entry in made if entry.layout in unknown]
             self._orphans.update(entry.id for entry in bad)
@@ -454,7 +465,7 @@ class _Reader:
         if not fits(layout.data_bytes(leaves), size):
             raise ValueError(f"rows of {layout.data_bytes(leaves)} bytes in a file of {size}")
 
-    def finish(self) -> Index:
+    def finish(self) -> TrajectoryIndex:
         self._take_waiting()
         index = self._index
         index.entries, index.aside = list(self._entries.values()), list(self._aside.values())

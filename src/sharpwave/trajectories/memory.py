@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .folder import Mapped
+from .mapped import Mapped
 
 __all__ = ["Memory"]
 

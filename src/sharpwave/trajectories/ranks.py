@@ -12,20 +12,23 @@ from typing import Any
 from ..checks import one_of, whole
 from ..errors import SchemaError, StorageError
 from ..files import Journal
-from .files import Layout
-from .folder import link, open_index
-from .index import INDEX, KIND, Entry, Index, Missing, drop_record
+from .folder import open_index
+from .index import INDEX, KIND, Missing, TrajectoryEntry, TrajectoryIndex, drop_record
+from .layout import Layout
+from .links import link
 from .upstream import NAMES, write_upstream
 
-__all__ = ["Plan", "merge", "merged", "plan_merge", "plan_split", "rank_folders", "split"]
+__all__ = ["FolderPlan", "merge", "merged", "plan_merge", "plan_split", "rank_folders", "split"]
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
-class Plan:
+class FolderPlan:
     """What a merge or a split is going to do: the new index, and where every file of it is now."""
 
-    def __init__(self, index: Index, sources: dict[int, Path], taken: dict[Path, set[int]], format: str) -> None:
+    def __init__(
+        self, index: TrajectoryIndex, sources: dict[int, Path], taken: dict[Path, set[int]], format: str
+    ) -> None:
         self.index, self.sources, self.taken, self.format = index, sources, taken, format
 
     def run(
@@ -48,7 +51,7 @@ class Plan:
                     new.append(folder / INDEX)
                 journals[folder] = Journal(folder / INDEX, KIND, where=where)  # nobody else has it meanwhile
             with new_folder(where, target) as (made, journal):
-                entries: Iterable[Entry] = self.index.entries
+                entries: Iterable[TrajectoryEntry] = self.index.entries
                 for entry in progress(entries, len(self.index.entries)) if progress else entries:
                     link(self.sources[entry.id], made / self.index.name(entry))
                 write_upstream(made, self.index, target.resolve(), self.format, sync=True)
@@ -78,15 +81,15 @@ def rank_folders(source: Path, order: str = "numeric") -> list[Path]:
     return sorted(found, key=number if order == "numeric" else lambda path: path.name)
 
 
-def merged(where: str, folders: list[Path], allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
+def merged(where: str, folders: list[Path], allow_pickle: bool) -> tuple[TrajectoryIndex, dict[int, Path]]:
     """One index over several folders: by ascending id, within an id in the folders' order, numbered anew from 0."""
     made = plan_merged(where, folders, allow_pickle)
     return made.index, made.sources
 
 
-def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> Plan:
+def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> FolderPlan:
     opened = [(folder, *open_index(folder, where, allow_pickle)) for folder in folders]
-    index = Index()
+    index = TrajectoryIndex()
     numbers: dict[Layout, int] = {}
     sources: dict[int, Path] = {}
     taken: dict[Path, set[int]] = {folder: set() for folder in folders}
@@ -105,10 +108,10 @@ def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> Plan:
         taken[folder].add(old)
     index.next_id = len(index.entries)
     index.seed = next((part.seed for _, part, _ in opened), index.seed)
-    return Plan(index, sources, taken, next(iter(formats), "pt"))
+    return FolderPlan(index, sources, taken, next(iter(formats), "pt"))
 
 
-def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> Plan:
+def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> FolderPlan:
     """Raises:
     Missing: There is no ``rank_*`` folder.
     """
@@ -119,7 +122,7 @@ def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> Plan
     return plan_merged(where, folders, allow_pickle)
 
 
-def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> Plan:
+def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> FolderPlan:
     """The first ``count`` trajectories, numbered anew from 0: those that are drawn from, then those set aside.
 
     Raises:
@@ -136,7 +139,7 @@ def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> Plan
     part = replace(index, calls=0, entries=entries, aside=[], next_id=count, id_step=1, opens=0)
     sources = {new: files[entry.id] for new, entry in enumerate(first)}
     formats = {index.layouts[entry.layout].format for entry in first}
-    return Plan(part, sources, {source: {entry.id for entry in first}}, sorted(formats)[0])
+    return FolderPlan(part, sources, {source: {entry.id for entry in first}}, sorted(formats)[0])
 
 
 def merge(
@@ -148,7 +151,7 @@ def merge(
     allow_pickle: bool = False,
     progress: Progress | None = None,
     legacy: bool = False,
-) -> Plan:
+) -> FolderPlan:
     """Makes one folder of the ``rank_*`` folders in ``source``. Without ``copy`` those are empty afterwards."""
     plan = plan_merge("merge", Path(source), order, allow_pickle)
     plan.run("merge", Path(save), copy, allow_pickle, progress, legacy)
@@ -164,7 +167,7 @@ def split(
     allow_pickle: bool = False,
     progress: Progress | None = None,
     legacy: bool = False,
-) -> Plan:
+) -> FolderPlan:
     """Makes a folder of the first ``count`` trajectories of ``source``. Without ``copy`` it keeps the others only."""
     plan = plan_split("split", Path(source), count, allow_pickle)
     plan.run("split", Path(save), copy, allow_pickle, progress, legacy)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .files import Layout, views
+from .layout import Layout, views
 from .trajectory import DTYPES, Leaf
 
 __all__ = ["Records"]

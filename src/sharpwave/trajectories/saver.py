@@ -15,8 +15,9 @@ import numpy as np
 
 from .. import files
 from ..errors import StorageError
-from .folder import UNLISTED, Folder, Kinds
-from .index import ADD, Entry, Index, add_record, clear_record, drop_record
+from .folder import UNLISTED, Folder
+from .index import ADD, TrajectoryEntry, TrajectoryIndex, add_record, clear_record, drop_record
+from .kinds import Kinds
 from .memory import Memory
 from .trajectory import Leaf
 
@@ -30,7 +31,9 @@ _TELLING_SHARE = 0.02  # the largest share of the thread's time that goes into w
 class Save:
     """A trajectory that has no file yet."""
 
-    def __init__(self, number: int, entry: Entry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
+    def __init__(
+        self, number: int, entry: TrajectoryEntry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]
+    ) -> None:
         self.number, self.entry, self.slab, self.leaves = number, entry, slab, leaves
         self.is_written = False
 
@@ -45,7 +48,7 @@ class Note:
 class Drop:
     """Trajectories to delete, or all of them: first from the journal, then their files."""
 
-    def __init__(self, entries: list[Entry], names: list[str], is_all: bool = False) -> None:
+    def __init__(self, entries: list[TrajectoryEntry], names: list[str], is_all: bool = False) -> None:
         self.entries, self.names, self.is_all = entries, names, is_all
 
 
@@ -275,7 +278,7 @@ class SavedCallback:
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
 
-    def index_of(self, folder: Folder, patience_s: float = -1) -> Callable[[], Index]:
+    def index_of(self, folder: Folder, patience_s: float = -1) -> Callable[[], TrajectoryIndex]:
         """Returns a function that makes the index of the trajectories that have files now.
 
         Args:
@@ -283,7 +286,7 @@ class SavedCallback:
                 a limit: a load that changes to another folder holds the lock while it waits for the thread's end.
         """
 
-        def index() -> Index:
+        def index() -> TrajectoryIndex:
             if not self._lock.acquire(timeout=patience_s):
                 raise BlockingIOError("the buffer is busy")
             try:
@@ -294,7 +297,7 @@ class SavedCallback:
 
         return index
 
-    def look_at(self, entries: dict[int, Entry], memory: Memory, kinds: Kinds) -> None:
+    def look_at(self, entries: dict[int, TrajectoryEntry], memory: Memory, kinds: Kinds) -> None:
         """Which trajectories there are, from now on."""
         self._entries, self._memory, self._kinds = entries, memory, kinds
 

@@ -18,9 +18,11 @@ from ..checks import told, whole
 from ..errors import ClosedError, SchemaError, SharpwaveError, StaleHandle, StorageError
 from .checkpoint import link_from, open_checkpoint, shard, write_checkpoint, write_held
 from .contents import Contents
-from .files import Layout, capture, plan
-from .folder import Folder, Kinds, read_slab
-from .index import MOST_WEIGHTS_ID, Entry, Index, is_weights_id, rows_record
+from .folder import Folder
+from .index import MOST_WEIGHTS_ID, TrajectoryEntry, TrajectoryIndex, is_weights_id, rows_record
+from .kinds import Kinds
+from .layout import Layout, capture, plan
+from .mapped import read_slab
 from .saver import Drop, Note, Save, SavedCallback, Saver
 from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange, read
 from .upstream import storage_dir_of
@@ -82,7 +84,7 @@ class TrajectoryStore:
         self._pid, self.is_closed = os.getpid(), False
         self._folder: Folder | None = None
         self._saver: Saver | None = None
-        self._kinds = Kinds(Index(seed=seed))
+        self._kinds = Kinds(TrajectoryIndex(seed=seed))
         slabs: list[np.ndarray[Any, Any]] = []
         if folder is not None:
             opened = Folder(folder, where, seed, allow_pickle, recover)
@@ -95,7 +97,7 @@ class TrajectoryStore:
             self._attach(opened)
         self._take_over(slabs)
 
-    def _keep_format(self, index: Index) -> None:
+    def _keep_format(self, index: TrajectoryIndex) -> None:
         if self._keeps_format and index.entries:
             self.format = index.layouts[index.entries[-1].layout].format
 
@@ -107,7 +109,9 @@ class TrajectoryStore:
         self._saver = Saver(folder, self._on_saved, tell, self._tell_rlinf_every_s)
         self._finish = weakref.finalize(self, _finish, self._saver, folder, self._on_saved, self.format, self._pid)
 
-    def _read_newest(self, where: str, index: Index, file: Callable[[Entry], Path]) -> list[np.ndarray[Any, Any]]:
+    def _read_newest(
+        self, where: str, index: TrajectoryIndex, file: Callable[[TrajectoryEntry], Path]
+    ) -> list[np.ndarray[Any, Any]]:
         """Reads and checks the files of the trajectories that go into memory."""
         newest = len(index.entries) if self._cache is None else min(self._cache, len(index.entries))
         entries = index.entries[len(index.entries) - newest :]
@@ -146,13 +150,13 @@ class TrajectoryStore:
         row_bytes = sum(leaf.row_bytes for leaf in self._kinds.index.leaves or ())
         return self._max_bytes // row_bytes if self._max_bytes is not None and row_bytes else None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TrajectoryEntry]:
         """What is known of every trajectory, oldest first."""
         with self._lock:
             return list(self._contents.entries.values())
 
     @property
-    def index(self) -> Index:
+    def index(self) -> TrajectoryIndex:
         """Layouts and leaves of the trajectories; its own list of entries is empty."""
         return self._kinds.index
 
@@ -195,7 +199,7 @@ class TrajectoryStore:
                 leaves = parts[0].leaves
                 self._check_leaves(where, leaves)
             parts = [arrange(where, part, leaves, number) for number, part in enumerate(parts)]
-            layouts = [self._plan(leaves, part) for part in parts]
+            layouts = [self._plan(where, leaves, part) for part in parts]
             for layout in layouts:
                 if self._max_bytes is not None and layout.bytes > self._max_bytes:
                     raise SchemaError(
@@ -235,12 +239,12 @@ class TrajectoryStore:
                 name = DTYPES[leaf.dtype][1]
                 raise SchemaError(f"{where}: {leaf}: NumPy has no {name}; give the buffer device='cpu'")
 
-    def _plan(self, leaves: tuple[Leaf, ...], part: Parts) -> Layout:
+    def _plan(self, where: str, leaves: tuple[Leaf, ...], part: Parts) -> Layout:
         key = part.steps, part.envs, part.epochs, leaves
         made = self._plans.get(key)
         if made is None:
             rest = leaves, part.steps, part.envs, part.epochs
-            made = self._plans[key] = plan(self.format, *rest, in_memory=self._folder is None)
+            made = self._plans[key] = plan(where, self.format, *rest, in_memory=self._folder is None)
         return made
 
     # ---- out --------------------------------------------------------------------------------------------------
@@ -378,7 +382,7 @@ class TrajectoryStore:
                     self._contents.calls = 0
 
     def _load_into_folder(
-        self, where: str, index: Index, files: dict[int, Path], source: Path, rank: int | None
+        self, where: str, index: TrajectoryIndex, files: dict[int, Path], source: Path, rank: int | None
     ) -> None:
         target = self._folder
         assert target is not None

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import StorageError
 from ..files import replace_file
-from .files import FORMATS, Layout, Located, locate, reordered
-from .index import Entry, Index, Missing, is_weights_id
+from .formats import Located, locate
+from .index import Missing, TrajectoryEntry, TrajectoryIndex, is_weights_id
+from .layout import FORMATS, Layout, reordered
 
 __all__ = [
     "METADATA",
@@ -66,7 +67,7 @@ def read_metadata(folder: Path, where: str) -> dict[str, Any]:
     return _read_json(folder / METADATA, where)
 
 
-def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
+def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[TrajectoryIndex, dict[int, Path]]:
     """The index of a folder of RLinf's, either layout of its metadata, and the file of every trajectory.
 
     Its checkpoints may list trajectories that have no file: those are left out, with a warning.
@@ -76,7 +77,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
     format, elsewhere = _format(metadata), metadata.get("storage_dir")
     places = [folder, *([Path(elsewhere)] if isinstance(elsewhere, str) and elsewhere else [])]
     seed = metadata.get("seed")
-    index = Index(seed=seed if type(seed) is int and 0 <= seed < 2**64 else 1234)
+    index = TrajectoryIndex(seed=seed if type(seed) is int and 0 <= seed < 2**64 else 1234)
     found: dict[int, Path] = {}
     numbers: dict[Layout, int] = {}
     lost = []
@@ -105,7 +106,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
             shape = layout.steps, layout.envs
             known = str(facts[number].get("uuid") or uuid.uuid4().hex)[:64]
             facts_of_file = numbers[layout], located.start, path.stat().st_size
-            index.entries.append(Entry(number, known, *shape, length, weights_id, *facts_of_file))
+            index.entries.append(TrajectoryEntry(number, known, *shape, length, weights_id, *facts_of_file))
             found[number] = path
         counter = metadata.get("trajectory_counter", 0)
         index.next_id = max(counter if type(counter) is int and counter < 2**62 else 0, max(order, default=-1) + 1)
@@ -124,7 +125,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
 
 def write_upstream(
     folder: Path,
-    index: Index,
+    index: TrajectoryIndex,
     storage_dir: Path | str,
     format: str,
     sync: bool = False,
@@ -161,7 +162,7 @@ def write_upstream(
     replace_file(folder / METADATA, [json.dumps(metadata, indent=2).encode()], sync)
 
 
-def facts_by_id(index: Index, entries: Iterable[Entry]) -> dict[int, dict[str, Any]]:
+def facts_by_id(index: TrajectoryIndex, entries: Iterable[TrajectoryEntry]) -> dict[int, dict[str, Any]]:
     """What RLinf's index says of every trajectory."""
     shapes = {leaf.path[0]: leaf.shape for leaf in index.leaves or () if len(leaf.path) == 1}
     trailing = shapes.get("prev_logprobs", shapes.get("rewards", ()))  # as RLinf takes steps and environments
@@ -214,7 +215,7 @@ def _find(places: list[Path], number: int, weights_id: str, format: str) -> Path
     return None
 
 
-def _in_order(where: str, path: Path, index: Index, located: Located) -> Layout:
+def _in_order(where: str, path: Path, index: TrajectoryIndex, located: Located) -> Layout:
     """The layout with its leaves in the index's order: dicts come in any."""
     assert index.leaves is not None
     if located.leaves == index.leaves:

@@ -18,7 +18,7 @@ from sharpwave.checks import one_of, truth, whole
 from sharpwave.errors import NotReady, SchemaError
 from sharpwave.rows.tensors import read_device
 from sharpwave.trajectories.checkpoint import check_part
-from sharpwave.trajectories.files import FORMATS
+from sharpwave.trajectories.layout import FORMATS
 from sharpwave.trajectories.store import TrajectoryStore, to_folder
 from sharpwave.trajectories.trajectory import nest, place, read, to_device
 from sharpwave.trajectories.upstream import facts_by_id
