@@ -429,7 +429,9 @@ def test_failed_load_changes_nothing(tmp_path: Path) -> None:
         buffer.flush()
         (tmp_path / "live" / "trajectory_3_w_0.pt").write_bytes(b"mine")  # the name that the fourth needs
         before = files(tmp_path / "live")
-        with pytest.raises(StorageError, match=r"trajectory_3_w_0\.pt: a file of that name is there and not in the"):
+        with pytest.raises(
+            StorageError, match=r"load\(\): .*trajectory_3_w_0\.pt: a file of that name exists and is not in"
+        ):
             buffer.load(tmp_path / "other")
         assert numbers_of(buffer) == [0, 1, 2]
         assert files(tmp_path / "live") == before
@@ -586,9 +588,9 @@ def test_forged_index_is_refused_and_nothing_outside_is_touched(tmp_path: Path, 
     forge(tmp_path / "live", FORGED[what])
     before = files(tmp_path / "live")
     for cache in (0, 5):
-        with pytest.raises(StorageError, match="does not say what it should"):
+        with pytest.raises(StorageError, match="its content is wrong"):
             build(tmp_path / "live", cache=cache)
-    with build(tmp_path / "other") as buffer, pytest.raises(StorageError, match="does not say what it should"):
+    with build(tmp_path / "other") as buffer, pytest.raises(StorageError, match="its content is wrong"):
         buffer.load(tmp_path / "live")
     assert (tmp_path / "precious.txt").read_text() == "thesis"
     assert files(tmp_path / "live") == before
@@ -618,7 +620,7 @@ def test_forged_record_is_refused(tmp_path: Path, extra: Entry) -> None:
     fill(tmp_path / "live", range(3))
     (tmp_path / "live" / "precious.txt").write_text("thesis")
     forge(tmp_path / "live", same, [extra])
-    with pytest.raises(StorageError, match=r"does not say what it should|is not JSON"):
+    with pytest.raises(StorageError, match=r"its content is wrong|is not JSON"):
         build(tmp_path / "live")
     assert (tmp_path / "live" / "precious.txt").exists()
     assert len(files(tmp_path / "live")) == 3

@@ -1,4 +1,4 @@
-"""A live folder of trajectories: one owner, its files and its index."""
+"""Folder: the files and the index of an open buffer, which one process owns."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = ["Folder", "open_index"]
 _OLD_INDEX = "index.jsonl"
 _CLAIMED_AT_ONCE = 1_024  # ids
 UNLISTED = 16  # files at most that are written before the journal learns of them
-# What a file of a trajectory is called; the six letters are of one that a killed process had not named yet.
+# The name of a trajectory's file; the six letters are those of a temporary file that a killed process left.
 _NAME = re.compile(rf"trajectory_(\d{{1,18}})_.*\.(?:{'|'.join(FORMATS)})(\.[A-Za-z0-9]{{6}})?", re.DOTALL)
 
 
 class Folder(Kinds):
-    """Files and index of a folder. One thread writes. The folder's owner is the owner of its journal: opening it a
-    second time is refused while it is open, and a forked child cannot write through its parent's.
+    """Files and index of a folder. One thread writes. The lock on the journal is the lock of the folder: it cannot be
+    opened a second time while it is open, and a forked child cannot write through its parent's.
 
     Args:
-        seed: Of the random stream, where the folder is new.
-        recover: Opens a damaged index with what is whole in it, and leaves out trajectories whose files are not there.
+        seed: Of the random stream of a new folder.
+        recover: Opens a damaged index with what is whole in it, and leaves out trajectories without a whole file.
 
     Raises:
-        StorageError: Another buffer has it open, or what is there cannot be read.
+        StorageError: Another buffer has it open, or its index cannot be read.
     """
 
     def __init__(self, path: Path, where: str, seed: int, allow_pickle: bool = False, recover: bool = False) -> None:
@@ -68,7 +68,7 @@ class Folder(Kinds):
             self._written = self.index.written
             self._journal.append([files.Entry(OPENED, {"opened": self.index.opens})])
         except BaseException as error:
-            if is_new:  # it is still empty, and ours: leave the folder as it was
+            if is_new:  # the journal is still empty, and ours: leave the folder as it was
                 (path / INDEX).unlink(missing_ok=True)
             self._journal.close()
             if isinstance(error, OSError) and not isinstance(error, StorageError):
@@ -76,7 +76,7 @@ class Folder(Kinds):
             raise
 
     def _check_lost(self, had_journal: bool) -> None:
-        """A journal without a record was cut to nothing, where trajectories are and RLinf did not write last."""
+        """Refuses a journal without records beside files of trajectories: it was cut, unless RLinf wrote here last."""
         if not had_journal or is_upstream(self.path):
             return
         count = sum(1 for name in os.listdir(self.path) if _NAME.fullmatch(name))
@@ -108,15 +108,15 @@ class Folder(Kinds):
             if index.lost:
                 self._journal.replace(index.records())
             if not is_new and not index.was_closed:
-                # A process died here: which draws were made is not known, so take none of them again.
+                # A process died here. How many draws it made is not known: start beyond all that it can have made.
                 index.calls = max(index.calls, (index.opens + 1) << 40)
-                self.is_changed = True  # what RLinf knows of the folder may be older than the journal
+                self.is_changed = True  # RLinf's index files may be older than the journal
         index.opens += 1
         return index
 
     def _adopt(self, ours: TrajectoryIndex, is_new: bool) -> TrajectoryIndex:
-        """Takes over a folder that RLinf wrote to last: our index first, then the mark in its metadata that the index
-        counts now. Killed in between, the folder is adopted again, and nothing was added yet."""
+        """Takes over a folder that RLinf wrote to last: writes our index, then marks RLinf's metadata as ours. If the
+        process is killed in between, the next opening does it again; nothing was added yet."""
         index, found = _read_theirs(self.path, self._where, self._allow_pickle, None if is_new else ours)
         index.opens = ours.opens
         elsewhere = [entry for entry in index.entries if found[entry.id].parent.resolve() != self.path.resolve()]
@@ -131,10 +131,10 @@ class Folder(Kinds):
         return index
 
     def _tidy(self, index: TrajectoryIndex) -> None:
-        """Removes files that the journal names as dropped, or as claimed and never added; ids of all other files that
-        are here are not given again."""
+        """Removes files that the journal names as dropped, or as claimed and never added. The ids of all other files in
+        the folder are not given again."""
         listed = {entry.id: entry for entry in (*index.entries, *index.aside)}
-        # Of the claimed ids only those that a killed process may have written to: it writes in order, and when it took
+        # Of the claimed ids only those that a killed process can have written: it writes in order, and when it opened
         # the folder no file had an id that high.
         unlisted = range(index.next_id, index.next_id + UNLISTED * index.id_step)
         for name in os.listdir(self.path):
@@ -176,11 +176,11 @@ class Folder(Kinds):
     # ---- files ------------------------------------------------------------------------------------------------
 
     def claim(self, names: Iterable[str]) -> None:
-        """Says in the journal which files are about to appear: those that a killed process leaves are known by it."""
+        """Writes into the journal which files will be written, so that those of a killed process are recognised."""
         self._journal.append([files.Entry(CLAIM, {"names": list(names)})])
 
     def save(self, entry: TrajectoryEntry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
-        """Writes the file; the journal learns of it later."""
+        """Writes the file of a trajectory. Its record in the journal is written later."""
         if entry.id >= self._claimed:
             end = entry.id + _CLAIMED_AT_ONCE * self.index.id_step
             self._journal.append([files.Entry(CLAIM, {"ids": [entry.id, end]})])
@@ -202,7 +202,7 @@ class Folder(Kinds):
         return self.path / self.index.name(entry)
 
     def remove(self, names: list[str]) -> None:
-        """Unlinks files that the journal says are gone; later, while a checkpoint needs them."""
+        """Deletes files whose trajectories the journal drops; while a checkpoint is made, this waits."""
         with self._removing:
             self._condemned += names
             while self._condemned and not self._pinned:
@@ -210,17 +210,17 @@ class Folder(Kinds):
                 self._condemned.pop()
 
     def pin(self, by: int) -> None:
-        """Files stay (1) or may go again (-1)."""
+        """Keeps files from being deleted (1), or allows it again (-1)."""
         with self._removing:
             self._pinned += by
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def load(self, held: list[TrajectoryEntry], index: TrajectoryIndex, sources: dict[int, Path]) -> None:
-        """Makes the trajectories of an index those that are drawn from, by links to their files. What the folder held
-        is set aside: its files and their records stay. One whose id the index needs gets another.
+    def load(self, where: str, held: list[TrajectoryEntry], index: TrajectoryIndex, sources: dict[int, Path]) -> None:
+        """Replaces the trajectories that are drawn from by those of an index, by links to their files. Those that the
+        folder held are set aside: their files and records stay. Where the index has the same id, they get another.
 
-        Killed half-way the folder is as before, but for such ids, or as after.
+        If the process is killed, the folder is either as before, except for those ids, or as after.
         """
         old = self.index
         mine = {old.name(entry): entry for entry in (*held, *old.aside)}
@@ -233,7 +233,7 @@ class Folder(Kinds):
         }
         taken = {entry.id for entry in index.entries}
         floor = max([old.next_id, index.next_id, *(entry.id + 1 for entry in (*mine.values(), *coming.values()))])
-        moved: dict[str, TrajectoryEntry] = {}  # what has to give its name, by that name
+        moved: dict[str, TrajectoryEntry] = {}  # trajectories that get another id, by their former file name
         for name, entry in mine.items():
             if name not in same and entry.id in taken:
                 moved[name] = replace(entry, id=floor)
@@ -242,9 +242,7 @@ class Folder(Kinds):
         for name in new:
             path, source = self.path / name, sources[coming[name].id]
             if name not in mine and os.path.lexists(path) and not is_link(source, path):
-                raise StorageError(
-                    f"{self._where}: {path}: a file of that name is there and not in the index; move it away"
-                )
+                raise StorageError(f"{where}: {path}: a file of that name exists and is not in the index; move it away")
 
         def after(entries: Iterable[TrajectoryEntry]) -> list[TrajectoryEntry]:
             return [moved.get(old.name(entry), entry) for entry in entries]
@@ -266,7 +264,7 @@ class Folder(Kinds):
             for name in new:
                 source = sources[coming[name].id]
                 if source.name in moved and source.parent.resolve() == here:
-                    source = self.path / old.name(moved[source.name])  # it has given its name to another one
+                    source = self.path / old.name(moved[source.name])  # that file has another name now
                 link(source, self.path / name)
                 made.append(self.path / name)
             combined = replace(
@@ -281,7 +279,7 @@ class Folder(Kinds):
             if old.leaves is not None and set(old.leaves) != set(index.leaves or ()):
                 combined.former[old.generation] = old.leaves
                 combined.generation = max([old.generation, *old.former]) + 1
-                combined.leaves = None  # other rows from now on
+                combined.leaves = None  # rows have other leaves from now on
             numbers = {
                 layout: number
                 for number, layout in enumerate(old.layouts)
@@ -321,15 +319,15 @@ class Folder(Kinds):
                 path.unlink(missing_ok=True)
 
     def tell_rlinf(self, index: Callable[[], TrajectoryIndex], format: str, *, is_asked: bool = False) -> None:
-        """Writes RLinf's two files, so that it and its tools can read the folder, where something changed since. RLinf
-        looks for files of one format: a folder with several, or with one that it does not know, is not told of.
+        """Writes RLinf's two index files, if the folder changed since they were written. RLinf looks for files of one
+        format: for a folder with several formats, or one that RLinf does not know, they are not written.
 
         Args:
-            index: Of the trajectories that have files; it is asked for after ``is_changed`` was reset, so that what
-                changes meanwhile is told the next time.
-            is_asked: Also if nothing changed, and for every format; synced.
+            index: Makes the index of the trajectories that have files. It is called after ``is_changed`` was reset, so
+                that later changes are written the next time.
+            is_asked: Writes them in any case, and syncs them.
         """
-        with self._telling:  # the thread that saves, and save_checkpoint() into the folder itself
+        with self._telling:  # the saving thread, and a checkpoint into the folder itself
             if is_asked:
                 write_upstream(self.path, index(), self.path.resolve(), format, sync=True)
             elif self.is_changed:
@@ -343,8 +341,8 @@ class Folder(Kinds):
                     raise
 
     def close(self, index: TrajectoryIndex | None = None) -> None:
-        """Lets go of the folder. Where the journal has become much longer than what it says, ``index`` (what it says)
-        is written anew first: a folder is opened as fast as its index is short."""
+        """Closes the folder. A journal that has become much longer than the index in it is first replaced by the
+        records of ``index``: a short journal is opened faster."""
         try:
             if index is not None and not self._condemned and self._written > 1_000 + len(index.entries) // 8:
                 self._journal.replace(index.records())
@@ -416,8 +414,8 @@ def _read_ours(path: Path, where: str, recover: bool) -> TrajectoryIndex:
 def _read_theirs(
     path: Path, where: str, allow_pickle: bool, ours: TrajectoryIndex | None
 ) -> tuple[TrajectoryIndex, dict[int, Path]]:
-    """RLinf's index, with those trajectories of ours that it does not list and whose files are whole: RLinf never
-    deletes one, so it did not know of them."""
+    """RLinf's index, and those trajectories of our index that it does not list and whose files are whole. RLinf never
+    deletes a trajectory, so it did not know them."""
     index, found = read_upstream(path, where, allow_pickle)
     if ours is None:
         return index, found

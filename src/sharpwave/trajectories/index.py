@@ -2,19 +2,19 @@
 
 Each record is a JSON object; its kind says which:
 
-    1 ROWS    {"generation": 0, "leaves": [[path, dtype, shape], ...]}      what a row is; before the first trajectory
-    2 LAYOUTS {"generation": 0, "layouts": [[number, format, ...], ...]}    where leaves stand in files
+    1 ROWS    {"generation": 0, "leaves": [[path, dtype, shape], ...]}      leaves of a row; before the first trajectory
+    2 LAYOUTS {"generation": 0, "layouts": [[number, format, ...], ...]}    where the leaves are in files
     3 ADD     {"add": [[id, uuid, steps, ...], ...]}                        trajectories whose files are whole
-    4 DROP    {"drop": [id, ...]}                                           they are gone; their files may be left
-    5 CLEAR   {"clear": true}                                               all are gone, and what a row is may change
-    6 OPENED  {"opened": 3}                                                 the third time
+    4 DROP    {"drop": [id, ...]}                                           deleted; their files may still exist
+    5 CLEAR   {"clear": true}                                               all are deleted; the leaves may change
+    6 OPENED  {"opened": 3}                                                 opened for the third time
     7 STATE   {"seed", "calls", "opens", "next_id", "id_step"}              last record of a folder that was closed
     8 ASIDE   {"aside": [id, ...]}                                          kept, and no longer drawn from
-    9 CLAIM   {"ids": [first, end]} or {"names": [...]}                     files that are about to be written
+    9 CLAIM   {"ids": [first, end]} or {"names": [...]}                     files that will be written
 
-What a record says is believed after it was checked: formats are of a fixed list, a file's name is made of the
-trajectory's id, weights and format and never leaves the folder, layouts lie within their files. A file is removed only
-where a record names it: as dropped, or as claimed and then never added.
+Every record is checked before it is used: formats are from a fixed list, a file's name consists of the trajectory's id,
+weights and format and cannot lead out of the folder, layouts lie within their files. A file is deleted only if a record
+names it, as dropped or as claimed and never added.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _STATE = {  # least and most
 
 
 class Missing(StorageError, FileNotFoundError):
-    """A file or folder that should be there."""
+    """A file or folder is missing."""
 
 
 @dataclass(slots=True)
 class TrajectoryEntry:
-    """One trajectory. ``start``, ``bytes`` and ``crc`` are known once its file is written; files of others have no
-    ``crc``."""
+    """One trajectory. ``start``, ``bytes`` and ``crc`` are known once its file is written; files of other programs have
+    no ``crc``."""
 
     id: int
     uuid: str
@@ -99,7 +99,7 @@ def is_weights_id(name: Any) -> bool:
 
 @dataclass
 class TrajectoryIndex:
-    """What a journal says."""
+    """The trajectories of a folder, as its journal lists them."""
 
     seed: int = 1234
     calls: int = 0  # of sample: the state of the random stream
@@ -113,14 +113,14 @@ class TrajectoryIndex:
     generation: int = 0  # of the leaves
     generations: list[int] = field(default_factory=list)  # of every layout
     former: dict[int, tuple[Leaf, ...]] = field(default_factory=dict)  # leaves of other generations, of what is aside
-    is_new: bool = True  # no record says anything
+    is_new: bool = True  # the journal has no record
     was_closed: bool = False
     written: int = 0  # records that the journal has
-    dead: int = 0  # trajectories in the journal that are gone
-    dropped: set[str] = field(default_factory=set)  # names of files that the journal says are gone
+    dead: int = 0  # trajectories in the journal that were deleted
+    dropped: set[str] = field(default_factory=set)  # names of files that the journal drops
     claimed_ids: list[range] = field(default_factory=list)
     claimed_names: set[str] = field(default_factory=set)
-    lost: int = 0  # trajectories that damage of the journal made unreadable
+    lost: int = 0  # trajectories that are unreadable because the journal is damaged
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _STATE}
@@ -133,14 +133,14 @@ class TrajectoryIndex:
         return sum(entry.steps * entry.envs for entry in self.entries)
 
     def raise_next_id(self, floor: int) -> None:
-        """Ids to come are at least that; ranks keep their remainder."""
+        """Raises the next id to at least ``floor``, in steps of ``id_step``: ranks keep their own ids."""
         if self.next_id < floor:
             self.next_id += -(-(floor - self.next_id) // self.id_step) * self.id_step
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
     def records(self) -> Iterator[files.Entry]:
-        """The whole index, as short as it can be said: layouts that no trajectory has are left out."""
+        """The records of the whole index, without layouts that no trajectory has."""
         aside: dict[int, list[TrajectoryEntry]] = {}
         for entry in self.aside:
             aside.setdefault(self.generations[entry.layout], []).append(entry)
@@ -161,7 +161,7 @@ class TrajectoryIndex:
         yield self.state_record()
 
     def add_layout(self, layout: Layout) -> int:
-        """A layout of the present generation; its number."""
+        """Adds a layout to the present generation, and returns its number."""
         self.layouts.append(layout)
         self.generations.append(self.generation)
         return len(self.layouts) - 1
@@ -246,10 +246,10 @@ def parse(records: Iterable[Record], path: Path, where: str, recover: bool = Fal
     """What the records of a journal say.
 
     Args:
-        recover: Leaves out and counts trajectories whose layout is not known: damage took the record of it.
+        recover: Leaves out and counts trajectories whose layout is not known because its record is damaged.
 
     Raises:
-        StorageError: A record says what cannot be.
+        StorageError: The content of a record is impossible.
     """
     with _no_collection():
         every = list(records)
@@ -275,14 +275,14 @@ def parse(records: Iterable[Record], path: Path, where: str, recover: bool = Fal
 
 def _refused(where: str, path: Path, at: int, error: Exception) -> StorageError:
     return StorageError(
-        f"{where}: {path}: the record at byte {at} is whole, but does not say what it should: {error}; the folder is "
+        f"{where}: {path}: the record at byte {at} is intact, but its content is wrong: {error}; the folder is "
         "refused, nothing of it was read"
     )
 
 
 class _Reader:
-    """Builds an index of records. Trajectories wait until something needs them: a hundred thousand of them are checked
-    column by column, not one after the other."""
+    """Builds an index of records. Trajectories are collected first and then checked column by column, which is much
+    faster for a hundred thousand of them than one after the other."""
 
     def __init__(self, recover: bool) -> None:
         self._recover = recover
@@ -293,7 +293,7 @@ class _Reader:
         self._waiting: list[Any] = []
         self._entries: dict[int, TrajectoryEntry] = {}
         self._aside: dict[int, TrajectoryEntry] = {}
-        self._orphans: set[int] = set()  # ids of trajectories that nothing is known of (recover)
+        self._orphans: set[int] = set()  # ids of trajectories whose layout is lost (recover)
 
     def apply(self, kind: int, said: Any) -> None:
         if type(said) is not dict:
@@ -343,7 +343,7 @@ class _Reader:
 
     def _read_rows(self, said: dict[str, Any]) -> None:
         if self._entries and not self._recover:
-            raise ValueError("says anew what a row is, with trajectories there")
+            raise ValueError("changes the leaves of a row while there are trajectories")
         leaves = tuple(_leaf(*parts) for parts in said["leaves"])
         paths = {leaf.path for leaf in leaves}
         if not leaves or len(paths) != len(leaves):
@@ -355,7 +355,7 @@ class _Reader:
                 self._drop(number)
         generation = _number(said["generation"], _MOST)
         if self._rows.setdefault(generation, leaves) != leaves:
-            raise ValueError(f"generation {generation} stands there twice")
+            raise ValueError(f"generation {generation} is there twice")
         self._index.leaves, self._index.generation = leaves, generation
 
     def _read_layout(self, generation: int, row: Any) -> None:
@@ -378,7 +378,7 @@ class _Reader:
             is_packed,
         )
         if _number(number, 2**32) in self._layouts:
-            raise ValueError(f"layout {number} stands there twice")
+            raise ValueError(f"layout {number} is there twice")
         self._layouts[number] = generation, layout
 
     def _read_claim(self, said: dict[str, Any]) -> None:
@@ -413,9 +413,9 @@ class _Reader:
             (sizes, _MOST), ([crc for crc in crcs if crc is not None], 2**32 - 1),
         ):  # fmt: skip
             if column and (set(map(type, column)) != {int} or min(column) < 0 or max(column) > most):
-                raise ValueError(f"a trajectory with a number that is none, or not of 0 to {most}")
+                raise ValueError(f"a trajectory with a number that is not a whole number of 0 to {most}")
         if set(map(type, uuids)) != {str} or max(map(len, uuids)) > 64:
-            raise ValueError("a trajectory with a uuid that is none")
+            raise ValueError("a trajectory with an impossible uuid")
         for name in set(weights):
             if not is_weights_id(name):
                 raise ValueError(f"a trajectory with weights {str(name)[:60]!r}, which no file's name can have")
@@ -473,15 +473,15 @@ class _Reader:
             raise ValueError("more rows than can be counted")
         size = max(self._layouts, default=-1) + 1
         if size > len(self._layouts) + 1_000_000:
-            raise ValueError("a layout with a number that is none")
+            raise ValueError("a layout with an impossible number")
         empty = Layout("pt", 1, 1, (), (), 0)
         known = [self._layouts.get(number, (-1, empty)) for number in range(size)]
         index.generations, index.layouts = [part for part, _ in known], [part for _, part in known]
         index.former = {number: leaves for number, leaves in self._rows.items() if number != index.generation}
-        if index.was_closed:  # then nothing is half done
+        if index.was_closed:  # then no work was interrupted
             index.claimed_ids.clear()
             index.claimed_names.clear()
-        # A name may come again after its trajectory was dropped: then it is not gone.
+        # A name may be used again after its trajectory was dropped; then its file must stay.
         there = {index.name(entry) for entry in (*index.entries, *index.aside)} if index.dropped else set[str]()
         index.dropped -= there
         return index
@@ -509,7 +509,7 @@ def _leaf(path: Any, dtype: Any, shape: Any) -> Leaf:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing of what is made is garbage yet, and looking for it takes half of the time."""
+    """Stops the garbage collector, which would take half of the time and find nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

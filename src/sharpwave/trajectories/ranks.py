@@ -1,4 +1,7 @@
-"""Merging the folders of ranks into one, and splitting one: the target appears whole, then the source lets go."""
+"""The folders of ranks: merged into one, or the first trajectories of one split off.
+
+The target folder appears complete; then the trajectories are removed from the sources.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
 class FolderPlan:
-    """What a merge or a split is going to do: the new index, and where every file of it is now."""
+    """What a merge or a split will do: the new index, and where each of its files is now."""
 
     def __init__(
         self, index: TrajectoryIndex, sources: dict[int, Path], taken: dict[Path, set[int]], format: str
@@ -34,10 +37,10 @@ class FolderPlan:
     def run(
         self, where: str, target: Path, copy: bool, allow_pickle: bool, progress: Progress | None, legacy: bool
     ) -> None:
-        """Makes the target, then, unless it is a copy, takes the trajectories out of their folders.
+        """Makes the target, then, unless it is a copy, removes the trajectories from their folders.
 
-        Killed before the target has its name, nothing has changed; killed later, the target is whole and every source
-        is as before or without what went.
+        If the process is killed before the target has its name, nothing has changed. If it is killed later, the target
+        is complete, and each source either is unchanged or no longer lists the trajectories that were moved.
         """
         from .checkpoint import new_folder
 
@@ -49,7 +52,7 @@ class FolderPlan:
             for folder in () if copy else self.taken:
                 if not (folder / INDEX).exists():
                     new.append(folder / INDEX)
-                journals[folder] = Journal(folder / INDEX, KIND, where=where)  # nobody else has it meanwhile
+                journals[folder] = Journal(folder / INDEX, KIND, where=where)  # locks the folder
             with new_folder(where, target) as (made, journal):
                 entries: Iterable[TrajectoryEntry] = self.index.entries
                 for entry in progress(entries, len(self.index.entries)) if progress else entries:
@@ -62,7 +65,7 @@ class FolderPlan:
                 _let_go(where, folder, self.taken[folder], allow_pickle, journal)
         except BaseException:
             for path in new:
-                if not target.exists():  # nothing was taken yet: the journals are empty
+                if not target.exists():  # nothing was moved yet: the journals are empty
                     path.unlink(missing_ok=True)
             raise
         finally:
@@ -71,7 +74,7 @@ class FolderPlan:
 
 
 def rank_folders(source: Path, order: str = "numeric") -> list[Path]:
-    """The ``rank_*`` folders, by number; or by name, as RLinf has them (rank_10 before rank_2)."""
+    """The ``rank_*`` folders in the order of their numbers, or of their names as in RLinf (rank_10 before rank_2)."""
     found = [path for path in source.glob("rank_*") if path.is_dir()] if source.is_dir() else []
 
     def number(path: Path) -> tuple[int, str]:
@@ -82,7 +85,7 @@ def rank_folders(source: Path, order: str = "numeric") -> list[Path]:
 
 
 def merged(where: str, folders: list[Path], allow_pickle: bool) -> tuple[TrajectoryIndex, dict[int, Path]]:
-    """One index over several folders: by ascending id, within an id in the folders' order, numbered anew from 0."""
+    """One index over several folders: by ascending id, equal ids in the order of the folders, with new ids from 0."""
     made = plan_merged(where, folders, allow_pickle)
     return made.index, made.sources
 
@@ -123,7 +126,7 @@ def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> Fold
 
 
 def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> FolderPlan:
-    """The first ``count`` trajectories, numbered anew from 0: those that are drawn from, then those set aside.
+    """The first ``count`` trajectories, with new ids from 0: those that are drawn from, then those set aside.
 
     Raises:
         SchemaError: There are fewer, or ``count`` is not positive.
@@ -152,7 +155,7 @@ def merge(
     progress: Progress | None = None,
     legacy: bool = False,
 ) -> FolderPlan:
-    """Makes one folder of the ``rank_*`` folders in ``source``. Without ``copy`` those are empty afterwards."""
+    """Merges the ``rank_*`` folders in ``source`` into one folder. Without ``copy`` they are empty afterwards."""
     plan = plan_merge("merge", Path(source), order, allow_pickle)
     plan.run("merge", Path(save), copy, allow_pickle, progress, legacy)
     return plan
@@ -168,20 +171,20 @@ def split(
     progress: Progress | None = None,
     legacy: bool = False,
 ) -> FolderPlan:
-    """Makes a folder of the first ``count`` trajectories of ``source``. Without ``copy`` it keeps the others only."""
+    """Makes a folder of the first ``count`` trajectories of ``source``. Without ``copy`` they are removed there."""
     plan = plan_split("split", Path(source), count, allow_pickle)
     plan.run("split", Path(save), copy, allow_pickle, progress, legacy)
     return plan
 
 
 def _let_go(where: str, folder: Path, ids: set[int], allow_pickle: bool, journal: Journal) -> None:
-    """Takes trajectories out of a folder: first of its index, then their files."""
+    """Removes trajectories from a folder: first from its index, then their files."""
     index, files = open_index(folder, where, allow_pickle, with_aside=True)
     gone = [files[entry.id] for entry in index.entries if entry.id in ids]
     aside = {entry.id for entry in index.aside}
     index.entries = [entry for entry in index.entries if entry.id not in aside]
     formats = {layout.format for layout in index.layouts}
-    # Not an index without them: the record by which their files are known as gone has to stand there.
+    # The index lists them first and then drops them: by that record the next opening knows which files to remove.
     dropped = [entry for entry in (*index.entries, *index.aside) if entry.id in ids]
     journal.replace([*index.records(), drop_record(dropped), index.state_record()])
     index.entries = [entry for entry in index.entries if entry.id not in ids]

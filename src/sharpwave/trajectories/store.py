@@ -393,7 +393,7 @@ class TrajectoryStore:
                 target = Folder(place, where, index.seed, self._allow_pickle)
         held = list(self._contents.entries.values()) if target is self._folder else target.index.entries
         try:
-            target.load(held, index, files)
+            target.load(where, held, index, files)
         except BaseException:
             if target is not self._folder:
                 target.close()

@@ -1,4 +1,4 @@
-"""Folders as RLinf writes and reads them: ``metadata.json``, ``trajectory_index.json``, one file a trajectory."""
+"""Folders in RLinf's form: ``metadata.json``, ``trajectory_index.json``, and one file for each trajectory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def storage_dir_of(folder: Path, where: str) -> Path | None:
 
 
 def listed_names(folder: Path, where: str) -> set[str]:
-    """The names of the files that RLinf's index lists in a folder, read or not."""
+    """The names of the files that RLinf's index lists in a folder, whether they exist or not."""
     metadata, listed = read_metadata(folder, where), _read_listed(folder, where)
     format = _format(metadata)
     every = listed.get("trajectory_index")
@@ -86,7 +86,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Traject
         order = [int(number) for number in listed.get("trajectory_id_list", facts)]
         for number in order:
             if not 0 <= number < 2**62 or number in found:
-                raise ValueError(f"trajectory {number} twice, or with an id that is none")
+                raise ValueError(f"trajectory {number} twice, or with an impossible id")
             path = _find(places, number, str(facts[number].get("model_weights_id", "")), format)
             if path is None:
                 lost.append(number)
@@ -131,13 +131,13 @@ def write_upstream(
     sync: bool = False,
     taken_of: Path | None = None,
 ) -> None:
-    """Writes RLinf's two files beside ours, each in one step. RLinf reads "pt" and "pkl".
+    """Writes RLinf's two index files, each in one step. RLinf reads "pt" and "pkl".
 
     Args:
-        storage_dir: Where the folder is going to be: the first RLinf looks for the data there.
-        format: Of files to come. RLinf looks for files of one format: if all that are there have another one, that one
-            is named.
-        taken_of: The live folder that a checkpoint is of.
+        storage_dir: Where the folder is going to be: the first versions of RLinf look for the data there.
+        format: The format of files to come. RLinf looks for files of one format: if all files have another format, that
+            one is written instead.
+        taken_of: The live folder that a checkpoint was taken of.
     """
     formats = {index.layouts[entry.layout].format for entry in index.entries}
     if len(formats) == 1:
@@ -165,7 +165,9 @@ def write_upstream(
 def facts_by_id(index: TrajectoryIndex, entries: Iterable[TrajectoryEntry]) -> dict[int, dict[str, Any]]:
     """What RLinf's index says of every trajectory."""
     shapes = {leaf.path[0]: leaf.shape for leaf in index.leaves or () if len(leaf.path) == 1}
-    trailing = shapes.get("prev_logprobs", shapes.get("rewards", ()))  # as RLinf takes steps and environments
+    trailing = shapes.get(
+        "prev_logprobs", shapes.get("rewards", ())
+    )  # RLinf counts steps and environments by the same field
     return {
         entry.id: {
             "num_samples": entry.steps * entry.envs,
@@ -180,7 +182,7 @@ def facts_by_id(index: TrajectoryIndex, entries: Iterable[TrajectoryEntry]) -> d
 
 def _format(metadata: dict[str, Any]) -> str:
     format = metadata.get("storage_format", metadata.get("trajectory_format", "pt"))
-    return format if format in FORMATS else "pkl"  # as RLinf: what is not "pt" is a pickle
+    return format if format in FORMATS else "pkl"  # as in RLinf, any other format is a pickle
 
 
 def _read_listed(folder: Path, where: str) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def _read_json(path: Path, where: str) -> dict[str, Any]:
 
 def _find(places: list[Path], number: int, weights_id: str, format: str) -> Path | None:
     if "/" in weights_id or "\0" in weights_id:
-        raise ValueError(f"a name that is none: {weights_id!r}")
+        raise ValueError(f"{weights_id!r} cannot be part of a file name")
     for place in places:
         path = place / f"trajectory_{number}_{weights_id}.{format}"
         if path.is_file():
@@ -216,13 +218,13 @@ def _find(places: list[Path], number: int, weights_id: str, format: str) -> Path
 
 
 def _in_order(where: str, path: Path, index: TrajectoryIndex, located: Located) -> Layout:
-    """The layout with its leaves in the index's order: dicts come in any."""
+    """The layout with its leaves in the order of the index. Files may have them in any order."""
     assert index.leaves is not None
     if located.leaves == index.leaves:
         return located.layout
     at = {leaf: number for number, leaf in enumerate(located.leaves)}
     if all(entry.envs == 1 for entry in index.entries):
-        # Values of one environment may be saved with one axis less (see locate()), and these tell.
+        # Values of one environment may be saved with one axis less (see locate()); this file shows that they were.
         rows = {leaf.path: leaf for leaf in located.leaves}
         index.leaves = tuple(
             rows[leaf.path]
