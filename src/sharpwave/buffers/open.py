@@ -44,6 +44,8 @@ def open(
     Args:
         address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
             are attached to in place: what one process adds, the others see.
+            A folder of trajectories (or of one folder for every rank) is a ``TrajectoryReplayBuffer``: a path is copied
+            into memory, ``"file://folder"`` is continued, by one process at a time.
         view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
             and cannot hold them.
         timeout: Seconds to wait until it is created and other processes have finished opening or closing it, None for

@@ -181,14 +181,13 @@ class TrajectoryReplayBuffer:
     def _check_count(self, where: str, count: int, there: int) -> int:
         if there == 0:
             raise NotReady(f"{where}: the buffer is empty; add() first")
-        most = self._store.most_transitions
-        if most is not None and count > most:
-            raise SchemaError(
-                f"{where}: batch_size: expected at most {most}, which is all that max_bytes= allows, got {count}; give "
-                "the buffer a larger max_bytes"
-            )
         if count > there:
-            held = len(self._store)
+            most, held = self._store.most_transitions, len(self._store)
+            if most is not None and count > most:
+                raise SchemaError(
+                    f"{where}: batch_size: expected at most {most}, which is all that max_bytes= allows, got {count}; "
+                    "give the buffer a larger max_bytes"
+                )
             raise NotReady(
                 f"{where}: batch_size: the newest {min(self._recent or held, held)} trajectories hold {there} "
                 f"transitions, got {count}; add more, or set a larger recent"

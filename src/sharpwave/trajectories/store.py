@@ -147,8 +147,10 @@ class TrajectoryStore:
     @property
     def most_transitions(self) -> int | None:
         """How many transitions there can ever be, as far as ``max_bytes`` says; None: not known."""
+        if self._max_bytes is None:
+            return None
         row_bytes = sum(leaf.row_bytes for leaf in self._kinds.index.leaves or ())
-        return self._max_bytes // row_bytes if self._max_bytes is not None and row_bytes else None
+        return self._max_bytes // row_bytes if row_bytes else None
 
     def entries(self) -> list[TrajectoryEntry]:
         """What is known of every trajectory, oldest first."""
