@@ -26,8 +26,16 @@ from peers.plain_trajectories import PlainTrajectories
 
 import sharpwave as sw
 from sharpwave.files import write_journal
-from sharpwave.trajectories.files import Layout
-from sharpwave.trajectories.index import INDEX, KIND, Entry, Index, add_record, layouts_record, rows_record
+from sharpwave.trajectories.index import (
+    INDEX,
+    KIND,
+    TrajectoryEntry,
+    TrajectoryIndex,
+    add_record,
+    layouts_record,
+    rows_record,
+)
+from sharpwave.trajectories.layout import Layout
 from sharpwave.trajectories.trajectory import Leaf
 
 OBS, ACTION = 64, 7
@@ -94,14 +102,12 @@ def sampling(case: str, folder: Path, rounds: int, burst_s: float, share: float)
     count = max(10, round(count * share))
     cache = 0 if case.endswith("disk") else count
     plain = PlainTrajectories(folder / "plain", cache, 0)
-    ours = sw.TrajectoryReplayBuffer(
-        storage_dir=folder / "ours", enable_cache=cache > 0, cache_size=cache, sample_window_size=0, device="cpu"
-    )
+    ours = sw.TrajectoryReplayBuffer(folder / "ours", cache=cache, format="pt", device="cpu")
     plain.saves_index = False  # it takes minutes by itself, and is not what is timed here
     for number in range(count):
         made = make(steps, envs, number)
         plain.add(made)
-        ours.add_trajectories([sw.Trajectory(model_weights_id="w_0", **made)])
+        ours.add(sw.Trajectory(model_weights_id="w_0", **made))
         if number % 100 == 0:
             plain.flush()
     plain.flush()
@@ -113,7 +119,7 @@ def sampling(case: str, folder: Path, rounds: int, burst_s: float, share: float)
     if cache == 0:
 
         def cold() -> Any:
-            ours.clear_cache()  # also lets go of every mapped file
+            ours._store.empty_cache("cold")  # also lets go of every mapped file
             return ours.sample(rows)
 
         contenders["sharpwave, files mapped anew"] = cold
@@ -134,10 +140,10 @@ def adding(folder: Path, rounds: int, together: int = 20) -> dict[str, dict[str,
     given = [make(steps, envs, number) for number in range(together)]
     ready = [sw.Trajectory(model_weights_id="w_0", **made) for made in given]
     plain = PlainTrajectories(folder / "plain", 5, 0)
-    ours = sw.TrajectoryReplayBuffer(storage_dir=folder / "ours", device="cpu")
+    ours = sw.TrajectoryReplayBuffer(folder / "ours", format="pt", device="cpu")
     calls: dict[str, tuple[Callable[[int], None], Callable[[], None]]] = {
         "plain torch": (lambda at: plain.add(given[at]), plain.flush),
-        "sharpwave": (lambda at: ours.add_trajectories([ready[at]]), ours.flush),
+        "sharpwave": (lambda at: ours.add([ready[at]]), ours.flush),
     }
     alone: dict[str, list[float]] = {label: [] for label in calls}
     saved: dict[str, list[float]] = {label: [] for label in calls}
@@ -170,14 +176,14 @@ def opening(folder: Path, rounds: int, count: int) -> dict[str, dict[str, float]
         yield layouts_record(0, [(0, layout)])
         for number in range(count):
             weights = f"{number // 50:032x}_{number // 50}"
-            yield add_record([Entry(number, f"{number:032x}", 50, 8, 0, weights, 0, 0, 104_500, number)])
-        yield Index(next_id=count).state_record()
+            yield add_record([TrajectoryEntry(number, f"{number:032x}", 50, 8, 0, weights, 0, 0, 104_500, number)])
+        yield TrajectoryIndex(next_id=count).state_record()
 
     write_journal(folder / INDEX, KIND, records())
     times = []
     for _ in range(rounds):
         began = time.perf_counter_ns()
-        buffer = sw.TrajectoryReplayBuffer(storage_dir=folder, enable_cache=False, device="cpu")
+        buffer = sw.TrajectoryReplayBuffer(folder, cache=0, device="cpu")
         times.append(time.perf_counter_ns() - began)
         assert len(buffer) == count
         buffer.close()

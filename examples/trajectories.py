@@ -90,14 +90,14 @@ def record(config: Config, pause_s: float = 0.0) -> None:
     """Records until there are enough trajectories, however many are there already."""
     same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
     envs = gym.make_vec("CartPole-v1", config.envs, vectorization_mode="sync", vector_kwargs=same_step)
-    with sw.TrajectoryReplayBuffer(storage_dir=config.out / "buffer") as buffer:
+    with sw.TrajectoryReplayBuffer(config.out / "buffer") as buffer:
         rng = np.random.default_rng((config.seed, len(buffer)))
         obs, _ = envs.reset(seed=config.seed + 1000 * len(buffer))
         while len(buffer) < config.trajectories:
             trajectory, obs = play(envs, obs, config, rng)
-            buffer.add_trajectories([trajectory])
+            buffer.add(trajectory)
             if len(buffer) % config.checkpoint_every == 0:
-                buffer.save_checkpoint(config.out / "checkpoint")
+                buffer.save(config.out / "checkpoint")
             time.sleep(pause_s)
     envs.close()
 
@@ -107,7 +107,7 @@ def record_and_be_killed(config: Config) -> None:
     arguments = ["--out", config.out, "--trajectories", config.trajectories, "--seed", config.seed, "--record"]
     recorder = subprocess.Popen([sys.executable, __file__, *map(str, arguments)])
     folder = config.out / "buffer"
-    while recorder.poll() is None and len(list(folder.glob("trajectory_*.pt"))) < config.trajectories // 2:
+    while recorder.poll() is None and len(list(folder.glob("trajectory_*.safetensors"))) < config.trajectories // 2:
         time.sleep(0.002)
     recorder.send_signal(signal.SIGKILL)
     recorder.wait()
@@ -121,19 +121,17 @@ def clone(config: Config) -> tuple[nn.Module, float, float]:
     torch.manual_seed(config.seed)
     policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
-    with sw.TrajectoryReplayBuffer(
-        seed=config.seed, storage_dir=config.out / "buffer", cache_size=5, sample_window_size=0, device="cpu"
-    ) as buffer:
+    with sw.TrajectoryReplayBuffer(config.out / "buffer", cache=5, device="cpu", seed=config.seed) as buffer:
         for _ in range(config.updates):
-            batch = buffer.sample(num_chunks=config.batch_size)
+            batch = buffer.sample(config.batch_size)
             logits = policy(batch["curr_obs"]["state"])
             loss = nn.functional.cross_entropy(logits, batch["actions"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        batch = buffer.sample(num_chunks=2_000)
+        batch = buffer.sample(2_000)
         agreement = (policy(batch["curr_obs"]["state"]).argmax(-1) == batch["actions"]).float().mean().item()
-        stats = buffer.get_stats()
+        stats = buffer.stats()
     return policy, agreement, stats["cache_misses"] / (stats["cache_hits"] + stats["cache_misses"])
 
 
@@ -154,8 +152,7 @@ def count(folder: Path) -> int:
     """How many trajectories a folder holds, every one of them read and checked."""
     if not folder.exists():
         return 0
-    with sw.TrajectoryReplayBuffer(save_trajectories=False, sample_window_size=0) as buffer:
-        buffer.load_checkpoint(folder)
+    with sw.open(folder) as buffer:
         return len(buffer)
 
 

@@ -18,7 +18,7 @@ import pytest
 from trajectory_child import check, make
 
 import sharpwave as sw
-from sharpwave.trajectories.folders import split
+from sharpwave.trajectories.ranks import split
 
 SOAK = bool(os.environ.get("SHARPWAVE_SOAK"))
 KILLED = -signal.SIGKILL
@@ -103,15 +103,15 @@ def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> N
 
 
 def test_killed_load_leaves_the_old_or_the_new_and_deletes_neither(tmp_path: Path, jobs: Jobs) -> None:
-    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "other") as buffer:
-        buffer.add_trajectories([make(number) for number in range(100, 105)])
-        buffer.save_checkpoint(tmp_path / "saved")
+    with sw.TrajectoryReplayBuffer(tmp_path / "other", format="pt") as buffer:
+        buffer.add([make(number) for number in range(100, 105)])
+        buffer.save(tmp_path / "saved")
     kills = Counter[str]()
     for way in ways("load", 500 if SOAK else 20):
         shutil.rmtree(tmp_path / "live", ignore_errors=True)
         (tmp_path / "said").unlink(missing_ok=True)
-        with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
-            buffer.add_trajectories([make(number) for number in range(3)])
+        with sw.TrajectoryReplayBuffer(tmp_path / "live", format="pt") as buffer:
+            buffer.add([make(number) for number in range(3)])
         if jobs.run(do="load", folder=tmp_path, **way) != KILLED:
             continue
         numbers = check(tmp_path / "live")
@@ -119,8 +119,8 @@ def test_killed_load_leaves_the_old_or_the_new_and_deletes_neither(tmp_path: Pat
         assert is_new or (numbers == [0, 1, 2] and not said(tmp_path)["loaded"])
         kills["new" if is_new else "old"] += 1
         if is_new:
-            with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
-                assert buffer.get_stats()["set_aside"] == 3
+            with sw.TrajectoryReplayBuffer(tmp_path / "live", format="pt") as buffer:
+                assert buffer.stats()["set_aside"] == 3
             split(tmp_path / "live", tmp_path / "everything", len(numbers) + 3)
             assert sorted(check(tmp_path / "everything"))[:3] == [0, 1, 2]
             shutil.rmtree(tmp_path / "everything")
@@ -138,10 +138,10 @@ def test_killed_tool_loses_nothing_and_lists_nothing_that_is_not_there(tmp_path:
         shutil.rmtree(tmp_path / "merged", ignore_errors=True)
         shutil.rmtree(tmp_path / "ranks", ignore_errors=True)
         for rank in range(2):
-            with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "ranks" / f"rank_{rank}") as buffer:
-                buffer.add_trajectories([make(10 * rank + number) for number in range(4)])
+            with sw.TrajectoryReplayBuffer(tmp_path / "ranks" / f"rank_{rank}", format="pt") as buffer:
+                buffer.add([make(10 * rank + number) for number in range(4)])
                 if rank:
-                    buffer.save_checkpoint(tmp_path / "ranks" / "rank_1")  # with RLinf's files beside ours
+                    buffer.save(tmp_path / "ranks" / "rank_1")  # with RLinf's files beside ours
         kills += jobs.run(do=do, folder=tmp_path, **way) == KILLED
         left = {number for rank in range(2) for number in check(tmp_path / "ranks" / f"rank_{rank}")}
         went = check(tmp_path / "merged") if (tmp_path / "merged").exists() else []

@@ -20,7 +20,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave import _core
-from sharpwave.trajectories.folders import merge, split
+from sharpwave.trajectories.ranks import merge, split
 
 CALLS = ("rename", "link", "unlink", "ftruncate", "mkdir", "rmdir", "fsync", "fdatasync", "pwrite", "pwritev")
 
@@ -33,7 +33,7 @@ def make(number: int, steps: int = 4, envs: int = 2) -> sw.Trajectory:
 
 def check(folder: Path) -> list[int]:
     """Opens a folder as a user would; every trajectory in it must be whole. Their numbers."""
-    with sw.TrajectoryReplayBuffer(storage_dir=folder, cache_size=1_000, sample_window_size=0) as buffer:
+    with sw.TrajectoryReplayBuffer(folder, cache=1_000, format="pt") as buffer:
         numbers = []
         for _, trajectory in buffer.trajectories():
             number = int(trajectory.rewards[0, 0]) // 100
@@ -42,7 +42,7 @@ def check(folder: Path) -> list[int]:
             numbers.append(number)
         buffer.flush()
         files = len(list(folder.glob("trajectory_*.pt*")))
-        assert files == len(numbers) + buffer.get_stats()["set_aside"], "no file is left that the index does not list"
+        assert files == len(numbers) + buffer.stats()["set_aside"], "no file is left that the index does not list"
         if numbers:
             batch = buffer.sample(8)
             assert np.array_equal(batch["rewards"] + np.float32(0.5), batch["next_obs"]["state"][:, 7])
@@ -101,19 +101,19 @@ def work(job: dict[str, Any]) -> None:
 
     if job["do"] in ("add", "checkpoint", "load", "budget"):
         most = 6 if job["do"] == "budget" else None
-        with sw.TrajectoryReplayBuffer(storage_dir=live, cache_size=2, max_trajectories=most) as buffer:
+        with sw.TrajectoryReplayBuffer(live, cache=2, capacity=most, format="pt") as buffer:
             if job["do"] == "load":
-                buffer.load_checkpoint(root / "saved")
+                buffer.load(root / "saved")
                 say("loaded")
-            index = buffer._kinds.index
+            index = buffer._store._kinds.index
             for turn in range(6):
-                buffer.add_trajectories([make(index.next_id + number) for number in range(1 + turn % 3)])
+                buffer.add([make(index.next_id + number) for number in range(1 + turn % 3)])
                 buffer.sample(4)
                 if turn % 2:
                     buffer.flush()
                     say(f"flushed {index.next_id}")
                 if job["do"] == "checkpoint":
-                    buffer.save_checkpoint(root / "checkpoint")
+                    buffer.save(root / "checkpoint")
                     say(f"checkpoint {index.next_id}")
     elif job["do"] == "merge":
         merge(root / "ranks", root / "merged")

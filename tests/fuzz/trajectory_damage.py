@@ -31,9 +31,9 @@ def make(number: int) -> sw.Trajectory:
 def build(folder: Path, format: str, is_killed: bool) -> None:
     """A folder as it is closed, or as a killed process leaves it."""
     made = folder.with_name("building")
-    buffer = sw.TrajectoryReplayBuffer(storage_dir=made, storage_format=format, cache_size=0, max_trajectories=COUNT)
+    buffer = sw.TrajectoryReplayBuffer(made, format=format, cache=0, capacity=COUNT)
     for number in range(COUNT + 2):
-        buffer.add_trajectories([make(number)])
+        buffer.add([make(number)])
         buffer.flush()
     if is_killed:
         shutil.copytree(made, folder)
@@ -71,9 +71,7 @@ def look(folder: Path, rng: random.Random) -> str:
         warnings.simplefilter("always")
         try:
             cache = rng.choice((0, 2, COUNT))
-            with sw.TrajectoryReplayBuffer(
-                storage_dir=folder, cache_size=cache, sample_window_size=0, recover=recover
-            ) as buffer:
+            with sw.TrajectoryReplayBuffer(folder, cache=cache, recover=recover) as buffer:
                 held = len(buffer)
                 for number in list(range(2, COUNT + 2)):
                     is_told |= not is_whole(buffer, number)
@@ -91,7 +89,7 @@ def look(folder: Path, rng: random.Random) -> str:
 
 def is_whole(buffer: sw.TrajectoryReplayBuffer, number: int) -> bool:
     try:
-        found = buffer.get_trajectory(number)
+        found = buffer.get(number)
     except (StorageError, sw.errors.StaleHandle):
         return False
     expected = make(number)

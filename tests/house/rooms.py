@@ -94,10 +94,7 @@ class Known:
     reason: str
 
 
-KNOWN = (
-    Known("src/sharpwave/sequences/stream.py", "buffers", "a type only: the puller is given the buffer it fills"),
-    Known("src/sharpwave/trajectories/minari.py", "buffers", "from_minari fills a TrajectoryReplayBuffer"),
-)
+KNOWN = (Known("src/sharpwave/sequences/stream.py", "buffers", "a type only: the puller is given the buffer it fills"),)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_model import Model, leaves
@@ -54,7 +55,7 @@ actions = st.lists(
         st.tuples(st.just("reopen")),
         st.tuples(st.just("checkpoint")),
         st.tuples(st.just("load")),
-        st.tuples(st.just("clear_cache")),
+        st.tuples(st.just("empty_cache")),
         st.tuples(st.just("clear")),
         st.tuples(st.just("flush")),
     ),
@@ -79,12 +80,11 @@ def test_buffer_does_as_its_model(
 
     def build() -> sw.TrajectoryReplayBuffer:
         return sw.TrajectoryReplayBuffer(
-            storage_dir=folder / "live",
-            enable_cache=cache > 0,
-            cache_size=cache,
-            storage_format=format,
-            sample_window_size=model.window,
-            max_trajectories=most,
+            folder / "live",
+            cache=cache,
+            format=format,
+            recent=model.window or None,
+            capacity=most,
             allow_pickle=True,
         )
 
@@ -101,31 +101,34 @@ def test_buffer_does_as_its_model(
                     divisors = [number for number in range(1, steps + 1) if steps % number == 0]
                     epochs = [int(rng.choice([0, *divisors])) for _ in range(2)]
                     added.append(make(rng, steps, envs, *epochs))
-                buffer.add_trajectories(added)
+                buffer.add(added)
                 model.add(added)
             elif name == "sample":
                 there = sum(len(rows) for _, rows in model.sampleable())
                 if there:
                     check_batch(buffer.sample(min(given_values[0], there)), model)
+                with pytest.raises(sw.errors.NotReady):
+                    buffer.sample(there + 1)
             elif name == "window":
-                model.window = buffer.sample_window_size = given_values[0]
+                model.window = given_values[0]
+                buffer.recent = model.window or None
             elif name == "reopen":
                 buffer.close()
                 buffer = build()
             elif name == "checkpoint":
-                buffer.save_checkpoint(folder / "checkpoint")
+                buffer.save(folder / "checkpoint")
                 saved, expected = (list(model.held), model.next_id), None
                 if model.sampleable():
                     expected = model.window, buffer.sample(5 if len(model.sampleable()[-1][1]) >= 5 else 1)
             elif name == "load" and saved is not None:
-                buffer.load_checkpoint(folder / "checkpoint")
+                buffer.load(folder / "checkpoint")
                 model.held = list(saved[0])  # ids go on: those of what is set aside are not given again
                 if expected is not None and expected[0] == model.window:
                     again = buffer.sample(len(expected[1]["rewards"]))
                     for (path, one), (_, other) in zip(leaves(expected[1]), leaves(again), strict=True):
                         assert np.array_equal(one, other), path
-            elif name == "clear_cache":
-                buffer.clear_cache()
+            elif name == "empty_cache":
+                buffer._store.empty_cache("test")
             elif name == "clear":
                 buffer.clear()
                 model.clear()
@@ -135,8 +138,8 @@ def test_buffer_does_as_its_model(
                 assert listed >= {str(number) for number, _ in model.held}
                 if saved is None:
                     assert len(listed) == len(model.held), "what was dropped has no file"
-            assert len(buffer) == buffer.size == len(model.held)
-            assert buffer.total_samples == model.total
+            assert len(buffer) == len(model.held)
+            assert buffer.stats()["transitions"] == model.total
     finally:
         buffer.close()
         shutil.rmtree(folder)

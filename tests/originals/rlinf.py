@@ -169,11 +169,9 @@ class _Commit:
 
         import sharpwave as sw
 
-        with sw.TrajectoryReplayBuffer(
-            save_trajectories=False, sample_window_size=0, allow_pickle=True, device="cpu"
-        ) as b:
-            b.load_checkpoint(case["folder"])
-            batch = b.sample(min(b.total_samples, 48))
+        with sw.TrajectoryReplayBuffer(None, allow_pickle=True, device="cpu") as buffer:
+            buffer.load(case["folder"])
+            batch = buffer.sample(min(buffer.stats()["transitions"], 48))
             compared = 0
             for at, number in enumerate(batch["trajectory_id"].tolist()):
                 steps, envs = expected["found"][number]["rewards"].shape[:2]

@@ -21,7 +21,7 @@ FACES: dict[str, Any] = {
     "ReplayBuffer": lambda: sw.ReplayBuffer(8, obs_shape=2),
     "RolloutBuffer": lambda: sw.RolloutBuffer(2, 3, obs_shape=4),
     "DistillationBuffer": lambda: sw.DistillationBuffer(8, obs_shape=2),
-    "TrajectoryReplayBuffer": lambda: sw.TrajectoryReplayBuffer(seed=0, save_trajectories=False),
+    "TrajectoryReplayBuffer": lambda: sw.TrajectoryReplayBuffer(None, seed=0),
     "SequenceBuffer": lambda: sw.SequenceBuffer(FLOW, capacity=8),
     "apexrl.ReplayBuffer": lambda: apexrl.ReplayBuffer(8, (2,)),
     "apexrl.RolloutBuffer": lambda: apexrl.RolloutBuffer(2, 3, (4,)),

@@ -19,23 +19,24 @@ import torch
 from slabs import as_dict, check, make, read_rlinf, write_rlinf
 
 import sharpwave as sw
+from sharpwave.compat import rlinf
 from sharpwave.errors import SchemaError, StorageError
-from sharpwave.trajectories.files import locate
 from sharpwave.trajectories.folder import open_index
-from sharpwave.trajectories.folders import merge, plan_merge, split
+from sharpwave.trajectories.formats import locate
 from sharpwave.trajectories.index import INDEX
+from sharpwave.trajectories.ranks import merge, plan_merge, split
 
 
 def build(folder: Path, **options: Any) -> sw.TrajectoryReplayBuffer:
-    return sw.TrajectoryReplayBuffer(storage_dir=folder, **options)
+    return sw.TrajectoryReplayBuffer(folder, **{"format": "pt", "seed": 1234, **options})
 
 
 def fill(folder: Path, numbers: Any, **options: Any) -> None:
     with build(folder, **options) as buffer:
-        buffer.add_trajectories([make(number) for number in numbers])
+        buffer.add([make(number) for number in numbers])
 
 
-def ids(buffer: sw.TrajectoryReplayBuffer) -> list[int]:
+def ids(buffer: sw.TrajectoryReplayBuffer | rlinf.TrajectoryReplayBuffer) -> list[int]:
     return [number for number, _ in buffer.trajectories()]
 
 
@@ -58,12 +59,12 @@ def content(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("format", ["pt", "safetensors", "pkl"])
 def test_checkpoint_is_whole_without_a_prior_sample_and_with_writes_under_way(tmp_path: Path, format: str) -> None:
-    with build(tmp_path / "live", storage_format=format, allow_pickle=True) as buffer:
-        buffer.add_trajectories([make(number) for number in range(7)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+    with build(tmp_path / "live", format=format, allow_pickle=True) as buffer:
+        buffer.add([make(number) for number in range(7)])
+        buffer.save(tmp_path / "checkpoint")
     shutil.rmtree(tmp_path / "live")
     with build(tmp_path / "other", allow_pickle=True) as buffer:
-        buffer.load_checkpoint(tmp_path / "checkpoint")
+        buffer.load(tmp_path / "checkpoint")
         assert ids(buffer) == list(range(7))
         for number, trajectory in buffer.trajectories():
             for name, value in as_dict(make(number)).items():
@@ -75,45 +76,45 @@ def test_checkpoint_is_whole_without_a_prior_sample_and_with_writes_under_way(tm
 
 def test_checkpoint_may_be_moved_and_is_made_of_links(tmp_path: Path) -> None:
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+        buffer.add([make(0)])
+        buffer.save(tmp_path / "checkpoint")
         name = "trajectory_0_w_0.pt"
         assert (tmp_path / "live" / name).samefile(tmp_path / "checkpoint" / name)
     shutil.rmtree(tmp_path / "live")
     (tmp_path / "checkpoint").rename(tmp_path / "moved")
     with build(tmp_path / "other") as buffer:
-        buffer.load_checkpoint(tmp_path / "moved")
+        buffer.load(tmp_path / "moved")
         check(buffer.sample(6), 6)
 
 
 def test_load_without_a_folder_of_its_own_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0), make(1)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
-        buffer.add_trajectories([make(2)])
-    with sw.TrajectoryReplayBuffer() as buffer:
-        buffer.load_checkpoint("checkpoint")
-        assert buffer.storage_dir == tmp_path / "live"
-        assert ids(buffer) == [0, 1], "it replaces"
-        buffer.add_trajectories([make(5)])
+        buffer.add([make(0), make(1)])
+        buffer.save(tmp_path / "checkpoint")
+        buffer.add([make(2)])
+    with rlinf.TrajectoryReplayBuffer() as follower:
+        follower.load_checkpoint("checkpoint")
+        assert follower.storage_dir == tmp_path / "live"
+        assert ids(follower) == [0, 1], "it replaces"
+        follower.add_trajectories([make(5)])
     assert content(tmp_path / "live") == [0, 1, 5]
     shutil.rmtree(tmp_path / "live")
-    with sw.TrajectoryReplayBuffer() as buffer:
-        buffer.load_checkpoint("checkpoint")
-        assert buffer.storage_dir == Path("checkpoint")
-        buffer.add_trajectories([make(6)])
+    with rlinf.TrajectoryReplayBuffer() as follower:
+        follower.load_checkpoint("checkpoint")
+        assert follower.storage_dir == Path("checkpoint")
+        follower.add_trajectories([make(6)])
     assert content(tmp_path / "checkpoint") == [0, 1, 6]
 
 
 def test_checkpoint_into_the_live_folder_and_after_a_resume(tmp_path: Path) -> None:
     fill(tmp_path / "first", range(3))
     with build(tmp_path / "live") as buffer:
-        buffer.load_checkpoint(tmp_path / "first")
-        buffer.add_trajectories([make(3)])
-        buffer.save_checkpoint(tmp_path / "live")
-        buffer.save_checkpoint(tmp_path / "second")
-        buffer.save_checkpoint(tmp_path / "second")
+        buffer.load(tmp_path / "first")
+        buffer.add([make(3)])
+        buffer.save(tmp_path / "live")
+        buffer.save(tmp_path / "second")
+        buffer.save(tmp_path / "second")
         assert sorted(read_rlinf(tmp_path / "live")) == sorted(read_rlinf(tmp_path / "second")) == [0, 1, 2, 3]
         check(buffer.sample(24), 24)
     assert content(tmp_path / "second") == content(tmp_path / "live") == [0, 1, 2, 3]
@@ -123,19 +124,19 @@ def test_checkpoint_into_the_live_folder_and_after_a_resume(tmp_path: Path) -> N
 
 def test_resume_continues_the_random_stream_and_the_ids(tmp_path: Path) -> None:
     def run(name: str, resumes: bool) -> list[Any]:
-        buffer = build(tmp_path / name, sample_window_size=0)
+        buffer = build(tmp_path / name)
         batches = []
         for number in range(6):
-            buffer.add_trajectories([make(number)])
+            buffer.add([make(number)])
             batches.append(buffer.sample(5))
             if number == 2:
-                buffer.save_checkpoint(tmp_path / f"{name}-checkpoint")
+                buffer.save(tmp_path / f"{name}-checkpoint")
                 if resumes:
-                    buffer.add_trajectories([make(50)])
+                    buffer.add([make(50)])
                     buffer.sample(3)
                     buffer.close()
-                    buffer = build(tmp_path / f"{name}-resumed", sample_window_size=0, seed=99)
-                    buffer.load_checkpoint(tmp_path / f"{name}-checkpoint")
+                    buffer = build(tmp_path / f"{name}-resumed", seed=99)
+                    buffer.load(tmp_path / f"{name}-checkpoint")
         buffer.close()
         return batches
 
@@ -147,33 +148,38 @@ def test_resume_continues_the_random_stream_and_the_ids(tmp_path: Path) -> None:
 def test_load_after_sampling_replaces_never_mixes(tmp_path: Path) -> None:
     fill(tmp_path / "other", range(6))
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number) for number in range(10, 13)])
+        buffer.add([make(number) for number in range(10, 13)])
         assert check(buffer.sample(18), 18) <= {10, 11, 12}
-        buffer.load_checkpoint(tmp_path / "other")
+        buffer.load(tmp_path / "other")
         seen = set[int]()
         for _ in range(10):
             seen |= check(buffer.sample(36), 36)
         assert seen == set(range(6))
-        assert buffer.get_stats()["set_aside"] == 3
+        assert buffer.stats()["set_aside"] == 3
         assert sorted(path.name for path in (tmp_path / "live").glob("trajectory_*.pt")) == [
             f"trajectory_{number}_w_0.pt" for number in range(9)
         ]
     assert content(tmp_path / "live") == list(range(6))
     with build(tmp_path / "live") as buffer:
         assert ids(buffer) == list(range(6)), "what was set aside stays aside"
-        assert buffer.get_stats()["set_aside"] == 3
+        assert buffer.stats()["set_aside"] == 3
 
 
-def test_load_into_memory_keeps_the_window(tmp_path: Path) -> None:
+def test_load_into_memory_keeps_the_newest(tmp_path: Path) -> None:
     fill(tmp_path / "saved", range(6))
-    with sw.TrajectoryReplayBuffer(save_trajectories=False, sample_window_size=4) as buffer:
-        buffer.load_checkpoint(tmp_path / "saved")
+    with sw.TrajectoryReplayBuffer(None, capacity=4) as buffer:
+        buffer.load(tmp_path / "saved")
         assert ids(buffer) == [2, 3, 4, 5]
         assert check(buffer.sample(24), 24) <= {2, 3, 4, 5}
-        buffer.add_trajectories([make(6)])
+        buffer.add([make(6)])
         assert ids(buffer) == [3, 4, 5, 6]
-        with pytest.raises(SchemaError, match=r"clear\(\) empties it"):
-            buffer.clear_cache()
+    with sw.TrajectoryReplayBuffer(None) as buffer:
+        buffer.load(tmp_path / "saved")
+        assert ids(buffer) == list(range(6))
+        two = buffer.stats()["stored_bytes"] // 3
+    with sw.TrajectoryReplayBuffer(None, max_bytes=two) as buffer:
+        buffer.load(tmp_path / "saved")
+        assert ids(buffer) == [4, 5]
 
 
 def test_missing_parts_are_told_and_nothing_changes(tmp_path: Path) -> None:
@@ -185,7 +191,7 @@ def test_missing_parts_are_told_and_nothing_changes(tmp_path: Path) -> None:
     (tmp_path / "saved" / "trajectory_1_w_0.pt").unlink()
     (tmp_path / "empty").mkdir()
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(9)])
+        buffer.add([make(9)])
         for name, words in {
             "nowhere": "there is no such folder",
             "empty": "metadata.json: there is no such file",
@@ -194,10 +200,10 @@ def test_missing_parts_are_told_and_nothing_changes(tmp_path: Path) -> None:
             "saved": "trajectory_1_w_0.pt: there is no such file, and the index lists it",
         }.items():
             with pytest.raises(FileNotFoundError, match=words) as raised:
-                buffer.load_checkpoint(tmp_path / name)
+                buffer.load(tmp_path / name)
             assert isinstance(raised.value, StorageError)
         assert ids(buffer) == [0]
-        assert buffer.get_trajectory(0).rewards[0, 0] == 9000
+        assert buffer.get(0).rewards[0, 0] == 9000
         check(buffer.sample(6), 6)
 
 
@@ -205,24 +211,24 @@ def test_folder_with_other_things_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.pt").write_bytes(b"weights")
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
         with pytest.raises(StorageError, match=r"it holds 'model\.pt', which no index lists; give it a folder"):
-            buffer.save_checkpoint(tmp_path / "mine")
+            buffer.save(tmp_path / "mine")
         with build(tmp_path / "other"), pytest.raises(StorageError, match="has it open"):
-            buffer.save_checkpoint(tmp_path / "other")
-        buffer.save_checkpoint(tmp_path / "other")
+            buffer.save(tmp_path / "other")
+        buffer.save(tmp_path / "other")
         assert content(tmp_path / "other") == [0]
     assert (tmp_path / "mine" / "model.pt").read_bytes() == b"weights"
 
 
 def test_checkpoints_are_one_instant_while_adds_and_drops_go_on(tmp_path: Path) -> None:
-    with build(tmp_path / "live", max_trajectories=20, sample_window_size=0) as buffer:
+    with build(tmp_path / "live", capacity=20) as buffer:
         stop = threading.Event()
 
         def add() -> None:
             number = 0
             while not stop.is_set():
-                buffer.add_trajectories([make(number % 900)])
+                buffer.add([make(number % 900)])
                 number += 1
 
         thread = threading.Thread(target=add)
@@ -231,7 +237,7 @@ def test_checkpoints_are_one_instant_while_adds_and_drops_go_on(tmp_path: Path) 
             for turn in range(8):
                 while len(buffer) < 20:
                     pass
-                buffer.save_checkpoint(tmp_path / f"{turn}")
+                buffer.save(tmp_path / f"{turn}")
         finally:
             stop.set()
             thread.join()
@@ -244,6 +250,119 @@ def test_checkpoints_are_one_instant_while_adds_and_drops_go_on(tmp_path: Path) 
         assert len(list((tmp_path / "live").glob("trajectory_*"))) == 20
 
 
+# ---- open ------------------------------------------------------------------------------------------------------------
+
+
+def damage(folder: Path) -> None:
+    """Flips a byte of the record that lists the third trajectory, in the middle of the journal."""
+    data = bytearray((folder / INDEX).read_bytes())
+    at = data.index(b'{"add":[[2,')
+    data[at + 3] ^= 1
+    (folder / INDEX).write_bytes(data)
+
+
+@pytest.mark.parametrize("format", ["pt", "safetensors"])
+def test_open_of_a_checkpoint_is_a_copy_in_memory(tmp_path: Path, format: str) -> None:
+    with build(tmp_path / "live", format=format) as buffer:
+        buffer.add([make(number) for number in range(3)])
+        buffer.save(tmp_path / "checkpoint")
+        expected = buffer.sample(12)["rewards"]
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoint").iterdir()}
+    with sw.open(tmp_path / "checkpoint") as copy, sw.open(str(tmp_path / "checkpoint")) as other:
+        assert type(copy) is sw.TrajectoryReplayBuffer
+        assert (copy.folder, copy.capacity, copy.recent, len(copy)) == (None, None, None, 3)
+        assert np.array_equal(copy.sample(12)["rewards"], expected), "the random stream continues"
+        assert copy.stats()["format"] == format
+        copy.add(make(3))
+        assert (len(copy), len(other)) == (4, 3)
+        copy.save(tmp_path / "second")
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoint").iterdir()} == before
+    with sw.open(tmp_path / "second", device="cpu") as copy:
+        assert ids(copy) == [0, 1, 2, 3]
+        assert isinstance(copy.sample(4)["rewards"], torch.Tensor)
+
+
+@pytest.mark.parametrize("format", ["pt", "safetensors"])
+def test_open_of_an_address_continues_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "live", range(3), format=format)
+    with sw.open("file://live", device="cpu") as buffer:
+        assert type(buffer) is sw.TrajectoryReplayBuffer
+        assert buffer.folder == tmp_path / "live"
+        assert isinstance(buffer.sample(4)["rewards"], torch.Tensor)
+        buffer.add(make(3))
+        with pytest.raises(StorageError, match="has it open"):
+            sw.open("file://live")
+        buffer.flush()
+        with sw.open("live") as copy:
+            assert ids(copy) == [0, 1, 2, 3], "a copy can be taken of an open folder"
+    assert (tmp_path / "live" / f"trajectory_3_w_0.{format}").exists(), "in the format of the others"
+    with build(tmp_path / "live") as buffer:
+        assert ids(buffer) == [0, 1, 2, 3]
+
+
+def test_open_reads_folders_of_rlinf_and_of_ranks(tmp_path: Path) -> None:
+    write_rlinf(tmp_path / "rlinf", {number: make(number) for number in range(3)}, era=2)
+    with sw.open(tmp_path / "rlinf") as copy:
+        assert check(copy.sample(18), 18) <= {0, 1, 2}
+    assert not (tmp_path / "rlinf" / INDEX).exists(), "a copy changes nothing"
+    with sw.open(f"file://{tmp_path}/rlinf") as buffer:
+        buffer.add(make(3))
+    assert sorted(read_rlinf(tmp_path / "rlinf")) == [0, 1, 2, 3]
+    for rank in range(2):
+        fill(tmp_path / "all" / f"rank_{rank}", [10 * rank])
+    with sw.open(tmp_path / "all") as copy:
+        assert len(copy) == 2
+    with pytest.raises(StorageError, match="rank_0"):
+        sw.open(f"file://{tmp_path}/all")
+    assert not (tmp_path / "all" / INDEX).exists()
+
+
+def test_open_refuses_options_that_trajectories_do_not_have(tmp_path: Path) -> None:
+    fill(tmp_path / "live", range(1))
+    for address in (tmp_path / "live", f"file://{tmp_path}/live"):
+        with pytest.raises(SchemaError, match=r"open\(\): view: .* is a folder of trajectories; leave view= out"):
+            sw.open(address, view=sw.Transitions())
+        with pytest.raises(SchemaError, match=r"open\(\): verify: "):
+            sw.open(address, verify=False)
+        with pytest.raises(SchemaError, match=r"open\(\): device: "):
+            sw.open(address, device="nowhere")
+    fill(tmp_path / "pkl", range(1), format="pkl", allow_pickle=True)
+    with pytest.raises(StorageError, match="give the buffer allow_pickle=True"):
+        sw.open(tmp_path / "pkl")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError):
+        sw.open(tmp_path / "empty")
+
+
+def test_open_of_a_damaged_folder_recovers_where_asked(tmp_path: Path) -> None:
+    with build(tmp_path / "live") as buffer:
+        for number in range(5):
+            buffer.add(make(number))
+            buffer.flush()
+    damage(tmp_path / "live")
+    for address in (str(tmp_path / "live"), f"file://{tmp_path}/live"):
+        with pytest.raises(StorageError, match="damaged"):
+            sw.open(address)
+        with pytest.warns(UserWarning, match="damaged"):
+            buffer = sw.open(address, recover=True)
+        with buffer:
+            assert ids(buffer) == [0, 1, 3, 4]
+            check(buffer.sample(24), 24)
+        assert len(list((tmp_path / "live").glob("trajectory_*.pt"))) == 5, "no file is deleted"
+
+
+def test_checkpoint_without_a_file_is_loaded_where_asked(tmp_path: Path) -> None:
+    fill(tmp_path / "saved", range(3))
+    (tmp_path / "saved" / "trajectory_1_w_0.pt").unlink()
+    with sw.TrajectoryReplayBuffer(None) as buffer, pytest.raises(FileNotFoundError, match="trajectory_1_w_0"):
+        buffer.load(tmp_path / "saved")
+    with sw.TrajectoryReplayBuffer(None, recover=True) as buffer:
+        with pytest.warns(UserWarning, match="1 trajectories of its index have no whole file"):
+            buffer.load(tmp_path / "saved")
+        assert ids(buffer) == [0, 2]
+
+
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
@@ -251,38 +370,39 @@ def test_ranks_share_by_count_and_their_new_ids_differ(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "live", range(10))
     with build(tmp_path / "live") as buffer:
-        buffer.save_checkpoint(tmp_path / "checkpoint")
-    ranks = [sw.TrajectoryReplayBuffer(log_dir=tmp_path / f"log{rank}") for rank in range(4)]
+        buffer.save(tmp_path / "checkpoint")
+    ranks = [rlinf.TrajectoryReplayBuffer(log_dir=tmp_path / f"log{rank}") for rank in range(4)]
     parts, new = [], []
-    for rank, buffer in enumerate(ranks):
-        buffer.load_checkpoint("checkpoint", is_distributed=True, local_rank=rank, world_size=4)
-        assert buffer.storage_dir == tmp_path / "live" / f"rank_{rank}", "they share what the checkpoint was taken of"
-        parts.append(ids(buffer))
-        buffer.add_trajectories([make(100 + rank), make(200 + rank)])
-        new += ids(buffer)[-2:]
-        check(buffer.sample(6), 6)
-        buffer.close()
+    for rank, follower in enumerate(ranks):
+        follower.load_checkpoint("checkpoint", is_distributed=True, local_rank=rank, world_size=4)
+        place = tmp_path / "live" / f"rank_{rank}"
+        assert follower.storage_dir == place, "they share what the checkpoint was taken of"
+        parts.append(ids(follower))
+        follower.add_trajectories([make(100 + rank), make(200 + rank)])
+        new += ids(follower)[-2:]
+        check(follower.sample(6), 6)
+        follower.close()
     assert parts == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
     assert len(set(new)) == 8
     assert min(new) >= 10
     for world, sizes in ((1, [10]), (3, [4, 3, 3]), (12, [1] * 10 + [0, 0])):
         for rank in range(world):
             with build(tmp_path / f"{world}-{rank}") as buffer:
-                buffer.load_checkpoint("checkpoint", is_distributed=True, local_rank=rank, world_size=world)
+                buffer.load("checkpoint", rank=rank, world_size=world)
                 assert len(buffer) == sizes[rank]
                 if not sizes[rank]:
                     with pytest.raises(sw.errors.NotReady):
                         buffer.sample(1)
     with build(tmp_path / "bad") as buffer:
         for rank, world in ((4, 4), (-1, 4), (0, 0), (True, 2)):
-            with pytest.raises(SchemaError, match=r"local_rank|world_size"):
-                buffer.load_checkpoint("checkpoint", is_distributed=True, local_rank=rank, world_size=world)
+            with pytest.raises(SchemaError, match=r" rank: expected 0 to|world_size"):
+                buffer.load("checkpoint", rank=rank, world_size=world)
 
 
 def test_ranks_share_by_samples_or_stride_where_asked(tmp_path: Path) -> None:
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number, steps=60 if number < 2 else 10) for number in range(14)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+        buffer.add([make(number, steps=60 if number < 2 else 10) for number in range(14)])
+        buffer.save(tmp_path / "checkpoint")
     for how, expected in {
         "count": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13]],
         "stride": [[0, 3, 6, 9, 12], [1, 4, 7, 10, 13], [2, 5, 8, 11]],
@@ -290,14 +410,13 @@ def test_ranks_share_by_samples_or_stride_where_asked(tmp_path: Path) -> None:
     }.items():
         for rank in range(3):
             with build(tmp_path / f"{how}{rank}") as buffer:
-                where = {"is_distributed": True, "local_rank": rank, "world_size": 3}
-                buffer.load_checkpoint(tmp_path / "checkpoint", **where, split_by=how)  # type: ignore[arg-type]
+                buffer.load(tmp_path / "checkpoint", rank=rank, world_size=3, split_by=how)
                 assert ids(buffer) == expected[rank]
     with (
         build(tmp_path / "bad") as buffer,
         pytest.raises(SchemaError, match="split_by: expected 'count', 'samples' or 'stride'"),
     ):
-        buffer.load_checkpoint(tmp_path / "checkpoint", is_distributed=True, split_by="size")
+        buffer.load(tmp_path / "checkpoint", split_by="size")
 
 
 def test_checkpoints_of_four_ranks_load_in_two(tmp_path: Path) -> None:
@@ -306,7 +425,7 @@ def test_checkpoints_of_four_ranks_load_in_two(tmp_path: Path) -> None:
     found = []
     for rank in range(2):
         with build(tmp_path / f"new{rank}") as buffer:
-            buffer.load_checkpoint(tmp_path / "all", is_distributed=True, local_rank=rank, world_size=2)
+            buffer.load(tmp_path / "all", rank=rank, world_size=2)
             found.append([int(trajectory.rewards[0, 0]) // 1000 for _, trajectory in buffer.trajectories()])
             check(buffer.sample(24), 24)
     assert found == [[0, 10, 20, 30], [1, 11, 21, 31]]
@@ -320,12 +439,12 @@ def test_folder_of_rlinf_loads_and_can_be_lived_in(tmp_path: Path, era: int) -> 
     there = {number: make(number, epochs=number % 2, weights=f"{'ab' * number}_{number}") for number in (0, 1, 4)}
     write_rlinf(tmp_path / "rlinf", there, era, counter=9)
     with build(tmp_path / "live") as buffer:
-        buffer.load_checkpoint(tmp_path / "rlinf")
+        buffer.load(tmp_path / "rlinf")
         assert ids(buffer) == [0, 1, 4]
         assert check(buffer.sample(18), 18) <= {0, 1, 4}
-        buffer.clear_cache()
+        buffer._store.empty_cache("test")
         check(buffer.sample(18), 18)
-        buffer.add_trajectories([make(5)])
+        buffer.add([make(5)])
         assert ids(buffer)[-1] == 9
     with build(tmp_path / "rlinf") as buffer:
         assert ids(buffer) == [0, 1, 4]
@@ -340,7 +459,7 @@ def test_first_version_s_checkpoint_has_its_data_elsewhere(tmp_path: Path) -> No
     for name in ("metadata.json", "trajectory_index.json"):
         shutil.copy(tmp_path / "data" / name, tmp_path / "checkpoint")
     with build(tmp_path / "live") as buffer:
-        buffer.load_checkpoint(tmp_path / "checkpoint")
+        buffer.load(tmp_path / "checkpoint")
         check(buffer.sample(12), 12)
 
 
@@ -348,7 +467,7 @@ def test_index_under_the_tool_s_misspelt_name_is_read(tmp_path: Path) -> None:
     write_rlinf(tmp_path / "rlinf", {0: make(0), 1: make(1)}, era=1)
     (tmp_path / "rlinf" / "trajectory_index.json").rename(tmp_path / "rlinf" / "trajector_index.json")
     with build(tmp_path / "live") as buffer:
-        buffer.load_checkpoint(tmp_path / "rlinf")
+        buffer.load(tmp_path / "rlinf")
         check(buffer.sample(12), 12)
 
 
@@ -359,14 +478,14 @@ def test_rlinf_s_index_entries_without_files_are_told(tmp_path: Path) -> None:
         with pytest.warns(
             UserWarning, match=r"1 of 3 trajectories of its index have no file and are left out \(the first: 1"
         ):
-            buffer.load_checkpoint(tmp_path / "rlinf")
+            buffer.load(tmp_path / "rlinf")
         assert ids(buffer) == [0, 2]
 
 
 def test_rlinf_reads_our_checkpoints_and_goes_on_in_them(tmp_path: Path) -> None:
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number, epochs=1) for number in range(3)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+        buffer.add([make(number, epochs=1) for number in range(3)])
+        buffer.save(tmp_path / "checkpoint")
     found = read_rlinf(tmp_path / "checkpoint")
     for number, tree in found.items():
         expected = as_dict(make(number, epochs=1))
@@ -383,7 +502,7 @@ def test_rlinf_reads_our_checkpoints_and_goes_on_in_them(tmp_path: Path) -> None
     }
     write_rlinf(tmp_path / "checkpoint", {number: make(number) for number in range(5)}, era=2)
     with build(tmp_path / "other") as buffer:
-        buffer.load_checkpoint(tmp_path / "checkpoint")
+        buffer.load(tmp_path / "checkpoint")
         assert ids(buffer) == [0, 1, 2, 3, 4], "RLinf wrote here last"
 
 
@@ -393,8 +512,8 @@ def test_rlinf_reads_our_checkpoints_and_goes_on_in_them(tmp_path: Path) -> None
 def test_torch_and_safetensors_read_our_files(tmp_path: Path) -> None:
     expected = as_dict(make(0, epochs=3))
     for format in ("pt", "safetensors"):
-        with build(tmp_path / format, storage_format=format) as buffer:
-            buffer.add_trajectories([make(0, epochs=3)])
+        with build(tmp_path / format, format=format) as buffer:
+            buffer.add([make(0, epochs=3)])
     path = tmp_path / "pt" / "trajectory_0_w_0.pt"
     assert zipfile.ZipFile(path).testzip() is None
     for maps in (False, True):
@@ -407,9 +526,12 @@ def test_torch_and_safetensors_read_our_files(tmp_path: Path) -> None:
 
 
 def test_pickles_need_trust_also_inside_pt_files(tmp_path: Path) -> None:
-    fill(tmp_path / "pkl", range(2), storage_format="pkl", allow_pickle=True)
-    with build(tmp_path / "live") as buffer, pytest.raises(StorageError, match="holds pickles; give allow_pickle=True"):
-        buffer.load_checkpoint(tmp_path / "pkl")
+    fill(tmp_path / "pkl", range(2), format="pkl", allow_pickle=True)
+    with (
+        build(tmp_path / "live") as buffer,
+        pytest.raises(StorageError, match=r"holds pickles.*give the buffer allow_pickle=True"),
+    ):
+        buffer.load(tmp_path / "pkl")
 
     class Evil:
         def __reduce__(self) -> Any:
@@ -418,7 +540,7 @@ def test_pickles_need_trust_also_inside_pt_files(tmp_path: Path) -> None:
     write_rlinf(tmp_path / "evil", {0: make(0)}, era=2)
     torch.save({"rewards": torch.zeros(3, 2), "curr_obs": {"x": Evil()}}, tmp_path / "evil" / "trajectory_0_w_0.pt")
     with build(tmp_path / "live") as buffer, pytest.raises(StorageError, match=r"names \w+\.system, which is neither"):
-        buffer.load_checkpoint(tmp_path / "evil")
+        buffer.load(tmp_path / "evil")
     assert not (tmp_path / "ran").exists()
 
 
@@ -432,18 +554,18 @@ def test_damaged_files_are_refused_with_words(tmp_path: Path) -> None:
         (tmp_path / what / name).write_bytes(new)
         return tmp_path / what
 
-    with build(tmp_path / "live", cache_size=3) as buffer:
+    with build(tmp_path / "live", cache=3) as buffer:
         with pytest.raises(StorageError, match=rf"{name}: expected {len(data)} bytes, got {len(data) - 1}"):
-            buffer.load_checkpoint(spoiled("short", data[:-1]))
+            buffer.load(spoiled("short", data[:-1]))
         flipped = bytearray(data)
         flipped[data.index(np.float32(1001).tobytes())] ^= 1
         with pytest.raises(StorageError, match="damaged: its checksum is not the index's"):
-            buffer.load_checkpoint(spoiled("flipped", bytes(flipped)))
+            buffer.load(spoiled("flipped", bytes(flipped)))
         assert len(buffer) == 0
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
     with pytest.raises(StorageError, match="damaged: its checksum is not the index's"):
         build(tmp_path / "flipped")
-    with build(tmp_path / "flipped", cache_size=1):
+    with build(tmp_path / "flipped", cache=1):
         pass  # a refused folder is nobody's
     for cut in range(0, len(data), 97):
         path = tmp_path / "cut.pt"
@@ -466,7 +588,7 @@ def test_index_s_torn_end_is_cut_and_damage_before_it_is_told(tmp_path: Path) ->
     fill(tmp_path / "good", [0])
     with build(tmp_path / "good") as buffer:
         for number in range(1, 5):
-            buffer.add_trajectories([make(number)])
+            buffer.add([make(number)])
             buffer.flush()
         shutil.copytree(tmp_path / "good", tmp_path / "killed")  # as a killed process leaves it
     journal = (tmp_path / "killed" / INDEX).read_bytes()
@@ -478,12 +600,12 @@ def test_index_s_torn_end_is_cut_and_damage_before_it_is_told(tmp_path: Path) ->
         (tmp_path / "live" / INDEX).write_bytes(journal[:cut])
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            with build(tmp_path / "live", cache_size=0) as buffer:
+            with build(tmp_path / "live", cache=0) as buffer:
                 count = len(buffer)
                 assert ids(buffer) == list(range(count))
-                buffer.add_trajectories([make(count)])
+                buffer.add([make(count)])
         assert all("its last record was not written whole" in str(one.message) for one in told)
-        with build(tmp_path / "live", cache_size=0) as buffer:
+        with build(tmp_path / "live", cache=0) as buffer:
             assert [int(one.rewards[0, 0]) // 1000 for _, one in buffer.trajectories()] == list(range(count + 1))
             check(buffer.sample(6), 6)
     shutil.rmtree(tmp_path / "live")
@@ -552,7 +674,7 @@ def test_moved_source_lists_nothing_that_went(tmp_path: Path) -> None:
             assert read_rlinf(folder) == {}
         with build(folder) as buffer:
             assert len(buffer) == 0
-            buffer.add_trajectories([make(7)])
+            buffer.add([make(7)])
 
 
 def test_split_takes_the_first_and_leaves_the_others(tmp_path: Path) -> None:
@@ -568,7 +690,7 @@ def test_split_takes_the_first_and_leaves_the_others(tmp_path: Path) -> None:
     assert content(tmp_path / "part") == [0, 1, 2]
     assert content(tmp_path / "all") == [3, 4]
     with build(tmp_path / "all") as buffer:
-        buffer.add_trajectories([make(9)])
+        buffer.add([make(9)])
         assert ids(buffer) == [3, 4, 5]
 
 
@@ -577,12 +699,12 @@ def test_tool_refuses_what_it_would_spoil(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected folders named rank_0"):
         merge(tmp_path / "none", tmp_path / "merged")
     fill(tmp_path / "all" / "rank_0", range(2))
-    fill(tmp_path / "all" / "rank_1", range(2), storage_format="safetensors")
+    fill(tmp_path / "all" / "rank_1", range(2), format="safetensors")
     with pytest.raises(SchemaError, match="expected one storage format, got pt, safetensors"):
         merge(tmp_path / "all", tmp_path / "merged")
     shutil.rmtree(tmp_path / "all" / "rank_1")
     with build(tmp_path / "all" / "rank_1") as buffer:
-        buffer.add_trajectories([sw.Trajectory(rewards=np.zeros((1, 1), np.float32))])
+        buffer.add([sw.Trajectory(rewards=np.zeros((1, 1), np.float32))])
         buffer.flush()
         with pytest.raises(SchemaError, match="its rows are not those of the others: actions, "):
             merge(tmp_path / "all", tmp_path / "merged")

@@ -480,11 +480,11 @@ def test_rm_removes_a_buffer_that_is_open_and_names_who_has_it(live: sw.ReplayBu
 
 def fill_ranks(folder: Path) -> None:
     for rank in range(2):
-        with sw.TrajectoryReplayBuffer(storage_dir=folder / f"rank_{rank}", storage_format="safetensors") as buffer:
+        with sw.TrajectoryReplayBuffer(folder / f"rank_{rank}", seed=1234) as buffer:
             for number in range(3):
                 rewards = np.full((4 + number, 2), 10 * rank + number, np.float32)
                 obs = {"state": np.repeat(rewards[..., None], 3, 2)}
-                buffer.add_trajectories([sw.Trajectory(rewards=rewards, curr_obs=obs, model_weights_id=f"w{number}")])
+                buffer.add([sw.Trajectory(rewards=rewards, curr_obs=obs, model_weights_id=f"w{number}")])
 
 
 def test_info_of_trajectories_prints_keys_shapes_and_counts(tmp_path: Path) -> None:
@@ -544,7 +544,7 @@ def test_merge_and_split_of_trajectories(tmp_path: Path) -> None:
 
     done = run_module("convert", str(tmp_path / "part"), str(tmp_path / "torch"), "--format", "pt")
     assert (done.returncode, done.stdout) == (0, f"2 trajectories in {tmp_path}/torch\n"), done.stderr
-    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "torch") as buffer:
+    with sw.TrajectoryReplayBuffer(tmp_path / "torch") as buffer:
         assert [trajectory.rewards[0, 0] for _, trajectory in buffer.trajectories()] == [0, 10]
         assert (tmp_path / "torch" / "trajectory_1_w0.pt").exists()
     assert (tmp_path / "torch" / "trajectory_index.json").exists(), "RLinf reads it"
@@ -581,8 +581,8 @@ def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert (done.returncode, done.stdout) == (0, f"6 episodes in {folder}\n"), done.stderr
     episodes = list(made.iterate_episodes())
     assert {bool(episode.truncations.any()) for episode in episodes} == {True, False}
-    with sw.TrajectoryReplayBuffer(storage_dir=folder, sample_window_size=0) as buffer:
-        assert buffer.total_samples == made.total_steps
+    with sw.TrajectoryReplayBuffer(folder) as buffer:
+        assert buffer.stats()["transitions"] == made.total_steps
         for (_, trajectory), episode in zip(buffer.trajectories(), episodes, strict=True):
             assert np.array_equal(trajectory.curr_obs["observation"][:, 0], episode.observations[:-1])
             assert np.array_equal(trajectory.next_obs["observation"][:, 0], episode.observations[1:])
@@ -600,7 +600,7 @@ def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.Monk
         for name in ("observations", "actions", "rewards", "terminations", "truncations"):
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
 
-    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "rollout") as buffer:
+    with sw.TrajectoryReplayBuffer(tmp_path / "rollout") as buffer:
         rewards = np.arange(10, dtype=np.float32).reshape(5, 2)
         obs = {"observation": np.repeat(rewards[..., None], 2, 2)}
         after = {"observation": obs["observation"] + 2}
@@ -608,7 +608,7 @@ def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.Monk
         dones[2 + 1, 0] = True  # the first row is the reset's
         actions = np.zeros((5, 2), np.int64)
         given = sw.Trajectory(rewards=rewards, curr_obs=obs, next_obs=after, dones=dones, actions=actions)
-        buffer.add_trajectories([given])
+        buffer.add([given])
     done = run_module("convert", str(tmp_path / "rollout"), "minari:test/rollout-v0")
     assert done.returncode == 0, done.stderr
     rows = [episode.rewards.tolist() for episode in minari.load_dataset("test/rollout-v0").iterate_episodes()]
@@ -626,8 +626,8 @@ def test_minari_data_set_of_an_environment_that_is_not_installed(
     folder = tmp_path / "folder"
     rewards = np.arange(10, dtype=np.float32).reshape(10, 1)
     obs = np.zeros((10, 1, 3), np.float32)
-    with sw.TrajectoryReplayBuffer(storage_dir=folder) as buffer:
-        buffer.add_trajectories(
+    with sw.TrajectoryReplayBuffer(folder) as buffer:
+        buffer.add(
             [
                 sw.Trajectory(
                     rewards=rewards,

@@ -613,7 +613,7 @@ def test_trajectories_are_recorded_over_a_kill_and_cloned(tmp_path: Path) -> Non
     assert result.from_files > 0.7, "five of sixty are in memory"
     assert result.agreement > 0.9
     assert result.greedy_return > 300
-    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "buffer", sample_window_size=0) as buffer:
+    with sw.TrajectoryReplayBuffer(tmp_path / "buffer") as buffer:
         batch = buffer.sample(5_000)
         assert (batch["actions"] == example.rule(batch["curr_obs"]["state"])).all()
         going = ~batch["terminations"] & ~batch["truncations"]

@@ -398,6 +398,39 @@ def test_today_s_names_bring_today_s_default(tmp_path: Path, monkeypatch: pytest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "live"]
 
 
+def test_window_of_a_buffer_without_files_is_what_it_keeps(tmp_path: Path) -> None:
+    with TrajectoryReplayBuffer(auto_save=False, sample_window_size=2, max_trajectories=5) as buffer:
+        kept = {2: 2, 4: 4, 0: 5, 3: 3}
+        for window, count in kept.items():
+            buffer.sample_window_size = window
+            buffer.add_trajectories([make(number) for number in range(7)])
+            assert buffer._trajectory_id_list[-1] % 7 == 6
+            assert len(buffer) == count
+    with TrajectoryReplayBuffer(storage_dir=tmp_path, sample_window_size=2) as buffer:
+        buffer.add_trajectories([make(number) for number in range(7)])
+        assert len(buffer) == 7, "with files the window only says what is drawn"
+
+
+def test_errors_name_upstream_s_arguments_and_calls(tmp_path: Path) -> None:
+    with TrajectoryReplayBuffer(storage_dir=tmp_path / "live") as buffer:
+        buffer.add_trajectories([make(0)])
+        buffer.save_checkpoint(tmp_path / "checkpoint")
+        with pytest.raises(
+            SchemaError, match=r"load_checkpoint\(\): local_rank: expected 0 to 1 \(world_size=2\), got 2"
+        ):
+            buffer.load_checkpoint(tmp_path / "checkpoint", is_distributed=True, local_rank=2, world_size=2)
+        with pytest.raises(SchemaError, match=r"sample\(\): num_chunks: expected at most the 6 transitions"):
+            buffer.sample(7)
+        with pytest.raises(SchemaError, match=r"add_trajectories\(\): "):
+            buffer.add_trajectories([5])
+        with pytest.raises(sw.errors.StaleHandle, match=r"get_trajectory\(\): there is no trajectory 7"):
+            buffer.get_trajectory(7)
+        assert len(buffer) == 1
+    assert len(buffer) == 1, "a closed buffer still counts"
+    with pytest.raises(sw.errors.ClosedError, match=r"add_trajectories\(\): the buffer is closed"):
+        buffer.add_trajectories([make(1)])
+
+
 # ---- folders that RLinf reads while they are open --------------------------------------------------------------------
 
 
@@ -427,8 +460,8 @@ def test_open_folder_is_readable_by_rlinf(tmp_path: Path, monkeypatch: pytest.Mo
         assert rlinf_finds(tmp_path / "live", 0) == {}
         buffer.add_trajectories([make(9)])
     assert list(read_rlinf(tmp_path / "live")) == [3]
-    with sw.TrajectoryReplayBuffer(storage_dir=tmp_path / "own") as own:
-        own.add_trajectories([make(0)])
+    with sw.TrajectoryReplayBuffer(tmp_path / "own", format="pt") as own:
+        own.add([make(0)])
         own.flush()
         assert not (tmp_path / "own" / "metadata.json").exists(), "only what is asked for RLinf's names pays for it"
 
@@ -516,7 +549,8 @@ def test_load_that_leaves_a_folder_does_not_wait_for_the_thread_that_waits_for_i
         buffer.save_checkpoint("checkpoint")
     inside, go_on = threading.Event(), threading.Event()
     buffer = TrajectoryReplayBuffer()
-    tell: Any = buffer._saver._tell  # type: ignore[union-attr]
+    saver: Any = buffer._store._saver
+    tell = saver._tell
     index, format = tell.args
 
     def when_the_load_has_the_lock() -> Any:
@@ -524,7 +558,7 @@ def test_load_that_leaves_a_folder_does_not_wait_for_the_thread_that_waits_for_i
         go_on.wait(10)
         return index()
 
-    monkeypatch.setattr(buffer._saver, "_tell", lambda: tell.func(when_the_load_has_the_lock, format))
+    monkeypatch.setattr(saver, "_tell", lambda: tell.func(when_the_load_has_the_lock, format))
     buffer.add_trajectories([make(5)])
     assert inside.wait(10)
     loads = threading.Thread(target=buffer.load_checkpoint, args=("checkpoint",))

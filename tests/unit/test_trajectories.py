@@ -24,7 +24,9 @@ from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, St
 
 
 def build(folder: Path, **options: Any) -> sw.TrajectoryReplayBuffer:
-    return sw.TrajectoryReplayBuffer(storage_dir=folder / "live", **options)
+    """A buffer in a folder; without files where ``saves`` is False."""
+    place = folder / "live" if options.pop("saves", True) else None
+    return sw.TrajectoryReplayBuffer(place, **{"format": "pt", "seed": 1234, **options})
 
 
 FORMATS = ["pt", "safetensors", "pkl"]
@@ -36,8 +38,8 @@ FORMATS = ["pt", "safetensors", "pkl"]
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("cache", [0, 2, 10])
 def test_rows_are_whole_and_tell_where_they_come_from(tmp_path: Path, format: str, cache: int) -> None:
-    with build(tmp_path, cache_size=cache, storage_format=format, allow_pickle=True) as buffer:
-        buffer.add_trajectories([make(number, epochs=number % 2) for number in range(4)])
+    with build(tmp_path, cache=cache, format=format, allow_pickle=True) as buffer:
+        buffer.add([make(number, epochs=number % 2) for number in range(4)])
         batch = buffer.sample(24)
         assert check(batch, 24) <= set(range(4))
         place = batch["trajectory_id"] * 1000 + batch["step"] * 2 + batch["env"]
@@ -50,61 +52,68 @@ def test_batches_are_tensors_where_asked_for(tmp_path: Path) -> None:
     with build(tmp_path, device="cpu") as buffer:
         trajectory = make(0)
         trajectory.forward_inputs = {"logits": torch.randn(3, 2, 4).bfloat16()}
-        buffer.add_trajectories([trajectory])
+        buffer.add([trajectory])
         batch = buffer.sample(6)
         check(batch, 6)
         assert batch["forward_inputs"]["logits"].dtype == torch.bfloat16
         rows = trajectory.forward_inputs["logits"].reshape(6, 4)[batch["step"] * 2 + batch["env"]]
         assert torch.equal(batch["forward_inputs"]["logits"], rows)
         buffer.flush()
-        buffer.clear_cache()
-        assert torch.equal(buffer.get_trajectory(0).forward_inputs["logits"], trajectory.forward_inputs["logits"])
+        buffer._store.empty_cache("test")
+        assert torch.equal(buffer.get(0).forward_inputs["logits"], trajectory.forward_inputs["logits"])
     with build(tmp_path / "numpy") as buffer, pytest.raises(SchemaError, match="device='cpu'"):
-        buffer.add_trajectories([trajectory])
+        buffer.add([trajectory])
 
 
 def test_counts_are_of_trajectories_and_of_transitions(tmp_path: Path) -> None:
     with build(tmp_path) as buffer:
-        with pytest.raises(NotReady, match=r"sample\(\): the buffer is empty; add_trajectories\(\) first"):
+        with pytest.raises(NotReady, match=r"sample\(\): the buffer is empty; add\(\) first"):
             buffer.sample(1)
-        buffer.add_trajectories([])
-        assert len(buffer) == buffer.size == buffer.total_samples == 0
-        buffer.add_trajectories([make(0), make(1, steps=5)])
-        assert (len(buffer), buffer.size, buffer.total_samples) == (2, 2, 16)
-        assert buffer.is_ready(2)
-        assert not buffer.is_ready(3)
+        buffer.add([])
+        assert len(buffer) == buffer.stats()["transitions"] == 0
+        buffer.add([make(0), make(1, steps=5)])
+        assert len(buffer) == 2
         buffer.sample(16)
         buffer.flush()
-        stats = buffer.get_stats()
-        assert (stats["num_trajectories"], stats["total_samples"]) == (2, 16)
+        stats = buffer.stats()
+        assert (stats["size"], stats["transitions"], stats["added"], stats["capacity"]) == (2, 16, 2, None)
+        assert (stats["seed"], stats["format"]) == (1234, "pt")
         assert set(stats) == {
-            "num_trajectories",
-            "total_samples",
-            "cache_size",
+            "size",
+            "capacity",
+            "added",
+            "transitions",
+            "cached",
             "cache_bytes",
             "cache_hits",
             "cache_misses",
             "stored_bytes",
             "unsaved",
             "set_aside",
+            "seed",
+            "format",
         }
         for wrong in (0, -1, 2.5, True):
-            with pytest.raises(SchemaError, match="num_chunks: expected a whole number, at least 1"):
+            with pytest.raises(SchemaError, match="batch_size: expected a whole number, at least 1"):
                 buffer.sample(wrong)  # type: ignore[arg-type]
 
 
-def test_more_than_there_is_is_refused(tmp_path: Path) -> None:
-    with build(tmp_path, sample_window_size=1) as buffer:
-        buffer.add_trajectories([make(0), make(1)])
-        with pytest.raises(SchemaError, match=r"at most the 6 transitions of the newest 1 trajectories, got 7"):
+def test_batch_larger_than_the_recent_trajectories_is_not_ready(tmp_path: Path) -> None:
+    with build(tmp_path, recent=1) as buffer:
+        buffer.add([make(0), make(1)])
+        with pytest.raises(
+            NotReady,
+            match=r"sample\(\): batch_size: the newest 1 trajectories hold 6 transitions, got 7; add more, or set a",
+        ):
             buffer.sample(7)
-        buffer.sample_window_size = 0
+        assert buffer._store._contents.calls == 0, "the random stream did not move"
+        buffer.recent = None
         assert check(buffer.sample(7), 7) <= {0, 1}
 
 
 def test_every_transition_of_the_window_is_as_likely_as_any_other(tmp_path: Path) -> None:
-    with build(tmp_path, sample_window_size=3) as buffer:
-        buffer.add_trajectories([make(number, steps=1 + 3 * number) for number in range(5)])
+    with build(tmp_path, recent=3) as buffer:
+        buffer.add([make(number, steps=1 + 3 * number) for number in range(5)])
         seen = Counter[float]()
         for _ in range(400):
             seen.update(buffer.sample(50)["rewards"].tolist())
@@ -117,13 +126,13 @@ def test_every_transition_of_the_window_is_as_likely_as_any_other(tmp_path: Path
 
 def test_window_takes_effect_at_once(tmp_path: Path) -> None:
     for saves in (True, False):
-        with build(tmp_path / str(saves), sample_window_size=0, save_trajectories=saves) as buffer:
-            buffer.add_trajectories([make(number) for number in range(8)])
+        with build(tmp_path / str(saves), saves=saves) as buffer:
+            buffer.add([make(number) for number in range(8)])
             assert check(buffer.sample(48), 48) > {7}
             for window in (2, 1, 5):
-                buffer.sample_window_size = window
+                buffer.recent = window
                 assert check(buffer.sample(6), 6) <= set(range(8 - window, 8))
-            buffer.sample_window_size = 0
+            buffer.recent = None
             seen = set[int]()
             for _ in range(20):
                 seen |= check(buffer.sample(48), 48)
@@ -137,7 +146,7 @@ def test_same_seed_gives_the_same_batches_and_no_other_stream_is_touched(tmp_pat
     batches = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         with build(tmp_path / name, seed=seed) as buffer:
-            buffer.add_trajectories([make(0, steps=100)])
+            buffer.add([make(0, steps=100)])
             batches.append([buffer.sample(50)["rewards"] for _ in range(2)])
     assert np.array_equal(batches[0], batches[1])
     assert not np.array_equal(batches[0], batches[2])
@@ -155,8 +164,8 @@ def test_flags_and_values_are_aligned_from_memory_from_files_and_mixed(tmp_path:
     values = torch.tensor([10, 11, -1, 12, 13, -1])[:, None]
     trajectory = sw.Trajectory(rewards=torch.zeros(4, 1), terminations=flags, prev_values=values)
     for cache in (0, 1, 2):
-        with build(tmp_path / str(cache), cache_size=cache, storage_format=format) as buffer:
-            buffer.add_trajectories([trajectory, trajectory])
+        with build(tmp_path / str(cache), cache=cache, format=format) as buffer:
+            buffer.add([trajectory, trajectory])
             for _ in range(2):
                 batch = buffer.sample(8)
                 assert np.array_equal(batch["terminations"], batch["step"] + 1)
@@ -166,13 +175,13 @@ def test_flags_and_values_are_aligned_from_memory_from_files_and_mixed(tmp_path:
 
 def test_rows_that_make_no_epochs_change_nothing(tmp_path: Path) -> None:
     with build(tmp_path) as buffer:
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
         bad = make(1)
         bad.dones = torch.zeros(5, 2, dtype=torch.bool)
         with pytest.raises(
             SchemaError, match=r"dones: expected 3 rows and one more for every epoch, got 5: 3 steps do not"
         ):
-            buffer.add_trajectories([make(2), bad])
+            buffer.add([make(2), bad])
         assert len(buffer) == 1
         buffer.flush()
         assert [path.name for path in (tmp_path / "live").glob("trajectory_*")] == ["trajectory_0_w_0.pt"]
@@ -217,17 +226,17 @@ def wrong_trajectories() -> dict[str, tuple[sw.Trajectory, str]]:
 @pytest.mark.parametrize("saves", [True, False])
 def test_wrong_trajectory_is_refused_whole(tmp_path: Path, what: str, saves: bool) -> None:
     wrong, words = wrong_trajectories()[what]
-    with build(tmp_path, save_trajectories=saves) as buffer:
-        buffer.add_trajectories([make(0)])
+    with build(tmp_path, saves=saves) as buffer:
+        buffer.add([make(0)])
         buffer.flush()
-        before = buffer.get_stats()
+        before = buffer.stats()
         with pytest.raises(SchemaError, match=words):
-            buffer.add_trajectories([make(5), wrong])
+            buffer.add([make(5), wrong])
         buffer.flush()
-        assert buffer.get_stats() == before
-        buffer.add_trajectories([make(1)])
+        assert buffer.stats() == before
+        buffer.add([make(1)])
         assert check(buffer.sample(12), 12) <= {0, 1}
-        assert buffer.get_trajectory(1).rewards[0, 0] == 1000
+        assert buffer.get(1).rewards[0, 0] == 1000
     if saves:
         assert len(list((tmp_path / "live").glob("trajectory_*.pt"))) == 2
 
@@ -236,7 +245,7 @@ def test_order_of_keys_does_not_matter(tmp_path: Path) -> None:
     turned = make(1)
     turned.curr_obs = dict(reversed(turned.curr_obs.items()))
     with build(tmp_path) as buffer:
-        buffer.add_trajectories([make(0), turned])
+        buffer.add([make(0), turned])
         for _ in range(5):
             check(buffer.sample(12), 12)
 
@@ -246,20 +255,22 @@ def test_tensors_on_a_gpu_are_refused(tmp_path: Path) -> None:
         build(tmp_path) as buffer,
         pytest.raises(SchemaError, match=r"rewards: expected a tensor on the CPU, got one on meta"),
     ):
-        buffer.add_trajectories([sw.Trajectory(rewards=torch.zeros(2, 2, device="meta"))])
+        buffer.add([sw.Trajectory(rewards=torch.zeros(2, 2, device="meta"))])
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"storage_format": "zip"}, "storage_format: expected 'pt', 'safetensors' or 'pkl', got 'zip'"),
-        ({"storage_format": "pkl"}, "allow_pickle=True"),
-        ({"save_trajectories": False, "enable_cache": False}, "give enable_cache=True"),
-        ({"cache_size": -1}, "cache_size: expected a whole number, at least 0"),
-        ({"sample_window_size": -1}, "sample_window_size"),
+        ({"format": "zip"}, "format: expected 'pt', 'safetensors' or 'pkl', got 'zip'"),
+        ({"format": "pkl"}, "allow_pickle=True"),
+        ({"saves": False, "cache": 0}, "cache: with folder=None every trajectory is in memory"),
+        ({"saves": False, "cache_bytes": 100}, "cache_bytes: with folder=None every trajectory is in memory"),
+        ({"cache": 0, "cache_bytes": 100}, "cache_bytes: with cache=0 there is no cache"),
+        ({"cache": -1}, "cache: expected a whole number, at least 0"),
+        ({"capacity": 0}, "capacity: expected a whole number, at least 1"),
+        ({"recent": 0}, "recent: expected a whole number, at least 1"),
         ({"max_bytes": 0}, "max_bytes: expected a whole number, at least 1"),
         ({"seed": -1}, "seed"),
-        ({"enable_cache": 1}, "enable_cache: expected True or False"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -272,70 +283,70 @@ def test_impossible_settings_are_refused(tmp_path: Path, options: dict[str, Any]
 
 
 def test_cache_lets_the_oldest_go_and_counts(tmp_path: Path) -> None:
-    with build(tmp_path, cache_size=2) as buffer:
-        buffer.add_trajectories([make(number) for number in range(3)])
-        buffer.add_trajectories([make(3, steps=50)])
+    with build(tmp_path, cache=2) as buffer:
+        buffer.add([make(number) for number in range(3)])
+        buffer.add([make(3, steps=50)])
         buffer.flush()
-        assert buffer.get_stats()["cache_size"] == 2
-        assert [number for number in range(4) if buffer._rows.slab(number) is not None] == [2, 3]
+        assert buffer.stats()["cached"] == 2
+        assert [number for number in range(4) if buffer._store._contents.rows.slab(number) is not None] == [2, 3]
         seen = Counter[int]()
         for _ in range(20):
             seen.update(buffer.sample(100)["trajectory_id"].tolist())
-        stats = buffer.get_stats()
+        stats = buffer.stats()
         assert stats["cache_hits"] == seen[2] + seen[3]
         assert stats["cache_misses"] == seen[0] + seen[1] > 0
-        assert buffer.get_trajectory(2).rewards[0, 0] == 2000, "a longer one came, and the older stays as it was"
-        buffer.clear_cache()
-        assert buffer.get_stats()["cache_size"] == buffer.get_stats()["cache_bytes"] == 0
+        assert buffer.get(2).rewards[0, 0] == 2000, "a longer one came, and the older stays as it was"
+        buffer._store.empty_cache("test")
+        assert buffer.stats()["cached"] == buffer.stats()["cache_bytes"] == 0
         check(buffer.sample(50), 50)
-        buffer.add_trajectories([make(4)])
+        buffer.add([make(4)])
         buffer.flush()
-        assert buffer.get_stats()["cache_size"] == 1
+        assert buffer.stats()["cached"] == 1
         assert (tmp_path / "live" / "trajectory_4_w_0.pt").exists()
 
 
 def test_cache_is_bounded_in_bytes(tmp_path: Path) -> None:
     with build(tmp_path / "one") as buffer:
-        buffer.add_trajectories([make(0)])
-        waiting = buffer.get_stats()["cache_bytes"]
+        buffer.add([make(0)])
+        waiting = buffer.stats()["cache_bytes"]
         buffer.flush()
-        one = buffer.get_stats()["cache_bytes"]
+        one = buffer.stats()["cache_bytes"]
         assert waiting >= one
-    with build(tmp_path, cache_size=100, cache_bytes=3 * one) as buffer:
-        buffer.add_trajectories([make(number) for number in range(8)])
+    with build(tmp_path, cache=100, cache_bytes=3 * one) as buffer:
+        buffer.add([make(number) for number in range(8)])
         buffer.flush()
-        assert 1 <= buffer.get_stats()["cache_size"] <= 3
-        assert buffer.get_stats()["cache_bytes"] <= 3 * one
-        buffer.add_trajectories([make(9, steps=100)])
+        assert 1 <= buffer.stats()["cached"] <= 3
+        assert buffer.stats()["cache_bytes"] <= 3 * one
+        buffer.add([make(9, steps=100)])
         buffer.flush()
-        assert buffer.get_stats()["cache_size"] == 0, "larger than the cache by itself"
+        assert buffer.stats()["cached"] == 0, "larger than the cache by itself"
         check(buffer.sample(100), 100)
-    with build(tmp_path, save_trajectories=False) as buffer:
-        buffer.add_trajectories([make(0)])
-        one = buffer.get_stats()["cache_bytes"]
-    with build(tmp_path, save_trajectories=False, cache_bytes=3 * one, sample_window_size=0) as buffer:
-        buffer.add_trajectories([make(number) for number in range(8)])
+    with build(tmp_path, saves=False) as buffer:
+        buffer.add([make(0)])
+        one = buffer.stats()["cache_bytes"]
+    with build(tmp_path, saves=False, max_bytes=3 * one) as buffer:
+        buffer.add([make(number) for number in range(8)])
         assert len(buffer) == 3
         assert check(buffer.sample(18), 18) <= {5, 6, 7}
-        with pytest.raises(SchemaError, match=f"cache_bytes={3 * one}; give a larger one"):
-            buffer.add_trajectories([make(9, steps=100)])
+        with pytest.raises(SchemaError, match=f"max_bytes={3 * one}; give a larger max_bytes"):
+            buffer.add([make(9, steps=100)])
 
 
-@pytest.mark.parametrize("budget", [{"max_trajectories": 3}, {"max_bytes": 3}])
+@pytest.mark.parametrize("budget", [{"capacity": 3}, {"max_bytes": 3}])
 def test_budget_deletes_the_oldest_also_on_disk(tmp_path: Path, budget: dict[str, int]) -> None:
     with build(tmp_path / "one") as buffer:
-        buffer.add_trajectories([make(0)])
-        one = buffer.get_stats()["stored_bytes"]
-    budget = {name: value if name == "max_trajectories" else value * one for name, value in budget.items()}
+        buffer.add([make(0)])
+        one = buffer.stats()["stored_bytes"]
+    budget = {name: value if name == "capacity" else value * one for name, value in budget.items()}
     with build(tmp_path, **budget) as buffer:  # type: ignore[arg-type]
         for number in range(7):
-            buffer.add_trajectories([make(number)])
-        assert (len(buffer), buffer.total_samples, buffer.get_stats()["stored_bytes"]) == (3, 18, 3 * one)
+            buffer.add([make(number)])
+        assert (len(buffer), buffer.stats()["transitions"], buffer.stats()["stored_bytes"]) == (3, 18, 3 * one)
         buffer.flush()
         names = sorted(path.name for path in (tmp_path / "live").glob("trajectory_*"))
         assert names == [f"trajectory_{number}_w_0.pt" for number in (4, 5, 6)]
         with pytest.raises(StaleHandle, match="there is no trajectory 3"):
-            buffer.get_trajectory(3)
+            buffer.get(3)
     with build(tmp_path) as buffer:
         assert check(buffer.sample(18), 18) <= {4, 5, 6}
         assert [number for number, _ in buffer.trajectories()] == [4, 5, 6]
@@ -345,56 +356,56 @@ def test_budget_deletes_the_oldest_also_on_disk(tmp_path: Path, budget: dict[str
 
 
 def test_what_the_caller_does_to_its_tensors_later_does_not_matter(tmp_path: Path) -> None:
-    with build(tmp_path, cache_size=1) as buffer:
+    with build(tmp_path, cache=1) as buffer:
         given = [make(number) for number in range(3)]
-        buffer.add_trajectories(given)
+        buffer.add(given)
         for trajectory in given:
             for tensor in (trajectory.rewards, trajectory.actions, trajectory.curr_obs["state"]):
                 tensor.zero_()
         check(buffer.sample(18), 18)
         buffer.flush()
-        buffer.clear_cache()
+        buffer._store.empty_cache("test")
         check(buffer.sample(18), 18)
 
 
 def test_sampling_right_after_adding_needs_no_file(tmp_path: Path) -> None:
-    with build(tmp_path, enable_cache=False, sample_window_size=0) as buffer:
+    with build(tmp_path, cache=0) as buffer:
         for number in range(60):
-            buffer.add_trajectories([make(number)])
+            buffer.add([make(number)])
             check(buffer.sample(6), 6)
 
 
 def test_unwritable_folder_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
-    buffer = build(tmp_path, cache_size=0)
-    buffer.add_trajectories([make(0)])
+    buffer = build(tmp_path, cache=0)
+    buffer.add([make(0)])
     buffer.flush()
     (tmp_path / "live").rename(tmp_path / "away")
-    buffer.add_trajectories([make(1)])
-    until(lambda: buffer._saver is None or buffer._saver._failure is not None)
+    buffer.add([make(1)])
+    until(lambda: buffer._store._saver is None or buffer._store._saver._failure is not None)
     with pytest.raises(StorageError, match=r"sample\(\): 1 trajectories are not saved: .*No such file.*tries again"):
         buffer.sample(1)
-    assert buffer._rows.slab(1) is not None
+    assert buffer._store._contents.rows.slab(1) is not None
     for _ in range(2):
-        with pytest.raises(StorageError, match=r"add_trajectories\(\): 1 trajectories are not saved"):
-            buffer.add_trajectories([make(2)])
-    assert (len(buffer), buffer.total_samples, buffer.get_stats()["unsaved"]) == (2, 12, 1)
+        with pytest.raises(StorageError, match=r"add\(\): 1 trajectories are not saved"):
+            buffer.add([make(2)])
+    assert (len(buffer), buffer.stats()["transitions"], buffer.stats()["unsaved"]) == (2, 12, 1)
     with pytest.raises(StorageError, match=r"flush\(\): "):
         buffer.flush()
-    with pytest.raises(StorageError, match=r"save_checkpoint\(\): "):
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(StorageError, match=r"save\(\): "):
+        buffer.save(tmp_path / "checkpoint")
     (tmp_path / "away").rename(tmp_path / "live")
-    buffer.add_trajectories([make(2)])
+    buffer.add([make(2)])
     buffer.flush()
     check(buffer.sample(18), 18)
     (tmp_path / "live").rename(tmp_path / "away")
-    buffer.add_trajectories([make(3)])
+    buffer.add([make(3)])
     with pytest.raises(StorageError, match=r"close\(\): 1 trajectories are not saved"):
         buffer.close()
     buffer.close()
     (tmp_path / "away").rename(tmp_path / "live")
     with build(tmp_path) as again:
         assert [number for number, _ in again.trajectories()] == [0, 1, 2]
-        again.add_trajectories([make(3)])
+        again.add([make(3)])
         check(again.sample(24), 24)
 
 
@@ -405,16 +416,16 @@ sys.path.insert(0, sys.argv[2])
 import sharpwave as sw
 from slabs import make, check
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes beyond the limit fail, as on a full disk
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-buffer.add_trajectories([make(0)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer.add([make(0)])
 buffer.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-buffer.add_trajectories([make(1, steps=200)])
+buffer.add([make(1, steps=200)])
 try:
     buffer.flush()
 except sw.errors.StorageError as error:
     print(error)
-print(len(buffer), buffer.total_samples, buffer.get_stats()["unsaved"])
+print(len(buffer), buffer.stats()["transitions"], buffer.stats()["unsaved"])
 check(buffer.sample(100), 100)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 buffer.flush()
@@ -431,7 +442,7 @@ buffer.close()
     assert counts == "2 406 1"
     assert [path for path in (tmp_path / "live").iterdir() if path.name.endswith(".tmp")] == []
     with build(tmp_path) as buffer:
-        assert buffer.total_samples == 406
+        assert buffer.stats()["transitions"] == 406
         check(buffer.sample(300), 300)
 
 
@@ -441,16 +452,16 @@ import sys
 sys.path.insert(0, sys.argv[2])
 import sharpwave as sw
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-buffer.add_trajectories([make(number) for number in range(200)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer.add([make(number) for number in range(200)])
 """
     here = str(Path(__file__).parent)
     subprocess.run([sys.executable, "-c", code, tmp_path / "live", here], check=True, timeout=60)
-    with build(tmp_path, sample_window_size=0) as buffer:
+    with build(tmp_path) as buffer:
         assert len(buffer) == 200
     for turn in range(20):  # the thread is somewhere else every time
         buffer = build(tmp_path)
-        buffer.add_trajectories([make(number) for number in range(1 + turn)])
+        buffer.add([make(number) for number in range(1 + turn)])
         time.sleep(turn / 4_000)
         del buffer
     with build(tmp_path) as buffer:
@@ -459,8 +470,8 @@ buffer.add_trajectories([make(number) for number in range(200)])
 
 def test_one_writer_and_four_readers_get_whole_rows(tmp_path: Path) -> None:
     seconds = float(os.environ.get("SHARPWAVE_RACE_S", "10" if os.environ.get("SHARPWAVE_SOAK") else "3"))
-    buffer = build(tmp_path, cache_size=5, sample_window_size=20, max_trajectories=40)
-    buffer.add_trajectories([make(0)])
+    buffer = build(tmp_path, cache=5, recent=20, capacity=40)
+    buffer.add([make(0)])
     errors: list[BaseException] = []
     batches = [0] * 4
     number, deadline, hang = 1, time.monotonic() + seconds, time.monotonic() + seconds + 2 * HANG_S
@@ -481,10 +492,10 @@ def test_one_writer_and_four_readers_get_whole_rows(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     while not is_over():
-        buffer.add_trajectories([make(number % 900)])
+        buffer.add([make(number % 900)])
         number += 1
         if number % 50 == 0:
-            buffer.save_checkpoint(tmp_path / "checkpoint")
+            buffer.save(tmp_path / "checkpoint")
     for thread in threads:
         thread.join()
     buffer.close()
@@ -497,26 +508,79 @@ def test_one_writer_and_four_readers_get_whole_rows(tmp_path: Path) -> None:
 # ---- life ------------------------------------------------------------------------------------------------------------
 
 
-def test_default_folder_is_under_the_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_a_path_or_none(tmp_path: Path) -> None:
+    with sw.TrajectoryReplayBuffer(str(tmp_path / "live")) as buffer:
+        assert buffer.folder == tmp_path / "live"
+    with sw.TrajectoryReplayBuffer(None) as buffer:
+        assert buffer.folder is None
+    for address in ("file://live", "shm://live", "s3://live"):
+        with pytest.raises(SchemaError, match="folder: expected a path"):
+            sw.TrajectoryReplayBuffer(address)
+        with sw.TrajectoryReplayBuffer(None) as buffer, pytest.raises(SchemaError, match="path: expected a path"):
+            buffer.save(address)
+
+
+def test_one_trajectory_is_added_without_a_list(tmp_path: Path) -> None:
+    with build(tmp_path) as buffer:
+        buffer.add(make(0))
+        asyncio.run(buffer.add_async(make(1)))
+        assert [number for number, _ in buffer.trajectories()] == [0, 1]
+        check(buffer.sample(12), 12)
+
+
+def test_batch_that_max_bytes_never_allows_is_refused(tmp_path: Path) -> None:
+    for saves in (True, False):
+        with build(tmp_path, saves=saves, max_bytes=20_000) as buffer:
+            with pytest.raises(NotReady):
+                buffer.sample(100_000)
+            buffer.add(make(0))
+            with pytest.raises(NotReady, match="hold 6 transitions, got 20"):
+                buffer.sample(20)
+            with pytest.raises(SchemaError, match=r"batch_size: expected at most \d+, which is all that max_bytes="):
+                buffer.sample(100_000)
+
+
+def test_repr_tells_place_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with sw.TrajectoryReplayBuffer() as buffer:
-        assert buffer.storage_dir == Path("logs/replay_buffer")
-    with sw.TrajectoryReplayBuffer(storage_dir="", log_dir=tmp_path / "run") as buffer:
-        assert buffer.storage_dir == tmp_path / "run" / "replay_buffer"
-    with sw.TrajectoryReplayBuffer(save_trajectories=False) as buffer:
-        assert buffer.storage_dir is None
+    buffers = {"in memory": sw.TrajectoryReplayBuffer(None), "run/buffer": sw.TrajectoryReplayBuffer("run/buffer")}
+    for place, buffer in buffers.items():
+        assert repr(buffer) == f"<TrajectoryReplayBuffer {place}: 0 trajectories, 0 transitions>"
+        buffer.add([make(number, steps=25) for number in range(3)])
+        assert repr(buffer) == f"<TrajectoryReplayBuffer {place}: 3 trajectories, 150 transitions>"
+        buffer.close()
+        assert repr(buffer) == f"<TrajectoryReplayBuffer {place}: closed>"
+
+
+def test_seed_is_random_unless_given(tmp_path: Path) -> None:
+    with sw.TrajectoryReplayBuffer(None) as one, sw.TrajectoryReplayBuffer(None) as other:
+        assert one.stats()["seed"] != other.stats()["seed"]
+    with sw.TrajectoryReplayBuffer(tmp_path / "live", seed=5) as buffer:
+        buffer.add(make(0))
+    with sw.TrajectoryReplayBuffer(tmp_path / "live", seed=6) as buffer:
+        assert buffer.stats()["seed"] == 5, "a folder that exists has its own"
+
+
+def test_capacity_bounds_what_is_kept_in_memory(tmp_path: Path) -> None:
+    with sw.TrajectoryReplayBuffer(None, capacity=2, recent=1) as buffer:
+        buffer.add([make(number) for number in range(5)])
+        assert (len(buffer), buffer.capacity, buffer.recent) == (2, 2, 1)
+        assert (buffer.stats()["capacity"], buffer.stats()["added"]) == (2, 5)
+        assert check(buffer.sample(6), 6) == {4}
+    for wrong in (0, -1, 1.5, True, "all"):
+        with sw.TrajectoryReplayBuffer(None) as buffer, pytest.raises(SchemaError, match="recent: expected a whole"):
+            buffer.recent = wrong  # type: ignore[assignment]
 
 
 def test_folder_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
     with build(tmp_path / "whole") as whole:
-        whole.add_trajectories([make(0, steps=40)])
+        whole.add([make(0, steps=40)])
         expected = [whole.sample(20)["rewards"] for _ in range(4)]
     with build(tmp_path) as buffer:
-        buffer.add_trajectories([make(0, steps=40)])
+        buffer.add([make(0, steps=40)])
         got = [buffer.sample(20)["rewards"] for _ in range(2)]
     with build(tmp_path) as buffer:
         got += [buffer.sample(20)["rewards"] for _ in range(2)]
-        buffer.add_trajectories([make(1)])
+        buffer.add([make(1)])
         assert [number for number, _ in buffer.trajectories()] == [0, 1]
     assert np.array_equal(got, expected)
 
@@ -527,37 +591,46 @@ def test_folder_has_one_owner(tmp_path: Path) -> None:
             StorageError, match=rf"another buffer \(process {os.getpid()}\) has it open; close that one"
         ):
             build(tmp_path)
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
     build(tmp_path).close()
 
 
 def test_clear_deletes_and_ids_go_on(tmp_path: Path) -> None:
     with build(tmp_path) as buffer:
-        buffer.add_trajectories([make(0), make(1)])
+        buffer.add([make(0), make(1)])
         buffer.clear()
-        assert len(buffer) == buffer.total_samples == buffer.get_stats()["cache_size"] == 0
+        assert len(buffer) == buffer.stats()["transitions"] == buffer.stats()["cached"] == 0
         with pytest.raises(NotReady):
             buffer.sample(1)
         buffer.flush()
         assert list((tmp_path / "live").glob("trajectory_*")) == []
-        buffer.add_trajectories([sw.Trajectory(rewards=np.zeros((2, 2), np.float32))])
+        buffer.add([sw.Trajectory(rewards=np.zeros((2, 2), np.float32))])
         assert [number for number, _ in buffer.trajectories()] == [2], "no id is given twice, and a row may be another"
     with build(tmp_path) as buffer:
         assert set(buffer.sample(4)) == {"rewards", "trajectory_id", "step", "env"}
 
 
-def test_closed_buffer_says_so(tmp_path: Path) -> None:
-    buffer = build(tmp_path)
-    buffer.add_trajectories([make(0)])
+@pytest.mark.parametrize("saves", [True, False])
+def test_closed_buffer_says_so(tmp_path: Path, saves: bool) -> None:
+    buffer = build(tmp_path, saves=saves)
+    buffer.add([make(0)])
     buffer.close()
     buffer.close()
     for call in (
-        lambda: buffer.add_trajectories([make(1)]),
+        lambda: buffer.add([make(1)]),
+        lambda: asyncio.run(buffer.add_async([make(1)])),
         lambda: buffer.sample(1),
+        lambda: asyncio.run(buffer.sample_async(1)),
+        lambda: buffer.get(0),
+        buffer.trajectories,
         buffer.flush,
+        lambda: asyncio.run(buffer.flush_async()),
         buffer.clear,
-        lambda: buffer.save_checkpoint(tmp_path / "c"),
-        lambda: buffer.load_checkpoint(tmp_path / "live"),
+        buffer.stats,
+        lambda: len(buffer),
+        lambda: buffer.save(tmp_path / "c"),
+        lambda: asyncio.run(buffer.save_async(tmp_path / "c")),
+        lambda: buffer.load(tmp_path / "live"),
     ):
         with pytest.raises(ClosedError, match="the buffer is closed"):
             call()
@@ -571,8 +644,8 @@ import os, sys
 sys.path.insert(0, sys.argv[2])
 import sharpwave as sw
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-buffer.add_trajectories([make(0)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer.add([make(0)])
 pid = os.fork()
 if pid == 0:
     try:
@@ -596,26 +669,28 @@ def test_memory_of_the_cache_goes_back(tmp_path: Path) -> None:
 
     rewards = np.zeros((1_000, 100), np.float32)  # 400 kB
     obs = {"state": np.zeros((1_000, 100, 10), np.float32)}
-    with build(tmp_path, save_trajectories=False, sample_window_size=2) as buffer:
+    with build(tmp_path, saves=False, capacity=2) as buffer:
         for _ in range(10):
-            buffer.add_trajectories([sw.Trajectory(rewards=rewards, curr_obs=obs)])
+            buffer.add([sw.Trajectory(rewards=rewards, curr_obs=obs)])
         before = resident()
         for _ in range(60):
-            buffer.add_trajectories([sw.Trajectory(rewards=rewards, curr_obs=obs)])
+            buffer.add([sw.Trajectory(rewards=rewards, curr_obs=obs)])
             buffer.sample(100)
         assert resident() - before < 60 * 4.4e6 / 3, "it keeps three of them, not sixty"
 
 
 def test_an_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:
     async def work(buffer: sw.TrajectoryReplayBuffer) -> dict[str, Any]:
-        await buffer.add_trajectories_async(make(number) for number in range(3))
-        both = await asyncio.gather(buffer.sample_async(12), buffer.save_checkpoint_async(tmp_path / "checkpoint"))
+        await buffer.add_async(make(number) for number in range(3))
+        both = await asyncio.gather(buffer.sample_async(12), buffer.save_async(tmp_path / "checkpoint"))
+        await buffer.flush_async()
+        assert buffer.stats()["unsaved"] == 0
         return both[0]
 
     with build(tmp_path) as buffer:
         check(asyncio.run(work(buffer)), 12)
-        with pytest.raises(SchemaError, match="num_chunks"):
+        with pytest.raises(NotReady, match="batch_size"):
             asyncio.run(buffer.sample_async(10_000))
     with build(tmp_path / "again") as buffer:
-        buffer.load_checkpoint(tmp_path / "checkpoint")
+        buffer.load(tmp_path / "checkpoint")
         assert len(buffer) == 3

@@ -21,23 +21,24 @@ import torch
 from slabs import as_dict, check, make, read_rlinf, write_rlinf
 
 import sharpwave as sw
+from sharpwave.compat import rlinf
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.files import Entry, read_journal, write_journal
-from sharpwave.trajectories.files import NOT_HELD
-from sharpwave.trajectories.folders import merge, split
 from sharpwave.trajectories.index import ADD, DROP, INDEX, KIND, LAYOUTS, ROWS, STATE
+from sharpwave.trajectories.layout import NOT_HELD
+from sharpwave.trajectories.ranks import merge, split
 from sharpwave.trajectories.trajectory import DTYPES
 
 HERE = str(Path(__file__).parent)
 
 
 def build(folder: Path, **options: Any) -> sw.TrajectoryReplayBuffer:
-    return sw.TrajectoryReplayBuffer(storage_dir=folder, **options)
+    return sw.TrajectoryReplayBuffer(folder, **{"format": "pt", **options})
 
 
 def fill(folder: Path, numbers: Any, **options: Any) -> None:
     with build(folder, **options) as buffer:
-        buffer.add_trajectories([make(number) for number in numbers])
+        buffer.add([make(number) for number in numbers])
 
 
 def numbers_of(buffer: sw.TrajectoryReplayBuffer) -> list[int]:
@@ -45,7 +46,7 @@ def numbers_of(buffer: sw.TrajectoryReplayBuffer) -> list[int]:
 
 
 def held(folder: Path, **options: Any) -> list[int]:
-    with build(folder, sample_window_size=0, **options) as buffer:
+    with build(folder, **options) as buffer:
         found = numbers_of(buffer)
         if found:
             check(buffer.sample(6 * len(found)), 6 * len(found))
@@ -77,7 +78,7 @@ def test_what_is_added_to_a_folder_of_rlinf_is_there_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rlinf(tmp_path / "rlinf", {number: make(number) for number in range(3)}, era)
-    with sw.TrajectoryReplayBuffer() if loads else build(tmp_path / "rlinf") as buffer:
+    with rlinf.TrajectoryReplayBuffer() if loads else rlinf.TrajectoryReplayBuffer(storage_dir="rlinf") as buffer:
         if loads:
             buffer.load_checkpoint("rlinf")
         buffer.add_trajectories([make(number) for number in range(3, 6)])
@@ -111,15 +112,15 @@ def test_rlinf_sees_what_was_added_to_our_own_checkpoint_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number) for number in range(3)])
-        buffer.save_checkpoint("checkpoint")
+        buffer.add([make(number) for number in range(3)])
+        buffer.save("checkpoint")
     assert sorted(read_rlinf(tmp_path / "live")) == [0, 1, 2], "RLinf reads a live folder too"
     shutil.rmtree("live")
     metadata = json.loads(Path("checkpoint/metadata.json").read_text())
     assert metadata["storage_dir"] == str(tmp_path / "checkpoint"), "the first RLinf looks for the data there"
-    with sw.TrajectoryReplayBuffer() as buffer:
-        buffer.load_checkpoint("checkpoint")
-        buffer.add_trajectories([make(number) for number in range(3, 6)])
+    with rlinf.TrajectoryReplayBuffer() as follower:
+        follower.load_checkpoint("checkpoint")
+        follower.add_trajectories([make(number) for number in range(3, 6)])
     assert sorted(read_rlinf(tmp_path / "checkpoint")) == list(range(6))
 
 
@@ -129,9 +130,9 @@ def test_flags_of_all_environments_are_drawn_for_each(tmp_path: Path) -> None:
     trajectory.intervene_flags[2] = True
     write_rlinf(tmp_path / "rlinf", {0: trajectory}, era=1)
     for cache in (0, 5):
-        with build(tmp_path / f"live{cache}", cache_size=cache) as buffer:
-            buffer.load_checkpoint(tmp_path / "rlinf")
-            buffer.add_trajectories([trajectory])
+        with build(tmp_path / f"live{cache}", cache=cache) as buffer:
+            buffer.load(tmp_path / "rlinf")
+            buffer.add([trajectory])
             buffer.flush()
             batch = buffer.sample(48)
             assert np.array_equal(batch["intervene_flags"], batch["step"] == 2)
@@ -140,7 +141,7 @@ def test_flags_of_all_environments_are_drawn_for_each(tmp_path: Path) -> None:
     wrong = make(0, steps=6, envs=4)
     wrong.actions = wrong.actions[:, :1]
     with build(tmp_path / "wrong") as buffer, pytest.raises(SchemaError, match=r"actions: expected shape \(6, 4"):
-        buffer.add_trajectories([wrong])
+        buffer.add([wrong])
 
 
 @pytest.mark.parametrize("cache", [0, 5])
@@ -157,8 +158,8 @@ def test_tensors_that_are_parts_of_larger_ones_load(tmp_path: Path, cache: int) 
     }
     assert not halves[1].rewards.is_contiguous()
     write_rlinf(tmp_path / "rlinf", halves, era=1)
-    with build(tmp_path / "live", cache_size=cache) as buffer:
-        buffer.load_checkpoint(tmp_path / "rlinf")
+    with build(tmp_path / "live", cache=cache) as buffer:
+        buffer.load(tmp_path / "rlinf")
         for _ in range(10):
             batch = buffer.sample(20)
             check(batch, 20)
@@ -166,9 +167,9 @@ def test_tensors_that_are_parts_of_larger_ones_load(tmp_path: Path, cache: int) 
             assert np.array_equal(batch["rewards"], expected)
         for number, found in buffer.trajectories():
             assert np.array_equal(found.curr_obs["state"], halves[number].curr_obs["state"].numpy())
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+        buffer.save(tmp_path / "checkpoint")
     assert sorted(read_rlinf(tmp_path / "checkpoint")) == [0, 1]
-    assert held(tmp_path / "live", cache_size=cache) == [0, 0], "what the index says of them is enough"
+    assert held(tmp_path / "live", cache=cache) == [0, 0], "what the index says of them is enough"
 
 
 @pytest.mark.parametrize("row", [(), (1,), (3,)])
@@ -179,12 +180,12 @@ def test_values_that_rlinf_saved_flat_get_their_axes_back(tmp_path: Path, row: t
     trajectory.prev_values = wide.reshape(15, *row)  # as RLinf's own cache has them
     write_rlinf(tmp_path / "rlinf", {0: trajectory}, era=2)
     for cache in (0, 5):
-        with build(tmp_path / f"live{cache}", cache_size=cache) as buffer:
-            buffer.load_checkpoint(tmp_path / "rlinf")
+        with build(tmp_path / f"live{cache}", cache=cache) as buffer:
+            buffer.load(tmp_path / "rlinf")
             batch = buffer.sample(12)
             first = batch["prev_values"].reshape(12, -1)[:, 0]
             assert np.array_equal(first, batch["step"] * 3 + batch["env"])
-            assert np.array_equal(buffer.get_trajectory(0).prev_values, wide.numpy())
+            assert np.array_equal(buffer.get(0).prev_values, wide.numpy())
 
 
 NEW_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128)
@@ -198,14 +199,14 @@ def test_every_dtype_that_can_be_kept_is_kept_exactly(tmp_path: Path, dtype: tor
     trajectory = make(0)
     trajectory.forward_inputs = {"x": (torch.arange(18).reshape(3, 2, 3) % 7).to(torch.float32).to(dtype)}
     write_rlinf(tmp_path / "rlinf", {0: trajectory}, era=2)
-    options: dict[str, Any] = {"storage_format": format, "allow_pickle": True, "device": "cpu"}
-    with build(tmp_path / "live", cache_size=0, **options) as buffer:
-        buffer.load_checkpoint(tmp_path / "rlinf")
+    options: dict[str, Any] = {"format": format, "allow_pickle": True, "device": "cpu"}
+    with build(tmp_path / "live", cache=0, **options) as buffer:
+        buffer.load(tmp_path / "rlinf")
         if DTYPE_NAMES[dtype] in NOT_HELD.get(format, ()):
             with pytest.raises(SchemaError, match=f"forward_inputs/x: {format} files cannot hold"):
-                buffer.add_trajectories([trajectory])
+                buffer.add([trajectory])
             return
-        buffer.add_trajectories([trajectory])
+        buffer.add([trajectory])
         buffer.flush()
         for _, found in buffer.trajectories():
             assert found.forward_inputs["x"].dtype == dtype
@@ -228,10 +229,10 @@ def test_arrays_inside_of_a_pt_file_are_read(tmp_path: Path) -> None:
     trajectory.next_obs["state"] = trajectory.next_obs["state"].permute(2, 0, 1).contiguous().permute(1, 2, 0)
     write_rlinf(tmp_path / "rlinf", {0: trajectory}, era=2)
     for cache in (0, 5):
-        with build(tmp_path / f"live{cache}", cache_size=cache) as buffer:
-            buffer.load_checkpoint(tmp_path / "rlinf")
+        with build(tmp_path / f"live{cache}", cache=cache) as buffer:
+            buffer.load(tmp_path / "rlinf")
             check(buffer.sample(6), 6)
-            found = buffer.get_trajectory(0)
+            found = buffer.get(0)
             assert np.array_equal(found.curr_obs["state"], trajectory.curr_obs["state"])
             assert np.array_equal(found.next_obs["state"], trajectory.next_obs["state"].numpy())
 
@@ -253,7 +254,7 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path, value: Any, word
     trajectory.actions = value
     write_rlinf(tmp_path / "rlinf", {0: trajectory}, era=2)
     with build(tmp_path / "live") as buffer, pytest.raises(StorageError, match=words):
-        buffer.load_checkpoint(tmp_path / "rlinf")
+        buffer.load(tmp_path / "rlinf")
 
 
 # ---- set aside -------------------------------------------------------------------------------------------------------
@@ -283,10 +284,10 @@ def test_flat_values_get_their_axes_back_in_every_format_and_for_one_environment
     tmp_path: Path, format: str, envs: tuple[int, ...], cache: int
 ) -> None:
     flat_values(tmp_path / "rlinf", envs, format)
-    options: dict[str, Any] = {"cache_size": cache, "device": "cpu", "allow_pickle": True}
+    options: dict[str, Any] = {"cache": cache, "device": "cpu", "allow_pickle": True}
     for folder in (tmp_path / "live", tmp_path / "rlinf"):
         with build(folder, **options) as buffer:
-            buffer.load_checkpoint(tmp_path / "rlinf")
+            buffer.load(tmp_path / "rlinf")
             for number, trajectory in buffer.trajectories():
                 assert trajectory.prev_values.shape == (4, envs[number], 1)
         with build(folder, **options) as buffer:
@@ -297,14 +298,14 @@ def test_flat_values_get_their_axes_back_in_every_format_and_for_one_environment
 
 @pytest.mark.parametrize("way", ["closed", "checkpoint", "own"])
 def test_rlinf_is_told_the_format_that_the_files_have(tmp_path: Path, way: str) -> None:
-    fill(tmp_path / "live", range(2), storage_format="pkl", allow_pickle=True)
+    fill(tmp_path / "live", range(2), format="pkl", allow_pickle=True)
     target = tmp_path / ("live" if way == "own" else "checkpoint")
-    with build(tmp_path / "live", storage_format="pt", allow_pickle=True) as buffer:
+    with build(tmp_path / "live", format="pt", allow_pickle=True) as buffer:
         if way == "closed":
-            buffer.load_checkpoint(tmp_path / "live")
+            buffer.load(tmp_path / "live")
             target = tmp_path / "live"
         else:
-            buffer.save_checkpoint(target)
+            buffer.save(target)
     metadata = json.loads((target / "metadata.json").read_text())
     assert (metadata["storage_format"], metadata["trajectory_format"]) == ("pkl", "pkl")
     assert (target / "trajectory_1_w_0.pkl").exists()
@@ -313,7 +314,7 @@ def test_rlinf_is_told_the_format_that_the_files_have(tmp_path: Path, way: str) 
 def test_rlinf_learns_what_a_killed_process_added_when_the_folder_is_next_closed(tmp_path: Path) -> None:
     fill(tmp_path / "live", range(2))
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(2)])
+        buffer.add([make(2)])
         buffer.flush()
         shutil.copytree(tmp_path / "live", tmp_path / "killed")  # as a process that is killed now leaves it
     assert sorted(read_rlinf(tmp_path / "killed")) == [0, 1]
@@ -323,7 +324,7 @@ def test_rlinf_learns_what_a_killed_process_added_when_the_folder_is_next_closed
 
 def test_folder_with_files_of_two_formats_stays_for_rlinf_what_it_was(tmp_path: Path) -> None:
     fill(tmp_path, range(2))
-    fill(tmp_path, [2], storage_format="pkl", allow_pickle=True)
+    fill(tmp_path, [2], format="pkl", allow_pickle=True)
     assert sorted(read_rlinf(tmp_path)) == [0, 1], "RLinf looks for files of one format only"
     assert held(tmp_path, allow_pickle=True) == [0, 1, 2]
 
@@ -332,7 +333,7 @@ def test_shape_in_rlinf_s_index_is_that_of_the_log_probabilities(tmp_path: Path)
     trajectory = make(0)
     trajectory.prev_logprobs = torch.zeros(3, 2, 7)
     with build(tmp_path) as buffer:
-        buffer.add_trajectories([trajectory])
+        buffer.add([trajectory])
     listed = json.loads((tmp_path / "trajectory_index.json").read_text())["trajectory_index"]
     assert listed["0"]["shape"] == [3, 2, 7]
 
@@ -340,28 +341,28 @@ def test_shape_in_rlinf_s_index_is_that_of_the_log_probabilities(tmp_path: Path)
 def test_buffer_without_files_keeps_what_its_format_can_hold(tmp_path: Path) -> None:
     trajectory = make(0)
     trajectory.forward_inputs = {"x": torch.full((3, 2, 1), 1 - 2j, dtype=torch.complex128)}
-    with sw.TrajectoryReplayBuffer(save_trajectories=False, device="cpu") as buffer:
-        buffer.add_trajectories([trajectory])
+    with sw.TrajectoryReplayBuffer(None, format="pt", device="cpu") as buffer:
+        buffer.add([trajectory])
         assert buffer.sample(2)["forward_inputs"]["x"].tolist() == [[1 - 2j]] * 2
-        buffer.save_checkpoint(tmp_path)
+        buffer.save(tmp_path)
     assert read_rlinf(tmp_path)[0]["forward_inputs"]["x"].dtype == torch.complex128
     with (
-        sw.TrajectoryReplayBuffer(save_trajectories=False, storage_format="safetensors") as buffer,
+        sw.TrajectoryReplayBuffer(None, format="safetensors") as buffer,
         pytest.raises(SchemaError, match="safetensors files cannot hold complex128"),
     ):
-        buffer.add_trajectories([trajectory])
+        buffer.add([trajectory])
 
 
 def test_load_of_one_rank_s_part_deletes_nothing(tmp_path: Path) -> None:
-    with build(tmp_path / "live", sample_window_size=0) as buffer:
-        buffer.add_trajectories([make(number) for number in range(8)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
-        buffer.add_trajectories([make(number) for number in range(8, 12)])
-        buffer.load_checkpoint(tmp_path / "checkpoint", is_distributed=True, local_rank=0, world_size=4)
+    with build(tmp_path / "live") as buffer:
+        buffer.add([make(number) for number in range(8)])
+        buffer.save(tmp_path / "checkpoint")
+        buffer.add([make(number) for number in range(8, 12)])
+        buffer.load(tmp_path / "checkpoint", rank=0, world_size=4)
         assert numbers_of(buffer) == [0, 1]
-        assert buffer.get_stats()["set_aside"] == 10
+        assert buffer.stats()["set_aside"] == 10
         assert len(files(tmp_path / "live")) == 12
-        buffer.add_trajectories([make(50)])
+        buffer.add([make(50)])
         assert check(buffer.sample(18), 18) <= {0, 1, 50}
     assert held(tmp_path / "live") == [0, 1, 50]
     split(tmp_path / "live", tmp_path / "all", 13, copy=True)
@@ -380,13 +381,13 @@ def test_load_of_other_trajectories_with_the_same_ids_keeps_both(tmp_path: Path)
     fill(tmp_path / "other", range(20, 23))
     fill(tmp_path / "third", [30])
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number) for number in range(5)])
-        buffer.load_checkpoint(tmp_path / "other")
+        buffer.add([make(number) for number in range(5)])
+        buffer.load(tmp_path / "other")
         assert numbers_of(buffer) == [20, 21, 22]
-        buffer.load_checkpoint(tmp_path / "third")
-        buffer.add_trajectories([make(31)])
+        buffer.load(tmp_path / "third")
+        buffer.add([make(31)])
         assert numbers_of(buffer) == [30, 31]
-        assert buffer.get_stats()["set_aside"] == 8
+        assert buffer.stats()["set_aside"] == 8
     assert held(tmp_path / "live") == [30, 31]
     split(tmp_path / "live", tmp_path / "all", 10, copy=True)
     assert sorted(held(tmp_path / "all")) == [*range(5), *range(20, 23), 30, 31]
@@ -395,41 +396,43 @@ def test_load_of_other_trajectories_with_the_same_ids_keeps_both(tmp_path: Path)
 def test_load_of_other_rows_keeps_the_files_of_the_old_ones(tmp_path: Path) -> None:
     rewards = np.arange(4, dtype=np.float32).reshape(2, 2)
     with build(tmp_path / "plain") as buffer:
-        buffer.add_trajectories([sw.Trajectory(rewards=rewards)])
+        buffer.add([sw.Trajectory(rewards=rewards)])
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0), make(1)])
-        buffer.load_checkpoint(tmp_path / "plain")
+        buffer.add([make(0), make(1)])
+        buffer.load(tmp_path / "plain")
         assert set(buffer.sample(4)) == {"rewards", "trajectory_id", "step", "env"}
-        buffer.add_trajectories([sw.Trajectory(rewards=rewards)])
+        buffer.add([sw.Trajectory(rewards=rewards)])
     with build(tmp_path / "live") as buffer:
         assert len(buffer) == 2
-        assert buffer.get_stats()["set_aside"] == 2
+        assert buffer.stats()["set_aside"] == 2
         buffer.clear()
-        buffer.add_trajectories([make(5)])
+        buffer.add([make(5)])
     assert held(tmp_path / "live") == [5]
     assert len(files(tmp_path / "live")) == 3
 
 
 def test_load_of_an_empty_checkpoint_sets_everything_aside(tmp_path: Path) -> None:
     with build(tmp_path / "live") as buffer:
-        buffer.save_checkpoint(tmp_path / "empty")
-        buffer.add_trajectories([make(0)])
-        buffer.load_checkpoint(tmp_path / "empty")
-        assert (len(buffer), buffer.get_stats()["set_aside"]) == (0, 1)
-        buffer.add_trajectories([sw.Trajectory(rewards=np.zeros((1, 1), np.float32))])
+        buffer.save(tmp_path / "empty")
+        buffer.add([make(0)])
+        buffer.load(tmp_path / "empty")
+        assert (len(buffer), buffer.stats()["set_aside"]) == (0, 1)
+        buffer.add([sw.Trajectory(rewards=np.zeros((1, 1), np.float32))])
     with build(tmp_path / "live") as buffer:
-        assert (len(buffer), buffer.get_stats()["set_aside"]) == (1, 1)
+        assert (len(buffer), buffer.stats()["set_aside"]) == (1, 1)
 
 
 def test_failed_load_changes_nothing(tmp_path: Path) -> None:
     fill(tmp_path / "other", range(20, 24))
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number) for number in range(3)])
+        buffer.add([make(number) for number in range(3)])
         buffer.flush()
         (tmp_path / "live" / "trajectory_3_w_0.pt").write_bytes(b"mine")  # the name that the fourth needs
         before = files(tmp_path / "live")
-        with pytest.raises(StorageError, match=r"trajectory_3_w_0\.pt: a file of that name is there and not in the"):
-            buffer.load_checkpoint(tmp_path / "other")
+        with pytest.raises(
+            StorageError, match=r"load\(\): .*trajectory_3_w_0\.pt: a file of that name exists and is not in"
+        ):
+            buffer.load(tmp_path / "other")
         assert numbers_of(buffer) == [0, 1, 2]
         assert files(tmp_path / "live") == before
     assert held(tmp_path / "live") == [0, 1, 2]
@@ -444,13 +447,13 @@ def test_checkpoint_never_takes_the_place_of_files_that_no_index_lists(tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("thesis")
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
         with pytest.raises(StorageError, match="which no index lists; give it a folder of its own"):
-            buffer.save_checkpoint(tmp_path / "mine")
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+            buffer.save(tmp_path / "mine")
+        buffer.save(tmp_path / "checkpoint")
         (tmp_path / "checkpoint" / "trajectory_7_mine.pt").write_text("thesis")
         with pytest.raises(StorageError, match=r"holds 'trajectory_7_mine\.pt', which no index lists"):
-            buffer.save_checkpoint(tmp_path / "checkpoint")
+            buffer.save(tmp_path / "checkpoint")
     assert (tmp_path / "mine" / name).read_text() == "thesis"
     assert (tmp_path / "checkpoint" / "trajectory_7_mine.pt").read_text() == "thesis"
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
@@ -459,12 +462,12 @@ def test_checkpoint_never_takes_the_place_of_files_that_no_index_lists(tmp_path:
 def test_checkpoint_does_not_take_the_place_of_trajectories_set_aside(tmp_path: Path) -> None:
     fill(tmp_path / "saved", [0])
     with build(tmp_path / "old") as buffer:
-        buffer.add_trajectories([make(5)])
-        buffer.load_checkpoint(tmp_path / "saved")
+        buffer.add([make(5)])
+        buffer.load(tmp_path / "saved")
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(1)])
+        buffer.add([make(1)])
         with pytest.raises(StorageError, match="holds 1 trajectories that a load set aside"):
-            buffer.save_checkpoint(tmp_path / "old")
+            buffer.save(tmp_path / "old")
     assert len(files(tmp_path / "old")) == 2
 
 
@@ -585,10 +588,10 @@ def test_forged_index_is_refused_and_nothing_outside_is_touched(tmp_path: Path, 
     forge(tmp_path / "live", FORGED[what])
     before = files(tmp_path / "live")
     for cache in (0, 5):
-        with pytest.raises(StorageError, match="does not say what it should"):
-            build(tmp_path / "live", cache_size=cache)
-    with build(tmp_path / "other") as buffer, pytest.raises(StorageError, match="does not say what it should"):
-        buffer.load_checkpoint(tmp_path / "live")
+        with pytest.raises(StorageError, match="its content is wrong"):
+            build(tmp_path / "live", cache=cache)
+    with build(tmp_path / "other") as buffer, pytest.raises(StorageError, match="its content is wrong"):
+        buffer.load(tmp_path / "live")
     assert (tmp_path / "precious.txt").read_text() == "thesis"
     assert files(tmp_path / "live") == before
 
@@ -617,7 +620,7 @@ def test_forged_record_is_refused(tmp_path: Path, extra: Entry) -> None:
     fill(tmp_path / "live", range(3))
     (tmp_path / "live" / "precious.txt").write_text("thesis")
     forge(tmp_path / "live", same, [extra])
-    with pytest.raises(StorageError, match=r"does not say what it should|is not JSON"):
+    with pytest.raises(StorageError, match=r"its content is wrong|is not JSON"):
         build(tmp_path / "live")
     assert (tmp_path / "live" / "precious.txt").exists()
     assert len(files(tmp_path / "live")) == 3
@@ -626,9 +629,9 @@ def test_forged_record_is_refused(tmp_path: Path, extra: Entry) -> None:
 def test_index_of_another_trajectory_s_file_is_refused_when_it_is_read(tmp_path: Path) -> None:
     fill(tmp_path / "live", range(3))
     with build(tmp_path / "small") as buffer:
-        buffer.add_trajectories([sw.Trajectory(rewards=np.zeros((1, 1), np.float32), model_weights_id="w_0")])
+        buffer.add([sw.Trajectory(rewards=np.zeros((1, 1), np.float32), model_weights_id="w_0")])
     shutil.copy(tmp_path / "small" / "trajectory_0_w_0.pt", tmp_path / "live" / "trajectory_1_w_0.pt")
-    with build(tmp_path / "live", cache_size=0) as buffer:
+    with build(tmp_path / "live", cache=0) as buffer:
         match = r"trajectory_1_w_0\.pt: expected \d+ bytes, got \d+"
         with pytest.raises(StorageError, match=match):
             draw_many(buffer, 18)
@@ -706,7 +709,7 @@ import resource, sys
 import sharpwave as sw
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
+    sw.TrajectoryReplayBuffer(sys.argv[1])
 except sw.errors.StorageError as error:
     print(error)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -735,7 +738,7 @@ def test_tensor_whose_rows_are_all_the_same_bytes_does_not_fill_the_memory(tmp_p
     trajectory.actions = torch.zeros(1).expand(3, 2, 2**40)
     write_rlinf(tmp_path / "rlinf", {0: trajectory}, era=2)
     with build(tmp_path / "live") as buffer, pytest.raises(StorageError, match=r"its rows are \d+ bytes, and the file"):
-        buffer.load_checkpoint(tmp_path / "rlinf")
+        buffer.load(tmp_path / "rlinf")
 
 
 # ---- files that are mapped -------------------------------------------------------------------------------------------
@@ -743,12 +746,12 @@ def test_tensor_whose_rows_are_all_the_same_bytes_does_not_fill_the_memory(tmp_p
 
 @pytest.mark.parametrize("format", ["pt", "safetensors"])
 def test_flipped_bit_in_a_file_that_is_mapped_is_told(tmp_path: Path, format: str) -> None:
-    fill(tmp_path / "live", range(3), storage_format=format)
+    fill(tmp_path / "live", range(3), format=format)
     path = tmp_path / "live" / f"trajectory_1_w_0.{format}"
     data = bytearray(path.read_bytes())
     data[data.index(np.float32(1001).tobytes())] ^= 1
     path.write_bytes(data)
-    with build(tmp_path / "live", cache_size=0) as buffer:
+    with build(tmp_path / "live", cache=0) as buffer:
         match = r"trajectory_1_w_0\.\w+: damaged: its checksum is not the index's"
         with pytest.raises(StorageError, match=match):
             draw_many(buffer, 18)
@@ -762,7 +765,7 @@ def test_flipped_bit_in_a_file_of_rlinf_is_told(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(StorageError, match=r"damaged: storage \d+ does not have its checksum"):
         build(tmp_path / "rlinf")
-    with build(tmp_path / "rlinf", cache_size=0) as buffer:
+    with build(tmp_path / "rlinf", cache=0) as buffer:
         match = r"damaged: storage \d+ does not have its checksum"
         with pytest.raises(StorageError, match=match):
             draw_many(buffer, 18)
@@ -772,7 +775,7 @@ def test_file_that_is_written_to_while_it_is_mapped_is_checked_again(tmp_path: P
     fill(tmp_path / "live", range(2))
     path = tmp_path / "live" / "trajectory_0_w_0.pt"
     data = path.read_bytes()
-    with build(tmp_path / "live", cache_size=0) as buffer:
+    with build(tmp_path / "live", cache=0) as buffer:
         check(buffer.sample(12), 12)
         at = data.index(np.float32(1).tobytes())
         with path.open("r+b") as file:
@@ -796,12 +799,12 @@ import sharpwave as sw
 def make(n):
     rewards = np.full((600, 2), n, np.float32)
     return sw.Trajectory(rewards=rewards, curr_obs={"s": np.zeros((600, 2, 40), np.float32)}, model_weights_id="w")
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1], enable_cache=False)
-buffer.add_trajectories([make(n) for n in range(3)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt", cache=0)
+buffer.add([make(n) for n in range(3)])
 buffer.flush()
 buffer.sample(500)
 os.truncate(sys.argv[1] + "/trajectory_1_w.pt", int(sys.argv[2]))
-for call in (lambda: buffer.sample(500), lambda: buffer.get_trajectory(1)):
+for call in (lambda: buffer.sample(500), lambda: buffer.get(1)):
     try:
         call()
     except sw.errors.StorageError as error:
@@ -819,8 +822,8 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import numpy as np
 import sharpwave as sw
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1], enable_cache=False, sample_window_size=0)
-buffer.add_trajectories([sw.Trajectory(rewards=np.full((2, 1), n, np.float32)) for n in range(300)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt", cache=0)
+buffer.add([sw.Trajectory(rewards=np.full((2, 1), n, np.float32)) for n in range(300)])
 buffer.flush()
 for _ in range(5):
     batch = buffer.sample(500)
@@ -839,19 +842,19 @@ def test_forked_child_neither_keeps_the_folder_nor_writes_to_it(tmp_path: Path) 
 import os, signal, sys, time
 import sharpwave as sw
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-buffer.add_trajectories([make(0)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer.add([make(0)])
 buffer.flush()
-with buffer._lock, buffer._adding:  # as another thread may have them when this one forks
+with buffer._store._lock, buffer._store._adding:  # as another thread may have them when this one forks
     pid = os.fork()
 if pid == 0:
     signal.alarm(120)
     told = 0
     for call in (
-        lambda: buffer.add_trajectories([make(1)]), lambda: buffer.sample(1), buffer.flush, buffer.clear,
-        lambda: buffer.save_checkpoint(sys.argv[1] + "-c"), lambda: buffer.load_checkpoint(sys.argv[1]),
-        lambda: buffer.get_trajectory(0), lambda: list(buffer.trajectories()), buffer.clear_cache, buffer.get_stats,
-        lambda: buffer._folder.append([buffer._folder.index.state_record()]),
+        lambda: buffer.add([make(1)]), lambda: buffer.sample(1), buffer.flush, buffer.clear,
+        lambda: buffer.save(sys.argv[1] + "-c"), lambda: buffer.load(sys.argv[1]),
+        lambda: buffer.get(0), lambda: list(buffer.trajectories()), lambda: len(buffer), buffer.stats,
+        lambda: buffer._store._folder.append([buffer._store._folder.index.state_record()]),
     ):
         try:
             call()
@@ -861,7 +864,7 @@ if pid == 0:
     print(told, flush=True)
     sys.exit(0)  # finalizers run
 assert os.waitpid(pid, 0)[1] == 0
-buffer.add_trajectories([make(2)])
+buffer.add([make(2)])
 buffer.close()
 """
     done = run(code, tmp_path / "live")
@@ -874,8 +877,8 @@ def test_killed_owner_whose_forked_child_lives_can_start_again(tmp_path: Path) -
 import os, sys, time
 import sharpwave as sw
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-buffer.add_trajectories([make(0)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer.add([make(0)])
 buffer.flush()
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # it runs: until then it has all that its parent has
@@ -898,13 +901,13 @@ time.sleep(600)
 
 def test_reading_and_copying_an_open_folder_leaves_it_open(tmp_path: Path) -> None:
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
         buffer.flush()
         shutil.copytree(tmp_path / "live", tmp_path / "backup")
         with pytest.raises(StorageError, match="has it open"):
             build(tmp_path / "live")
         assert held(tmp_path / "backup") == [0]
-        buffer.add_trajectories([make(1)])
+        buffer.add([make(1)])
     assert held(tmp_path / "live") == [0, 1]
 
 
@@ -919,23 +922,23 @@ from slabs import make
 trajectories = [make(0), make(1)]
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 os.setuid(54321)
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-for call in (lambda: buffer.add_trajectories(trajectories), lambda: buffer.save_checkpoint(sys.argv[1] + "-c")):
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+for call in (lambda: buffer.add(trajectories), lambda: buffer.save(sys.argv[1] + "-c")):
     try:
         call()
         print("no error")
     except sw.errors.StorageError as error:
         print(error)
-print(len(buffer), buffer.total_samples, buffer.get_stats()["unsaved"])
+print(len(buffer), buffer.stats()["transitions"], buffer.stats()["unsaved"])
 buffer.close()
 print("closed")
 """
     done = run(code, open_folder / "live", timeout=120)
     assert done.returncode == 0, done.stderr
     first, second, counts, end = done.stdout.splitlines()
-    assert first.startswith("add_trajectories(): cannot start the thread that saves trajectories: ")
+    assert first.startswith("add(): cannot start the thread that saves trajectories: ")
     assert "nothing was changed: allow this process more threads" in first
-    assert second.startswith("save_checkpoint(): cannot start the thread")
+    assert second.startswith("save(): cannot start the thread")
     assert (counts, end) == ("0 0 0", "closed")
 
 
@@ -944,10 +947,10 @@ def test_dropped_files_that_a_killed_process_left_are_collected(tmp_path: Path) 
 import os, signal, sys
 import sharpwave as sw
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1], max_trajectories=4)
-buffer._folder.pin(1)  # as a checkpoint that is being taken does
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt", capacity=4)
+buffer._store._folder.pin(1)  # as a checkpoint that is being taken does
 for number in range(40):
-    buffer.add_trajectories([make(number)])
+    buffer.add([make(number)])
     if number % 3 == 0:
         buffer.flush()
 buffer.flush()
@@ -964,11 +967,11 @@ def test_file_whose_record_was_never_written_is_collected(tmp_path: Path) -> Non
 import os, signal, sys
 import sharpwave as sw
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1])
-buffer.add_trajectories([make(0)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer.add([make(0)])
 buffer.flush()
-buffer._folder.append = lambda records: os.kill(os.getpid(), signal.SIGKILL)
-buffer.add_trajectories([make(1)])
+buffer._store._folder.append = lambda records: os.kill(os.getpid(), signal.SIGKILL)
+buffer.add([make(1)])
 buffer.flush()
 """
     assert run(code, tmp_path / "live").returncode == -signal.SIGKILL
@@ -985,13 +988,13 @@ import os, signal, sys
 import sharpwave as sw
 from sharpwave.trajectories import checkpoint
 from slabs import make
-buffer = sw.TrajectoryReplayBuffer(storage_dir=sys.argv[1] + "/live")
-buffer.add_trajectories([make(number) for number in range(3)])
+buffer = sw.TrajectoryReplayBuffer(sys.argv[1] + "/live", format="pt")
+buffer.add([make(number) for number in range(3)])
 made = checkpoint.write_upstream
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL if sys.argv[2] == "kill" else signal.SIGSTOP)
 checkpoint.write_upstream = die
-buffer.save_checkpoint(sys.argv[1] + "/checkpoint")
+buffer.save(sys.argv[1] + "/checkpoint")
 """
     assert run(code, tmp_path, "kill").returncode == -signal.SIGKILL
     assert len(list(tmp_path.glob(".checkpoint.*.tmp"))) == 1
@@ -1006,13 +1009,13 @@ buffer.save_checkpoint(sys.argv[1] + "/checkpoint")
             being_made = [path for path in tmp_path.glob(".checkpoint.*.tmp") if len(list(path.iterdir())) > 1]
             assert len(being_made) == 1, "the killed one's is gone"
             with build(tmp_path / "first") as buffer:
-                buffer.save_checkpoint(tmp_path / "checkpoint")
+                buffer.save(tmp_path / "checkpoint")
             assert being_made[0].exists()
         finally:
             maker.kill()
     assert held(tmp_path / "checkpoint") == [0, 1, 2]
     with build(tmp_path / "first") as buffer:
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+        buffer.save(tmp_path / "checkpoint")
     assert sorted(path.name for path in tmp_path.glob(".checkpoint.*.tmp")) == [
         ".checkpoint.01234567.tmp",
         ".checkpoint.notes.tmp",
@@ -1022,10 +1025,10 @@ buffer.save_checkpoint(sys.argv[1] + "/checkpoint")
 def test_recovered_folder_counts_what_is_lost(tmp_path: Path) -> None:
     with build(tmp_path / "live") as buffer:
         for number in range(6):
-            buffer.add_trajectories([make(number)])
+            buffer.add([make(number)])
             buffer.flush()
     (tmp_path / "live" / "trajectory_4_w_0.pt").unlink()
-    with build(tmp_path / "live", cache_size=0) as buffer, pytest.raises(FileNotFoundError, match="got no file"):
+    with build(tmp_path / "live", cache=0) as buffer, pytest.raises(FileNotFoundError, match="got no file"):
         draw_many(buffer, 36)
     with pytest.warns(
         UserWarning, match="1 trajectories of the index have no whole file or no layout and are left out"
@@ -1039,7 +1042,7 @@ def test_recovered_folder_counts_what_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_index_that_was_cut_to_nothing_is_told(tmp_path: Path, is_killed: bool) -> None:
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(number) for number in range(3)])
+        buffer.add([make(number) for number in range(3)])
         buffer.flush()
         if is_killed:
             shutil.copytree(tmp_path / "live", tmp_path / "killed")
@@ -1050,7 +1053,7 @@ def test_index_that_was_cut_to_nothing_is_told(tmp_path: Path, is_killed: bool) 
     with pytest.warns(UserWarning, match="its index is lost, with 3 files beside it"):
         buffer = build(folder, recover=True)
     assert numbers_of(buffer) == ([] if is_killed else [0, 1, 2])
-    buffer.add_trajectories([make(5)])
+    buffer.add([make(5)])
     buffer.close()
     assert len(files(folder)) == 4
     assert held(folder)[-1] == 5
@@ -1073,20 +1076,21 @@ def test_index_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
         {"allow_pickle": "False"},
         {"allow_pickle": 1},
         {"recover": "yes"},
-        {"storage_dir": 5},
-        {"storage_dir": "a\0b"},
-        {"log_dir": None},
+        {"folder": 5},
+        {"folder": ""},
+        {"folder": "a\0b"},
         {"device": "nowhere"},
         pytest.param({"device": object()}, id="a device of no kind"),
-        {"storage_format": ["pt"]},
-        {"seed": None},
-        {"cache_size": 2.5},
+        {"format": ["pt"]},
+        {"seed": "1"},
+        {"cache": None},
+        {"cache": 2.5},
     ],
     ids=str,
 )
 def test_settings_of_the_wrong_kind_are_schema_errors(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(SchemaError, match=next(iter(options))):
-        sw.TrajectoryReplayBuffer(**{"storage_dir": tmp_path / "live", **options})
+        sw.TrajectoryReplayBuffer(**{"folder": tmp_path / "live", **options})
     assert not (tmp_path / "live").exists()
 
 
@@ -1100,48 +1104,50 @@ def test_arguments_of_the_wrong_kind_are_schema_errors_and_change_nothing(tmp_pa
     axes = make(1)
     axes.actions = np.zeros((3, 2, *[1] * 29), np.float32)
     with build(tmp_path / "live") as buffer:
-        buffer.add_trajectories([make(0)])
+        buffer.add([make(0)])
         before = buffer.sample(6)
         buffer.flush()
-        stats = buffer.get_stats()
+        stats = buffer.stats()
         for call in (
-            lambda: buffer.add_trajectories(None),  # type: ignore[arg-type]
-            lambda: buffer.add_trajectories(make(1)),  # type: ignore[arg-type]
-            lambda: buffer.add_trajectories([5]),
-            lambda: buffer.add_trajectories([{"rewards": before}]),
-            lambda: buffer.add_trajectories([masked]),
-            lambda: buffer.add_trajectories([surrogate]),
-            lambda: buffer.add_trajectories([weights]),
-            lambda: buffer.add_trajectories([axes]),
+            lambda: buffer.add(None),  # type: ignore[arg-type]
+            lambda: buffer.add(5),  # type: ignore[arg-type]
+            lambda: buffer.add([5]),
+            lambda: buffer.add([{"rewards": before}]),
+            lambda: buffer.add([masked]),
+            lambda: buffer.add([surrogate]),
+            lambda: buffer.add([weights]),
+            lambda: buffer.add([axes]),
             lambda: buffer.sample("6"),  # type: ignore[arg-type]
             lambda: buffer.sample(6, device="nowhere"),
-            lambda: buffer.is_ready("6"),  # type: ignore[arg-type]
-            lambda: buffer.save_checkpoint(None),  # type: ignore[arg-type]
-            lambda: buffer.save_checkpoint(""),
-            lambda: buffer.load_checkpoint(5),  # type: ignore[arg-type]
-            lambda: buffer.load_checkpoint(tmp_path / "live", "yes"),  # type: ignore[arg-type]
+            lambda: buffer.get("6"),  # type: ignore[arg-type]
+            lambda: buffer.save(None),  # type: ignore[arg-type]
+            lambda: buffer.save(""),
+            lambda: buffer.load(5),  # type: ignore[arg-type]
+            lambda: buffer.load(tmp_path / "live", rank=1),
+            lambda: buffer.load(tmp_path / "live", world_size="2"),  # type: ignore[arg-type]
+            lambda: buffer.load(tmp_path / "live", split_by="size"),
             lambda: buffer.clear(set_aside=1),  # type: ignore[arg-type]
         ):
             with pytest.raises(SchemaError):
                 call()
-        assert buffer.get_stats() == stats
-        assert buffer._calls == 1
+        assert buffer.stats() == stats
+        assert buffer._store._contents.calls == 1
 
 
 def test_buffer_without_files_has_checkpoints(tmp_path: Path) -> None:
-    with sw.TrajectoryReplayBuffer(save_trajectories=False, sample_window_size=4) as buffer:
-        buffer.save_checkpoint(tmp_path / "empty")
-        buffer.add_trajectories([make(number, epochs=3 * (number % 2)) for number in range(6)])
-        buffer.save_checkpoint(tmp_path / "checkpoint")
-        buffer.save_checkpoint(tmp_path / "checkpoint")
+    with sw.TrajectoryReplayBuffer(None, capacity=4, format="pt") as buffer:
+        buffer.save(tmp_path / "empty")
+        buffer.add([make(number, epochs=3 * (number % 2)) for number in range(6)])
+        buffer.save(tmp_path / "checkpoint")
+        buffer.save(tmp_path / "checkpoint")
         after = buffer.sample(12)["rewards"]
     assert sorted(read_rlinf(tmp_path / "checkpoint")) == [2, 3, 4, 5]
-    with sw.TrajectoryReplayBuffer(save_trajectories=False, sample_window_size=4) as buffer:
-        buffer.load_checkpoint(tmp_path / "checkpoint")
+    with sw.TrajectoryReplayBuffer(None, capacity=4, format="pt") as buffer:
+        buffer.load(tmp_path / "checkpoint")
         assert np.array_equal(buffer.sample(12)["rewards"], after), "the random stream goes on"
         for number, trajectory in buffer.trajectories():
             assert np.array_equal(trajectory.dones, make(number, epochs=3 * (number % 2)).dones.numpy())
-        buffer.load_checkpoint(tmp_path / "empty")
+        buffer.load(tmp_path / "empty")
         assert len(buffer) == 0
 
 
@@ -1151,7 +1157,7 @@ def test_merge_of_a_killed_move_removes_what_its_journal_names(tmp_path: Path) -
     code = """
 import os, signal, sys
 from pathlib import Path
-from sharpwave.trajectories.folders import merge
+from sharpwave.trajectories.ranks import merge
 Path.unlink = lambda self, missing_ok=False: os.kill(os.getpid(), signal.SIGKILL)
 merge(sys.argv[1] + "/ranks", sys.argv[1] + "/merged")
 """

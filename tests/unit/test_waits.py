@@ -427,7 +427,7 @@ AT_EXIT = """
         buffer.save(folder + "/snapshot")
     weighted = sw.ReplayBuffer(20000, obs_shape=(50,), seed=0, sampler=sw.Prioritized())
     weighted.add(**many)
-    trajectories = sw.TrajectoryReplayBuffer(storage_dir=folder + "/trajectories") if what == "trajectories" else None
+    trajectories = sw.TrajectoryReplayBuffer(folder + "/trajectories") if what == "trajectories" else None
     one = sw.Trajectory(actions=np.zeros((600, 8, 3), np.float32), rewards=np.zeros((600, 8), np.float32))
     flat = np.zeros((2000, 100), np.float32)
     paced = sw.ReplayBuffer(100, obs_shape=(2,), pace=sw.Pace.min_size(10))
@@ -438,8 +438,8 @@ AT_EXIT = """
         weighted.update_priorities(batch["indices"], np.ones(4096))
 
     def store():
-        trajectories.add_trajectories([one])
-        trajectories.sample(num_chunks=64)
+        trajectories.add(one)
+        trajectories.sample(64)
 
     jobs = {
         "save": lambda: buffer.save(folder + "/snapshot"),

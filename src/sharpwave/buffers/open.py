@@ -17,10 +17,12 @@ from ..errors import SchemaError, StorageError
 from ..rows.host import HostRows
 from ..rows.rollout_file import is_rollout_file
 from ..rows.tensors import read_device
+from ..trajectories.checkpoint import holds_trajectories
 from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
 from .rollout import RolloutBuffer
+from .trajectory import TrajectoryReplayBuffer, open_trajectories
 
 __all__ = ["open"]
 
@@ -44,6 +46,8 @@ def open(
     Args:
         address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
             are attached to in place: what one process adds, the others see.
+            A folder of trajectories (or of one folder for every rank) is a ``TrajectoryReplayBuffer``: a path is copied
+            into memory, ``"file://folder"`` is continued, by one process at a time.
         view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
             and cannot hold them.
         timeout: Seconds to wait until it is created and other processes have finished opening or closing it, None for
@@ -68,6 +72,9 @@ def open(
     seconds = math.inf if timeout is None else number("open()", "timeout", timeout, 0, 1e9)
     truth("open()", "recover", recover)
     truth("open()", "verify", verify)
+    folder = Path(text) if path is None else path
+    if holds_trajectories(folder):
+        return _open_trajectories(folder, path is not None, view, verify, recover, device)
     begun = time.monotonic()
     if seconds > 0:
         _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
@@ -85,6 +92,16 @@ def open(
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer if device is None else _move(rows, face, text, device)
+
+
+def _open_trajectories(
+    folder: Path, in_place: bool, view: View | None, verify: bool, recover: bool, device: Any
+) -> TrajectoryReplayBuffer:
+    """A folder of trajectories. Those have no view, and each file is checked when it is first read."""
+    for name, is_given in (("view", view is not None), ("verify", not verify)):
+        if is_given:
+            raise SchemaError(f"open(): {name}: {str(folder)!r} is a folder of trajectories; leave {name}= out")
+    return open_trajectories("open()", folder, in_place=in_place, device=device, recover=recover)
 
 
 def _move(rows: HostRows, face: Any, address: str, device: Any) -> Any:

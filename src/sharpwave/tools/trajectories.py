@@ -10,7 +10,7 @@ from typing import Any
 import sharpwave as sw
 from sharpwave.errors import SchemaError
 from sharpwave.trajectories.checkpoint import each_trajectory, open_checkpoint
-from sharpwave.trajectories.folders import Plan, merge, plan_merge, plan_split, split
+from sharpwave.trajectories.ranks import FolderPlan, merge, plan_merge, plan_split, split
 from sharpwave.trajectories.trajectory import DTYPES
 
 MINARI = "minari:"
@@ -80,12 +80,12 @@ def run_convert(source: str, target: str, storage_format: str | None, allow_pick
     if source.startswith(MINARI) and target.startswith(MINARI):
         raise SchemaError("convert: expected a folder on one side, got two Minari data sets")
     if source.startswith(MINARI):
-        from sharpwave.trajectories.minari import from_minari
+        from sharpwave.tools.minari import from_minari
 
         count = from_minari(source.removeprefix(MINARI), target, storage_format or "pt", progress("converting"))
         print(f"{count:,} episodes in {target}")
     elif target.startswith(MINARI):
-        from sharpwave.trajectories.minari import to_minari
+        from sharpwave.tools.minari import to_minari
 
         if storage_format is not None:
             raise SchemaError("convert: --format applies to folders; a Minari data set has its own format")
@@ -101,11 +101,11 @@ def _reformat(source: Path, target: Path, storage_format: str, allow_pickle: boo
     device = _device()
     count, every = each_trajectory("convert", source, allow_pickle, device)
     with sw.TrajectoryReplayBuffer(
-        storage_dir=target, storage_format=storage_format, cache_size=0, allow_pickle=allow_pickle, device=device
+        target, format=storage_format, cache=0, allow_pickle=allow_pickle, device=device
     ) as buffer:
         for trajectory in progress("converting")(every, count):
-            buffer.add_trajectories([trajectory])
-        buffer.save_checkpoint(target)
+            buffer.add(trajectory)
+        buffer.save(target)
     print(f"{count:,} trajectories in {target}")
 
 
@@ -131,7 +131,7 @@ def progress(what: str) -> Any:
     return show
 
 
-def _print_plan(plan: Plan, save: Path, copy: bool) -> None:
+def _print_plan(plan: FolderPlan, save: Path, copy: bool) -> None:
     for entry in plan.index.entries:
         print(f"{plan.sources[entry.id]} -> {save / plan.index.name(entry)}")
     verb = "copied" if copy else "moved"

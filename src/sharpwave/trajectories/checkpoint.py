@@ -1,4 +1,4 @@
-"""Checkpoints of a folder of trajectories: whole or not there, and good wherever they are moved to."""
+"""Checkpoints of trajectories: folders that appear complete or not at all, and that may be moved."""
 
 from __future__ import annotations
 
@@ -15,17 +15,32 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..checks import one_of, whole
+from ..checks import one_of, told, whole
 from ..errors import SchemaError, StorageError
 from ..files import Journal
-from .files import FORMATS, views
-from .folder import link, open_index, read_slab, remove_folder
-from .folders import merged, rank_folders
-from .index import INDEX, KIND, Entry, Index, Missing, read_index
-from .trajectory import Trajectory, to_device, to_trajectory
+from .folder import open_index
+from .formats import write
+from .index import INDEX, KIND, Missing, TrajectoryEntry, TrajectoryIndex, read_index
+from .layout import FORMATS, Layout, capture, plan, views
+from .links import link, remove_folder
+from .mapped import read_slab
+from .ranks import merged, rank_folders
+from .records import Records
+from .trajectory import Parts, Trajectory, to_device, to_trajectory
 from .upstream import METADATA, NAMES, listed_names, write_upstream
 
-__all__ = ["each_trajectory", "new_folder", "open_checkpoint", "shard", "write_checkpoint"]
+__all__ = [
+    "check_part",
+    "each_trajectory",
+    "has_index",
+    "holds_trajectories",
+    "link_from",
+    "new_folder",
+    "open_checkpoint",
+    "shard",
+    "write_checkpoint",
+    "write_held",
+]
 
 _NAMED = (INDEX, METADATA, *NAMES, "minari.json")
 # Those that end in .next are of a process that was killed in replace_file().
@@ -35,19 +50,19 @@ _TRAJECTORY = re.compile(rf"trajectory_\d+_.*\.(?:{'|'.join(FORMATS)})", re.DOTA
 
 def write_checkpoint(
     where: str,
-    index: Index,
-    put: Callable[[Entry, Path], None],
+    index: TrajectoryIndex,
+    put: Callable[[TrajectoryEntry, Path], None],
     path: Path,
     format: str,
     taken_of: Path | None = None,
 ) -> None:
-    """A folder with the files that the index lists, the index, and RLinf's two files. What had the name is replaced if
-    it is a former checkpoint and holds nothing else.
+    """Makes a folder of the files that the index lists, the index, and RLinf's two index files. A former checkpoint of
+    that name is replaced if the folder holds nothing else.
 
     Args:
         put: Makes the file of a trajectory: a link, or a new one.
         format: Of files to come, for RLinf's metadata.
-        taken_of: The live folder that it is of.
+        taken_of: The live folder that the files belong to.
 
     Raises:
         StorageError: There is a folder of that name, and it holds something that no index lists.
@@ -66,7 +81,8 @@ def write_checkpoint(
 
 
 def _hold_former(where: str, path: Path) -> tuple[_core.FileLock | None, set[str]]:
-    """Takes what has the name for us alone; the names of its files that are a checkpoint's: its index lists them."""
+    """Locks the folder that has the name now, so that no buffer opens it meanwhile, and returns the names of the files
+    in it, all of which its index lists."""
     if not os.path.lexists(path):
         return None, set()
     if not path.is_dir():
@@ -106,14 +122,14 @@ def _hold_former(where: str, path: Path) -> tuple[_core.FileLock | None, set[str
 
 @contextmanager
 def new_folder(where: str, path: Path, replaced: set[str] | None = None) -> Iterator[tuple[Path, Journal]]:
-    """A folder that is made beside its place and gets its name, in one step, when it is whole.
+    """Makes a folder under a temporary name beside its place and renames it, in one step, when it is complete.
 
     Yields:
-        Where it is made, and its journal, which holds it: what a killed process leaves is known by that, and removed by
-        the next one that makes a folder of that name.
+        Where it is made, and its locked journal. A temporary folder whose journal is not locked was left by a killed
+        process; the next process that makes a folder of that name removes it.
 
     Args:
-        replaced: Files of the folder that has the name, and goes.
+        replaced: The files of the folder that has the name now, which is deleted.
     """
     path = Path(os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +167,7 @@ def _files_of(folder: Path) -> set[str]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """What killed processes left of a folder of that name: no process holds its journal, and it has no other files."""
+    """Removes temporary folders of killed processes: their journal is not locked, and they hold no other files."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
     for name in os.listdir(path.parent):
         left = path.parent / name
@@ -160,29 +176,84 @@ def _remove_leftovers(path: Path) -> None:
         there = set(os.listdir(left))
         held = _core.own_file(str(left / INDEX), create=False) if INDEX in there else None
         if there and (held is None or there - _files_of(left)):
-            continue  # somebody is making it, or put something there
+            continue  # another process is making it, or it holds other files
         remove_folder(left, there)
         if held is not None:
             held.close()
 
 
-def link_from(index: Index, source: Path) -> Callable[[Entry, Path], None]:
+def link_from(index: TrajectoryIndex, source: Path) -> Callable[[TrajectoryEntry, Path], None]:
     """For write_checkpoint(): links to the files of a live folder."""
     return lambda entry, target: link(source / index.name(entry), target)
 
 
-def open_checkpoint(where: str, path: Path, allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
-    """What a checkpoint holds: ours, RLinf's, or a folder with one for every rank in it."""
+def write_held(
+    where: str,
+    index: TrajectoryIndex,
+    held: list[tuple[TrajectoryEntry, Records, Any, tuple[int, ...]]],
+    path: Path,
+    format: str,
+) -> None:
+    """A checkpoint of trajectories that are in memory only: writes their files.
+
+    Args:
+        index: Without trajectories.
+        held: Each trajectory with the form of its records, the records, and how many rows more than steps each leaf
+            has.
+    """
+    leaves = index.leaves or ()
+    index.layouts, index.generations = [], []
+    numbers: dict[Layout, int] = {}
+    parts: dict[int, tuple[Records, Any, tuple[int, ...]]] = {}
+    for entry, records, rows, epochs in held:
+        layout = plan(where, format, leaves, entry.steps, entry.envs, epochs)
+        if layout not in numbers:
+            numbers[layout] = index.add_layout(layout)
+        index.entries.append(replace(entry, layout=numbers[layout]))
+        parts[entry.id] = records, rows, epochs
+
+    def put(entry: TrajectoryEntry, file: Path) -> None:
+        records, rows, epochs = parts.pop(entry.id)
+        layout = index.layouts[entry.layout]
+        slab = capture(Parts(entry.steps, entry.envs, leaves, epochs, records.views(rows)), layout)
+        facts = write(file, slab, leaves, layout, entry.max_episode_length, entry.weights_id)
+        entry.start, entry.bytes, entry.crc = facts
+
+    write_checkpoint(where, index, put, path, format)
+
+
+def has_index(folder: Path) -> bool:
+    """Whether a folder has an index of trajectories, ours or RLinf's."""
+    return any((folder / name).exists() for name in (INDEX, *NAMES))
+
+
+def holds_trajectories(path: Path) -> bool:
+    """Whether a path is a folder of trajectories, ours or RLinf's, or a folder with one for every rank."""
+    try:
+        return has_index(path) or any(map(has_index, rank_folders(path)))
+    except (OSError, ValueError):  # it may not be read, or the name is no path
+        return False
+
+
+def open_checkpoint(
+    where: str, path: Path, allow_pickle: bool, recover: bool = False
+) -> tuple[TrajectoryIndex, dict[int, Path]]:
+    """The index and the files of a checkpoint: ours, RLinf's, or a folder with one for every rank.
+
+    Args:
+        recover: Reads a damaged checkpoint of ours with what is whole in it, and warns of what is left out. Folders
+            of ranks have to be whole.
+    """
     if not path.is_dir():
         raise Missing(f"{where}: {path}: there is no such folder")
     ranks = rank_folders(path)
     if ranks and not any((path / name).exists() for name in (INDEX, METADATA, *NAMES)):
         return merged(where, ranks, allow_pickle)
-    return open_index(path, where, allow_pickle)
+    return open_index(path, where, allow_pickle, recover=recover)
 
 
 def each_trajectory(where: str, path: Path, allow_pickle: bool, device: Any = None) -> tuple[int, Iterator[Trajectory]]:
-    """How many trajectories a folder holds, and one after the other; nothing is changed, one is in memory at a time."""
+    """How many trajectories a folder holds, and an iterator that reads one at a time. The folder is not changed."""
     index, files = open_checkpoint(where, path, allow_pickle)
     leaves = index.leaves or ()
 
@@ -196,22 +267,32 @@ def each_trajectory(where: str, path: Path, allow_pickle: bool, device: Any = No
     return len(index.entries), read()
 
 
-def shard(where: str, index: Index, rank: int, world: int, split_by: str = "count") -> Index:
-    """The part of one rank. Ids that it hands out later are no other rank's.
+def check_part(where: str, rank: Any, world: Any, split_by: Any, name: str = "rank") -> None:
+    """The arguments of ``shard``.
 
     Args:
-        split_by: "count" gives consecutive trajectories, as many as the others have or one more; "samples" consecutive
-            ones with about as many transitions; "stride" every ``world``-th, so that each has old and new ones.
+        name: What the caller's argument for the rank is called.
     """
     one_of(where, "split_by", split_by, ("count", "samples", "stride"))
     whole(where, "world_size", world, 1, 2**32)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
-        raise SchemaError(f"{where}: local_rank: expected 0 to {world - 1} (world_size={world}), got {rank!r}")
+        raise SchemaError(f"{where}: {name}: expected 0 to {world - 1} (world_size={world}), got {told(rank)}")
+
+
+def shard(where: str, index: TrajectoryIndex, rank: int, world: int, split_by: str = "count") -> TrajectoryIndex:
+    """The part of one rank. The ids of trajectories that it adds later are different from those of all other ranks.
+
+    Args:
+        split_by: "count": consecutive trajectories, the same number for every rank or one more. "samples": consecutive
+            trajectories with about the same number of transitions. "stride": every ``world``-th trajectory, so that
+            each rank has old and new ones.
+    """
+    check_part(where, rank, world, split_by)
     entries = index.entries
     if split_by == "stride":
         part = entries[rank::world]
     elif split_by == "samples":
-        # A trajectory is the rank's that holds its middle transition.
+        # A trajectory goes to the rank whose range of transitions holds its middle one.
         sizes = np.array([entry.steps * entry.envs for entry in entries], np.int64)
         owner = (2 * np.cumsum(sizes) - sizes) * world // (2 * max(1, int(sizes.sum())))
         part = [entry for entry, own in zip(entries, owner, strict=True) if own == rank]

@@ -1,8 +1,7 @@
-"""A live folder of trajectories: one owner, its files and its index."""
+"""Folder: the files and the index of an open buffer, which one process owns."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import threading
@@ -10,102 +9,40 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .. import _core, files
+from .. import files
 from ..errors import StorageError
 from ..files import Journal
-from .files import FORMATS, Layout, check_file, read_whole, write
-from .index import CLAIM, INDEX, KIND, OPENED, Entry, Index, Missing, parse, read_index
-from .records import Records
-from .trajectory import DTYPES, Leaf
+from .formats import write
+from .index import CLAIM, INDEX, KIND, OPENED, Missing, TrajectoryEntry, TrajectoryIndex, parse, read_index
+from .kinds import Kinds
+from .layout import FORMATS
+from .links import is_link, link, size_of
+from .trajectory import Leaf
 from .upstream import METADATA, NAMES, is_upstream, read_upstream, write_upstream
 
-__all__ = ["Folder", "Kinds", "Mapped", "link", "map_slab", "open_index", "read_slab", "remove_folder"]
+__all__ = ["Folder", "open_index"]
 
 _OLD_INDEX = "index.jsonl"
 _CLAIMED_AT_ONCE = 1_024  # ids
 UNLISTED = 16  # files at most that are written before the journal learns of them
-# What a file of a trajectory is called; the six letters are of one that a killed process had not named yet.
+# The name of a trajectory's file; the six letters are those of a temporary file that a killed process left.
 _NAME = re.compile(rf"trajectory_(\d{{1,18}})_.*\.(?:{'|'.join(FORMATS)})(\.[A-Za-z0-9]{{6}})?", re.DOTALL)
 
 
-class Kinds:
-    """What a row of the trajectories is, and the numbered layouts of their slabs."""
-
-    def __init__(self, index: Index) -> None:
-        self._take(index)
-
-    def _take(self, index: Index) -> None:
-        self.index = index
-        self._numbers = {
-            layout: number
-            for number, layout in enumerate(index.layouts)
-            if index.generations[number] == index.generation
-        }
-        self._cores: dict[int, _core.SlabLayout] = {}
-        self._records: dict[int, Records] = {}
-        self._row_kinds: _core.RowKinds | None = None
-
-    def set_leaves(self, leaves: tuple[Leaf, ...] | None) -> None:
-        """What a row is, from now on. None ends a generation: the next leaves may be others."""
-        if leaves is None:
-            if self.index.leaves is not None:
-                self.index.former[self.index.generation] = self.index.leaves
-            self.index.generation += 1
-            self._numbers.clear()
-        self.index.leaves = leaves
-        self._cores.clear()
-        self._records.clear()
-        self._row_kinds = None
-
-    def row_kinds(self) -> _core.RowKinds:
-        """Dtypes and shapes of rows, for the engine."""
-        if self._row_kinds is None:
-            leaves = self.index.leaves or ()
-            self._row_kinds = _core.RowKinds([(np.dtype(DTYPES[leaf.dtype][0]), leaf.shape) for leaf in leaves])
-        return self._row_kinds
-
-    def number_of(self, layout: Layout) -> tuple[int, bool]:
-        """A layout's number, and whether it is new."""
-        known = self._numbers.get(layout)
-        if known is not None:
-            return known, False
-        self._numbers[layout] = number = self.index.add_layout(layout)
-        return number, True
-
-    def core_layout(self, number: int) -> _core.SlabLayout:
-        made = self._cores.get(number)
-        if made is None:
-            assert self.index.leaves is not None
-            made = self._cores[number] = self.index.layouts[number].to_core(self.index.leaves)
-        return made
-
-    def records(self, number: int) -> Records:
-        """How trajectories of a layout are kept in the cache."""
-        made = self._records.get(number)
-        if made is None:
-            assert self.index.leaves is not None
-            made = self._records[number] = Records(self.index.leaves, self.index.layouts[number])
-        return made
-
-    def to_records(self, number: int, slab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A slab of that layout, row by row."""
-        return self.records(number).make(slab, self.core_layout(number))
-
-
 class Folder(Kinds):
-    """Files and index of a folder. One thread writes. The folder's owner is the owner of its journal: opening it a
-    second time is refused while it is open, and a forked child cannot write through its parent's.
+    """Files and index of a folder. One thread writes. The lock on the journal is the lock of the folder: it cannot be
+    opened a second time while it is open, and a forked child cannot write through its parent's.
 
     Args:
-        seed: Of the random stream, where the folder is new.
-        recover: Opens a damaged index with what is whole in it, and leaves out trajectories whose files are not there.
+        seed: Of the random stream of a new folder.
+        recover: Opens a damaged index with what is whole in it, and leaves out trajectories without a whole file.
 
     Raises:
-        StorageError: Another buffer has it open, or what is there cannot be read.
+        StorageError: Another buffer has it open, or its index cannot be read.
     """
 
     def __init__(self, path: Path, where: str, seed: int, allow_pickle: bool = False, recover: bool = False) -> None:
@@ -118,7 +55,7 @@ class Folder(Kinds):
             path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise StorageError(f"{where}: storage_dir: cannot make {path}: {reason}") from None
+            raise StorageError(f"{where}: folder: cannot make {path}: {reason}") from None
         is_new = not os.path.lexists(path / INDEX)
         if is_new and (path / _OLD_INDEX).exists():
             raise StorageError(
@@ -131,15 +68,15 @@ class Folder(Kinds):
             self._written = self.index.written
             self._journal.append([files.Entry(OPENED, {"opened": self.index.opens})])
         except BaseException as error:
-            if is_new:  # it is still empty, and ours: leave the folder as it was
+            if is_new:  # the journal is still empty, and ours: leave the folder as it was
                 (path / INDEX).unlink(missing_ok=True)
             self._journal.close()
             if isinstance(error, OSError) and not isinstance(error, StorageError):
-                raise StorageError(f"{where}: storage_dir: {path}: {error}") from None
+                raise StorageError(f"{where}: folder: {path}: {error}") from None
             raise
 
     def _check_lost(self, had_journal: bool) -> None:
-        """A journal without a record was cut to nothing, where trajectories are and RLinf did not write last."""
+        """Refuses a journal without records beside files of trajectories: it was cut, unless RLinf wrote here last."""
         if not had_journal or is_upstream(self.path):
             return
         count = sum(1 for name in os.listdir(self.path) if _NAME.fullmatch(name))
@@ -156,12 +93,12 @@ class Folder(Kinds):
             stacklevel=5,
         )
 
-    def _open(self, seed: int, had_journal: bool) -> Index:
+    def _open(self, seed: int, had_journal: bool) -> TrajectoryIndex:
         index = parse(self._journal.records(), self.path / INDEX, self._where, self._recover)
         is_new = index.is_new
         if is_new:
             self._check_lost(had_journal)
-            index = Index(seed=seed)
+            index = TrajectoryIndex(seed=seed)
         if is_upstream(self.path) or (is_new and any((self.path / name).exists() for name in (METADATA, *NAMES))):
             index = self._adopt(index, is_new)
         else:
@@ -171,15 +108,15 @@ class Folder(Kinds):
             if index.lost:
                 self._journal.replace(index.records())
             if not is_new and not index.was_closed:
-                # A process died here: which draws were made is not known, so take none of them again.
+                # A process died here. How many draws it made is not known: start beyond all that it can have made.
                 index.calls = max(index.calls, (index.opens + 1) << 40)
-                self.is_changed = True  # what RLinf knows of the folder may be older than the journal
+                self.is_changed = True  # RLinf's index files may be older than the journal
         index.opens += 1
         return index
 
-    def _adopt(self, ours: Index, is_new: bool) -> Index:
-        """Takes over a folder that RLinf wrote to last: our index first, then the mark in its metadata that the index
-        counts now. Killed in between, the folder is adopted again, and nothing was added yet."""
+    def _adopt(self, ours: TrajectoryIndex, is_new: bool) -> TrajectoryIndex:
+        """Takes over a folder that RLinf wrote to last: writes our index, then marks RLinf's metadata as ours. If the
+        process is killed in between, the next opening does it again; nothing was added yet."""
         index, found = _read_theirs(self.path, self._where, self._allow_pickle, None if is_new else ours)
         index.opens = ours.opens
         elsewhere = [entry for entry in index.entries if found[entry.id].parent.resolve() != self.path.resolve()]
@@ -193,11 +130,11 @@ class Folder(Kinds):
         write_upstream(self.path, index, self.path.resolve(), min(formats, default="pt"), sync=True)
         return index
 
-    def _tidy(self, index: Index) -> None:
-        """Removes files that the journal names as dropped, or as claimed and never added; ids of all other files that
-        are here are not given again."""
+    def _tidy(self, index: TrajectoryIndex) -> None:
+        """Removes files that the journal names as dropped, or as claimed and never added. The ids of all other files in
+        the folder are not given again."""
         listed = {entry.id: entry for entry in (*index.entries, *index.aside)}
-        # Of the claimed ids only those that a killed process may have written to: it writes in order, and when it took
+        # Of the claimed ids only those that a killed process can have written: it writes in order, and when it opened
         # the folder no file had an id that high.
         unlisted = range(index.next_id, index.next_id + UNLISTED * index.id_step)
         for name in os.listdir(self.path):
@@ -221,11 +158,11 @@ class Folder(Kinds):
         index.claimed_names.clear()
         index.claimed_ids.clear()
 
-    def _leave_out_missing(self, index: Index) -> None:
+    def _leave_out_missing(self, index: TrajectoryIndex) -> None:
         lost = index.lost + self._journal.lost_records
         for part in ("entries", "aside"):
             every = getattr(index, part)
-            whole = [entry for entry in every if _size_of(self.path / index.name(entry)) == entry.bytes]
+            whole = [entry for entry in every if size_of(self.path / index.name(entry)) == entry.bytes]
             setattr(index, part, whole)
             index.lost += len(every) - len(whole)
         if lost or index.lost:
@@ -239,11 +176,11 @@ class Folder(Kinds):
     # ---- files ------------------------------------------------------------------------------------------------
 
     def claim(self, names: Iterable[str]) -> None:
-        """Says in the journal which files are about to appear: those that a killed process leaves are known by it."""
+        """Writes into the journal which files will be written, so that those of a killed process are recognised."""
         self._journal.append([files.Entry(CLAIM, {"names": list(names)})])
 
-    def save(self, entry: Entry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
-        """Writes the file; the journal learns of it later."""
+    def save(self, entry: TrajectoryEntry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
+        """Writes the file of a trajectory. Its record in the journal is written later."""
         if entry.id >= self._claimed:
             end = entry.id + _CLAIMED_AT_ONCE * self.index.id_step
             self._journal.append([files.Entry(CLAIM, {"ids": [entry.id, end]})])
@@ -261,11 +198,11 @@ class Folder(Kinds):
             self._written += len(records)
             self._journal.append(records)
 
-    def file(self, entry: Entry) -> Path:
+    def file(self, entry: TrajectoryEntry) -> Path:
         return self.path / self.index.name(entry)
 
     def remove(self, names: list[str]) -> None:
-        """Unlinks files that the journal says are gone; later, while a checkpoint needs them."""
+        """Deletes files whose trajectories the journal drops; while a checkpoint is made, this waits."""
         with self._removing:
             self._condemned += names
             while self._condemned and not self._pinned:
@@ -273,17 +210,17 @@ class Folder(Kinds):
                 self._condemned.pop()
 
     def pin(self, by: int) -> None:
-        """Files stay (1) or may go again (-1)."""
+        """Keeps files from being deleted (1), or allows it again (-1)."""
         with self._removing:
             self._pinned += by
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def load(self, held: list[Entry], index: Index, sources: dict[int, Path]) -> None:
-        """Makes the trajectories of an index those that are drawn from, by links to their files. What the folder held
-        is set aside: its files and their records stay. One whose id the index needs gets another.
+    def load(self, where: str, held: list[TrajectoryEntry], index: TrajectoryIndex, sources: dict[int, Path]) -> None:
+        """Replaces the trajectories that are drawn from by those of an index, by links to their files. Those that the
+        folder held are set aside: their files and records stay. Where the index has the same id, they get another.
 
-        Killed half-way the folder is as before, but for such ids, or as after.
+        If the process is killed, the folder is either as before, except for those ids, or as after.
         """
         old = self.index
         mine = {old.name(entry): entry for entry in (*held, *old.aside)}
@@ -292,11 +229,11 @@ class Folder(Kinds):
             name
             for name, entry in coming.items()
             if name in mine
-            and (_is_same(mine[name], entry, self.path / name) or _is_link(sources[entry.id], self.path / name))
+            and (_is_same(mine[name], entry, self.path / name) or is_link(sources[entry.id], self.path / name))
         }
         taken = {entry.id for entry in index.entries}
         floor = max([old.next_id, index.next_id, *(entry.id + 1 for entry in (*mine.values(), *coming.values()))])
-        moved: dict[str, Entry] = {}  # what has to give its name, by that name
+        moved: dict[str, TrajectoryEntry] = {}  # trajectories that get another id, by their former file name
         for name, entry in mine.items():
             if name not in same and entry.id in taken:
                 moved[name] = replace(entry, id=floor)
@@ -304,12 +241,10 @@ class Folder(Kinds):
         new = [name for name in coming if name not in same]
         for name in new:
             path, source = self.path / name, sources[coming[name].id]
-            if name not in mine and os.path.lexists(path) and not _is_link(source, path):
-                raise StorageError(
-                    f"{self._where}: {path}: a file of that name is there and not in the index; move it away"
-                )
+            if name not in mine and os.path.lexists(path) and not is_link(source, path):
+                raise StorageError(f"{where}: {path}: a file of that name exists and is not in the index; move it away")
 
-        def after(entries: Iterable[Entry]) -> list[Entry]:
+        def after(entries: Iterable[TrajectoryEntry]) -> list[TrajectoryEntry]:
             return [moved.get(old.name(entry), entry) for entry in entries]
 
         made: list[Path] = []
@@ -329,7 +264,7 @@ class Folder(Kinds):
             for name in new:
                 source = sources[coming[name].id]
                 if source.name in moved and source.parent.resolve() == here:
-                    source = self.path / old.name(moved[source.name])  # it has given its name to another one
+                    source = self.path / old.name(moved[source.name])  # that file has another name now
                 link(source, self.path / name)
                 made.append(self.path / name)
             combined = replace(
@@ -344,7 +279,7 @@ class Folder(Kinds):
             if old.leaves is not None and set(old.leaves) != set(index.leaves or ()):
                 combined.former[old.generation] = old.leaves
                 combined.generation = max([old.generation, *old.former]) + 1
-                combined.leaves = None  # other rows from now on
+                combined.leaves = None  # rows have other leaves from now on
             numbers = {
                 layout: number
                 for number, layout in enumerate(old.layouts)
@@ -362,7 +297,12 @@ class Folder(Kinds):
         self._take(combined)
 
     def _undo_load(
-        self, old: Index, held: list[Entry], moved: dict[str, Entry], made: list[Path], is_renamed: bool
+        self,
+        old: TrajectoryIndex,
+        held: list[TrajectoryEntry],
+        moved: dict[str, TrajectoryEntry],
+        made: list[Path],
+        is_renamed: bool,
     ) -> None:
         back = {old.name(entry): name for name, entry in moved.items()}
         for path in made:
@@ -378,16 +318,16 @@ class Folder(Kinds):
             if path.name in back:
                 path.unlink(missing_ok=True)
 
-    def tell_rlinf(self, index: Callable[[], Index], format: str, *, is_asked: bool = False) -> None:
-        """Writes RLinf's two files, so that it and its tools can read the folder, where something changed since. RLinf
-        looks for files of one format: a folder with several, or with one that it does not know, is not told of.
+    def tell_rlinf(self, index: Callable[[], TrajectoryIndex], format: str, *, is_asked: bool = False) -> None:
+        """Writes RLinf's two index files, if the folder changed since they were written. RLinf looks for files of one
+        format: for a folder with several formats, or one that RLinf does not know, they are not written.
 
         Args:
-            index: Of the trajectories that have files; it is asked for after ``is_changed`` was reset, so that what
-                changes meanwhile is told the next time.
-            is_asked: Also if nothing changed, and for every format; synced.
+            index: Makes the index of the trajectories that have files. It is called after ``is_changed`` was reset, so
+                that later changes are written the next time.
+            is_asked: Writes them in any case, and syncs them.
         """
-        with self._telling:  # the thread that saves, and save_checkpoint() into the folder itself
+        with self._telling:  # the saving thread, and a checkpoint into the folder itself
             if is_asked:
                 write_upstream(self.path, index(), self.path.resolve(), format, sync=True)
             elif self.is_changed:
@@ -400,9 +340,9 @@ class Folder(Kinds):
                     self.is_changed = True
                     raise
 
-    def close(self, index: Index | None = None) -> None:
-        """Lets go of the folder. Where the journal has become much longer than what it says, ``index`` (what it says)
-        is written anew first: a folder is opened as fast as its index is short."""
+    def close(self, index: TrajectoryIndex | None = None) -> None:
+        """Closes the folder. A journal that has become much longer than the index in it is first replaced by the
+        records of ``index``: a short journal is opened faster."""
         try:
             if index is not None and not self._condemned and self._written > 1_000 + len(index.entries) // 8:
                 self._journal.replace(index.records())
@@ -410,70 +350,22 @@ class Folder(Kinds):
             self._journal.close()
 
 
-def _is_same(one: Entry, other: Entry, path: Path) -> bool:
+def _is_same(one: TrajectoryEntry, other: TrajectoryEntry, path: Path) -> bool:
     facts = ("uuid", "crc", "bytes", "steps", "envs", "start")
-    return all(getattr(one, name) == getattr(other, name) for name in facts) and _size_of(path) == one.bytes
-
-
-def _is_link(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return all(getattr(one, name) == getattr(other, name) for name in facts) and size_of(path) == one.bytes
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_slab(where: str, index: Index, entry: Entry, path: Path, allow_pickle: bool) -> np.ndarray[Any, Any]:
-    """The bytes of a trajectory, in memory and checked."""
-    layout = index.layouts[entry.layout]
-    assert index.leaves is not None
-    _check_there(where, path, entry)
-    return read_whole(where, path, index.leaves, layout, entry.start, entry.bytes, entry.crc, allow_pickle)
-
-
-class Mapped(NamedTuple):
-    """The file of a trajectory, mapped."""
-
-    file: _core.MappedFile
-    slab: Any
-
-
-def map_slab(where: str, index: Index, entry: Entry, path: Path, checked: Any = None) -> Mapped:
-    """A trajectory's file, mapped, and its checksum compared first unless ``checked`` is its identity (inode, size,
-    time of the last write)."""
-    layout = index.layouts[entry.layout]
-    assert index.leaves is not None
-    _check_there(where, path, entry)
-    file = _core.MappedFile(str(path), entry.start + layout.bytes)
-    if file.identity != checked or file.identity[1] != entry.bytes:
-        check_file(where, path, index.leaves, layout, entry.start, entry.bytes, entry.crc)
-        if not file.is_unchanged:
-            raise StorageError(f"{where}: {path}: was written to while it was read")
-    return Mapped(file, file.array(entry.start))
-
-
-def _check_there(where: str, path: Path, entry: Entry) -> None:
-    size = _size_of(path)
-    if size < 0:
-        raise Missing(f"{where}: {path}: expected {entry.bytes} bytes, got no file")
-    if size != entry.bytes:
-        raise StorageError(f"{where}: {path}: expected {entry.bytes} bytes, got {size}")
-
-
-def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = False) -> tuple[Index, dict[int, Path]]:
-    """The index of any folder of trajectories, ours or RLinf's, and the file of each; nothing is changed.
+def open_index(
+    path: Path, where: str, allow_pickle: bool, with_aside: bool = False, recover: bool = False
+) -> tuple[TrajectoryIndex, dict[int, Path]]:
+    """The index of any folder of trajectories, ours or RLinf's, and the file of each. Nothing is changed.
 
     Args:
-        with_aside: Also those that a load set aside, behind the others.
+        with_aside: Also the trajectories that a load set aside, behind the others.
+        recover: Reads a damaged index of ours, leaves out trajectories without a whole file, and warns.
 
     Raises:
         Missing: The folder or a file is not there.
@@ -481,15 +373,25 @@ def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = Fa
     """
     if not path.is_dir():
         raise Missing(f"{where}: {path}: there is no such folder")
-    ours = read_index(path, where) if (path / INDEX).exists() else None
+    ours = _read_ours(path, where, recover) if (path / INDEX).exists() else None
     if ours is None or is_upstream(path):
         return _read_theirs(path, where, allow_pickle, ours)
+    if recover:
+        whole = [entry for entry in ours.entries if size_of(path / ours.name(entry)) == entry.bytes]
+        lost = ours.lost + len(ours.entries) - len(whole)
+        ours.entries = whole
+        if lost:
+            warnings.warn(
+                f"{where}: {path}: is damaged: {lost} trajectories of its index have no whole file or no layout and "
+                "are left out",
+                stacklevel=5,
+            )
     if with_aside:
         ours.entries += [entry for entry in ours.aside if ours.generations[entry.layout] == ours.generation]
     found = {}
     for entry in ours.entries:
         file = path / ours.name(entry)
-        size = _size_of(file)
+        size = size_of(file)
         if size < 0:
             raise Missing(f"{where}: {file}: there is no such file, and the index lists it")
         if size != entry.bytes:
@@ -498,9 +400,22 @@ def open_index(path: Path, where: str, allow_pickle: bool, with_aside: bool = Fa
     return ours, found
 
 
-def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None) -> tuple[Index, dict[int, Path]]:
-    """RLinf's index, with those trajectories of ours that it does not list and whose files are whole: RLinf never
-    deletes one, so it did not know of them."""
+def _read_ours(path: Path, where: str, recover: bool) -> TrajectoryIndex:
+    try:
+        return read_index(path, where)
+    except StorageError as error:
+        if not recover:
+            raise
+        index = read_index(path, where, recover=True)
+        warnings.warn(f"{error}; its whole records are read, they list {len(index.entries)} trajectories", stacklevel=6)
+        return index
+
+
+def _read_theirs(
+    path: Path, where: str, allow_pickle: bool, ours: TrajectoryIndex | None
+) -> tuple[TrajectoryIndex, dict[int, Path]]:
+    """RLinf's index, and those trajectories of our index that it does not list and whose files are whole. RLinf never
+    deletes a trajectory, so it did not know them."""
     index, found = read_upstream(path, where, allow_pickle)
     if ours is None:
         return index, found
@@ -508,7 +423,7 @@ def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None)
     unknown = [
         entry
         for entry in (*ours.entries, *ours.aside)
-        if entry.id not in found and _size_of(path / ours.name(entry)) == entry.bytes
+        if entry.id not in found and size_of(path / ours.name(entry)) == entry.bytes
     ]
     if not unknown:
         return index, found
@@ -526,39 +441,3 @@ def _read_theirs(path: Path, where: str, allow_pickle: bool, ours: Index | None)
         stacklevel=4,
     )
     return index, found
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
-
-
-def link(source: Path, target: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such thing. Written files never change.
-
-    Raises:
-        StorageError: Another file has the name.
-    """
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        if not _is_link(source, target):
-            raise StorageError(f"{target}: another file has this name") from None
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
-            raise
-        made = _core.NewFile(str(target))
-        with source.open("rb", buffering=0) as file:
-            while piece := file.read(1 << 20):
-                made.write(piece)
-        made.publish(replace=False, sync=False)
-
-
-def remove_folder(path: Path, names: Iterable[str]) -> bool:
-    """Removes these files of a folder, and then the folder; False where it holds something else. The journal goes last:
-    until then what a killed process leaves is known as ours."""
-    for name in sorted(names, key=lambda name: name == INDEX):
-        (path / name).unlink(missing_ok=True)
-    try:
-        path.rmdir()
-    except OSError:
-        return False
-    return True

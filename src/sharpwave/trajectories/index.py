@@ -2,19 +2,19 @@
 
 Each record is a JSON object; its kind says which:
 
-    1 ROWS    {"generation": 0, "leaves": [[path, dtype, shape], ...]}      what a row is; before the first trajectory
-    2 LAYOUTS {"generation": 0, "layouts": [[number, format, ...], ...]}    where leaves stand in files
+    1 ROWS    {"generation": 0, "leaves": [[path, dtype, shape], ...]}      leaves of a row; before the first trajectory
+    2 LAYOUTS {"generation": 0, "layouts": [[number, format, ...], ...]}    where the leaves are in files
     3 ADD     {"add": [[id, uuid, steps, ...], ...]}                        trajectories whose files are whole
-    4 DROP    {"drop": [id, ...]}                                           they are gone; their files may be left
-    5 CLEAR   {"clear": true}                                               all are gone, and what a row is may change
-    6 OPENED  {"opened": 3}                                                 the third time
+    4 DROP    {"drop": [id, ...]}                                           deleted; their files may still exist
+    5 CLEAR   {"clear": true}                                               all are deleted; the leaves may change
+    6 OPENED  {"opened": 3}                                                 opened for the third time
     7 STATE   {"seed", "calls", "opens", "next_id", "id_step"}              last record of a folder that was closed
     8 ASIDE   {"aside": [id, ...]}                                          kept, and no longer drawn from
-    9 CLAIM   {"ids": [first, end]} or {"names": [...]}                     files that are about to be written
+    9 CLAIM   {"ids": [first, end]} or {"names": [...]}                     files that will be written
 
-What a record says is believed after it was checked: formats are of a fixed list, a file's name is made of the
-trajectory's id, weights and format and never leaves the folder, layouts lie within their files. A file is removed only
-where a record names it: as dropped, or as claimed and then never added.
+Every record is checked before it is used: formats are from a fixed list, a file's name consists of the trajectory's id,
+weights and format and cannot lead out of the folder, layouts lie within their files. A file is deleted only if a record
+names it, as dropped or as claimed and never added.
 """
 
 from __future__ import annotations
@@ -30,10 +30,19 @@ from typing import Any
 from .. import files
 from ..errors import StorageError
 from ..files import Record
-from .files import FORMATS, Layout, fits, reordered
+from .layout import FORMATS, Layout, fits, reordered
 from .trajectory import DTYPES, FIELDS, Leaf
 
-__all__ = ["INDEX", "KIND", "MOST_WEIGHTS_ID", "Entry", "Index", "Missing", "is_weights_id", "read_index"]
+__all__ = [
+    "INDEX",
+    "KIND",
+    "MOST_WEIGHTS_ID",
+    "Missing",
+    "TrajectoryEntry",
+    "TrajectoryIndex",
+    "is_weights_id",
+    "read_index",
+]
 
 INDEX, KIND = "trajectories.journal", "trajectories"
 ROWS, LAYOUTS, ADD, DROP, CLEAR, OPENED, STATE, ASIDE, CLAIM = range(1, 10)
@@ -51,13 +60,13 @@ _STATE = {  # least and most
 
 
 class Missing(StorageError, FileNotFoundError):
-    """A file or folder that should be there."""
+    """A file or folder is missing."""
 
 
 @dataclass(slots=True)
-class Entry:
-    """One trajectory. ``start``, ``bytes`` and ``crc`` are known once its file is written; files of others have no
-    ``crc``."""
+class TrajectoryEntry:
+    """One trajectory. ``start``, ``bytes`` and ``crc`` are known once its file is written; files of other programs have
+    no ``crc``."""
 
     id: int
     uuid: str
@@ -89,8 +98,8 @@ def is_weights_id(name: Any) -> bool:
 
 
 @dataclass
-class Index:
-    """What a journal says."""
+class TrajectoryIndex:
+    """The trajectories of a folder, as its journal lists them."""
 
     seed: int = 1234
     calls: int = 0  # of sample: the state of the random stream
@@ -99,24 +108,24 @@ class Index:
     id_step: int = 1
     leaves: tuple[Leaf, ...] | None = None
     layouts: list[Layout] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    aside: list[Entry] = field(default_factory=list)  # kept, and not drawn from
+    entries: list[TrajectoryEntry] = field(default_factory=list)
+    aside: list[TrajectoryEntry] = field(default_factory=list)  # kept, and not drawn from
     generation: int = 0  # of the leaves
     generations: list[int] = field(default_factory=list)  # of every layout
     former: dict[int, tuple[Leaf, ...]] = field(default_factory=dict)  # leaves of other generations, of what is aside
-    is_new: bool = True  # no record says anything
+    is_new: bool = True  # the journal has no record
     was_closed: bool = False
     written: int = 0  # records that the journal has
-    dead: int = 0  # trajectories in the journal that are gone
-    dropped: set[str] = field(default_factory=set)  # names of files that the journal says are gone
+    dead: int = 0  # trajectories in the journal that were deleted
+    dropped: set[str] = field(default_factory=set)  # names of files that the journal drops
     claimed_ids: list[range] = field(default_factory=list)
     claimed_names: set[str] = field(default_factory=set)
-    lost: int = 0  # trajectories that damage of the journal made unreadable
+    lost: int = 0  # trajectories that are unreadable because the journal is damaged
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _STATE}
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: TrajectoryEntry) -> str:
         return entry.name(self.layouts[entry.layout].format)
 
     @property
@@ -124,15 +133,15 @@ class Index:
         return sum(entry.steps * entry.envs for entry in self.entries)
 
     def raise_next_id(self, floor: int) -> None:
-        """Ids to come are at least that; ranks keep their remainder."""
+        """Raises the next id to at least ``floor``, in steps of ``id_step``: ranks keep their own ids."""
         if self.next_id < floor:
             self.next_id += -(-(floor - self.next_id) // self.id_step) * self.id_step
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
     def records(self) -> Iterator[files.Entry]:
-        """The whole index, as short as it can be said: layouts that no trajectory has are left out."""
-        aside: dict[int, list[Entry]] = {}
+        """The records of the whole index, without layouts that no trajectory has."""
+        aside: dict[int, list[TrajectoryEntry]] = {}
         for entry in self.aside:
             aside.setdefault(self.generations[entry.layout], []).append(entry)
         for generation in sorted(aside.keys() | {self.generation}, key=lambda number: number == self.generation):
@@ -152,12 +161,14 @@ class Index:
         yield self.state_record()
 
     def add_layout(self, layout: Layout) -> int:
-        """A layout of the present generation; its number."""
+        """Adds a layout to the present generation, and returns its number."""
         self.layouts.append(layout)
         self.generations.append(self.generation)
         return len(self.layouts) - 1
 
-    def take(self, other: Index, entries: Iterable[Entry], numbers: dict[Layout, int]) -> list[Entry]:
+    def take(
+        self, other: TrajectoryIndex, entries: Iterable[TrajectoryEntry], numbers: dict[Layout, int]
+    ) -> list[TrajectoryEntry]:
         """Trajectories of another index, with their layouts as this one numbers them (``numbers``: those known).
 
         Raises:
@@ -200,11 +211,11 @@ def layouts_record(generation: int, layouts: Iterable[tuple[int, Layout]]) -> fi
     )
 
 
-def add_record(entries: list[Entry]) -> files.Entry:
+def add_record(entries: list[TrajectoryEntry]) -> files.Entry:
     return files.Entry(ADD, {"add": [entry.row() for entry in entries]})
 
 
-def drop_record(entries: list[Entry]) -> files.Entry:
+def drop_record(entries: list[TrajectoryEntry]) -> files.Entry:
     return files.Entry(DROP, {"drop": [entry.id for entry in entries]})
 
 
@@ -215,8 +226,11 @@ def clear_record() -> files.Entry:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_index(folder: Path, where: str) -> Index:
-    """The index of a folder that somebody else may have open; nothing is changed.
+def read_index(folder: Path, where: str, recover: bool = False) -> TrajectoryIndex:
+    """The index of a folder that another process may have open. Nothing is changed.
+
+    Args:
+        recover: Reads the whole records of a damaged index.
 
     Raises:
         Missing: There is none.
@@ -225,17 +239,17 @@ def read_index(folder: Path, where: str) -> Index:
     path = folder / INDEX
     if not path.exists():
         raise Missing(f"{where}: {path}: there is no such file")
-    return parse(files.read_journal(path, KIND, where=where), path, where)
+    return parse(files.read_journal(path, KIND, where=where, recover=recover), path, where, recover)
 
 
-def parse(records: Iterable[Record], path: Path, where: str, recover: bool = False) -> Index:
+def parse(records: Iterable[Record], path: Path, where: str, recover: bool = False) -> TrajectoryIndex:
     """What the records of a journal say.
 
     Args:
-        recover: Leaves out and counts trajectories whose layout is not known: damage took the record of it.
+        recover: Leaves out and counts trajectories whose layout is not known because its record is damaged.
 
     Raises:
-        StorageError: A record says what cannot be.
+        StorageError: The content of a record is impossible.
     """
     with _no_collection():
         every = list(records)
@@ -261,25 +275,25 @@ def parse(records: Iterable[Record], path: Path, where: str, recover: bool = Fal
 
 def _refused(where: str, path: Path, at: int, error: Exception) -> StorageError:
     return StorageError(
-        f"{where}: {path}: the record at byte {at} is whole, but does not say what it should: {error}; the folder is "
+        f"{where}: {path}: the record at byte {at} is intact, but its content is wrong: {error}; the folder is "
         "refused, nothing of it was read"
     )
 
 
 class _Reader:
-    """Builds an index of records. Trajectories wait until something needs them: a hundred thousand of them are checked
-    column by column, not one after the other."""
+    """Builds an index of records. Trajectories are collected first and then checked column by column, which is much
+    faster for a hundred thousand of them than one after the other."""
 
     def __init__(self, recover: bool) -> None:
         self._recover = recover
-        self._index = Index()
+        self._index = TrajectoryIndex()
         self._layouts: dict[int, tuple[int, Layout]] = {}  # with their generation
         self._good: set[int] = set()  # layouts that fit their leaves
         self._rows: dict[int, tuple[Leaf, ...]] = {}
         self._waiting: list[Any] = []
-        self._entries: dict[int, Entry] = {}
-        self._aside: dict[int, Entry] = {}
-        self._orphans: set[int] = set()  # ids of trajectories that nothing is known of (recover)
+        self._entries: dict[int, TrajectoryEntry] = {}
+        self._aside: dict[int, TrajectoryEntry] = {}
+        self._orphans: set[int] = set()  # ids of trajectories whose layout is lost (recover)
 
     def apply(self, kind: int, said: Any) -> None:
         if type(said) is not dict:
@@ -329,7 +343,7 @@ class _Reader:
 
     def _read_rows(self, said: dict[str, Any]) -> None:
         if self._entries and not self._recover:
-            raise ValueError("says anew what a row is, with trajectories there")
+            raise ValueError("changes the leaves of a row while there are trajectories")
         leaves = tuple(_leaf(*parts) for parts in said["leaves"])
         paths = {leaf.path for leaf in leaves}
         if not leaves or len(paths) != len(leaves):
@@ -341,7 +355,7 @@ class _Reader:
                 self._drop(number)
         generation = _number(said["generation"], _MOST)
         if self._rows.setdefault(generation, leaves) != leaves:
-            raise ValueError(f"generation {generation} stands there twice")
+            raise ValueError(f"generation {generation} is there twice")
         self._index.leaves, self._index.generation = leaves, generation
 
     def _read_layout(self, generation: int, row: Any) -> None:
@@ -364,7 +378,7 @@ class _Reader:
             is_packed,
         )
         if _number(number, 2**32) in self._layouts:
-            raise ValueError(f"layout {number} stands there twice")
+            raise ValueError(f"layout {number} is there twice")
         self._layouts[number] = generation, layout
 
     def _read_claim(self, said: dict[str, Any]) -> None:
@@ -399,9 +413,9 @@ class _Reader:
             (sizes, _MOST), ([crc for crc in crcs if crc is not None], 2**32 - 1),
         ):  # fmt: skip
             if column and (set(map(type, column)) != {int} or min(column) < 0 or max(column) > most):
-                raise ValueError(f"a trajectory with a number that is none, or not of 0 to {most}")
+                raise ValueError(f"a trajectory with a number that is not a whole number of 0 to {most}")
         if set(map(type, uuids)) != {str} or max(map(len, uuids)) > 64:
-            raise ValueError("a trajectory with a uuid that is none")
+            raise ValueError("a trajectory with an impossible uuid")
         for name in set(weights):
             if not is_weights_id(name):
                 raise ValueError(f"a trajectory with weights {str(name)[:60]!r}, which no file's name can have")
@@ -409,7 +423,7 @@ class _Reader:
         for facts in set(zip(layouts, steps, envs, starts, sizes, strict=True)):
             if facts[0] not in unknown:
                 self._check_facts(*facts)
-        made = list(map(Entry, ids, uuids, steps, envs, lengths, weights, layouts, starts, sizes, crcs))
+        made = list(map(TrajectoryEntry, ids, uuids, steps, envs, lengths, weights, layouts, starts, sizes, crcs))
         if unknown:
             bad = [entry for entry in made if entry.layout in unknown]
             self._orphans.update(entry.id for entry in bad)
@@ -451,7 +465,7 @@ class _Reader:
         if not fits(layout.data_bytes(leaves), size):
             raise ValueError(f"rows of {layout.data_bytes(leaves)} bytes in a file of {size}")
 
-    def finish(self) -> Index:
+    def finish(self) -> TrajectoryIndex:
         self._take_waiting()
         index = self._index
         index.entries, index.aside = list(self._entries.values()), list(self._aside.values())
@@ -459,15 +473,15 @@ class _Reader:
             raise ValueError("more rows than can be counted")
         size = max(self._layouts, default=-1) + 1
         if size > len(self._layouts) + 1_000_000:
-            raise ValueError("a layout with a number that is none")
+            raise ValueError("a layout with an impossible number")
         empty = Layout("pt", 1, 1, (), (), 0)
         known = [self._layouts.get(number, (-1, empty)) for number in range(size)]
         index.generations, index.layouts = [part for part, _ in known], [part for _, part in known]
         index.former = {number: leaves for number, leaves in self._rows.items() if number != index.generation}
-        if index.was_closed:  # then nothing is half done
+        if index.was_closed:  # then no work was interrupted
             index.claimed_ids.clear()
             index.claimed_names.clear()
-        # A name may come again after its trajectory was dropped: then it is not gone.
+        # A name may be used again after its trajectory was dropped; then its file must stay.
         there = {index.name(entry) for entry in (*index.entries, *index.aside)} if index.dropped else set[str]()
         index.dropped -= there
         return index
@@ -495,7 +509,7 @@ def _leaf(path: Any, dtype: Any, shape: Any) -> Leaf:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing of what is made is garbage yet, and looking for it takes half of the time."""
+    """Stops the garbage collector, which would take half of the time and find nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Which trajectories are in memory: those in the cache, and those that have no file yet. And which files are mapped."""
+"""Memory: the trajectories in the cache, those that have no file yet, and the mapped files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .folder import Mapped
+from .mapped import Mapped
 
 __all__ = ["Memory"]
 
 Slab = tuple[np.ndarray[Any, Any], _core.SlabLayout]
-_MOST_MAPPED = 1_024  # files; a process may map 65,530 places, and every one costs the kernel something
+_MOST_MAPPED = 1_024  # files; a process may map 65,530 regions, and each has a cost in the kernel
 
 
 def _most_mapped() -> int:
-    """Every mapped file has a descriptor, by which its size is looked at: at most a quarter of those allowed."""
+    """Every mapped file keeps a descriptor open, to check its size: at most a quarter of those that are allowed."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_MAPPED if allowed == resource.RLIM_INFINITY else max(8, min(_MOST_MAPPED, allowed // 4))
 
 
 class Memory:
-    """Slabs by trajectory number, over the engine's own list. The cache lets the oldest go first; reading does not make
-    young again, and what is read from files does not enter. Under the buffer's lock.
+    """The slabs in memory, by trajectory number; the engine's list of trajectories refers to them. The cache drops the
+    oldest first: drawing from a trajectory does not keep it longer, and reading its file does not bring it into the
+    cache. Calls are made under the store's lock.
 
     Args:
         most: Trajectories in the cache; None has no bound.
@@ -37,7 +38,7 @@ class Memory:
         self._cached: OrderedDict[int, int] = OrderedDict()  # bytes by number
         self._unsaved: dict[int, Slab] = {}
         self._mapped: OrderedDict[int, Mapped] = OrderedDict()
-        self._checked: dict[int, Any] = {}  # identities of files whose checksum held, mapped or not
+        self._checked: dict[int, Any] = {}  # identities of files whose checksum was right, mapped or not
         self._most_mapped = _most_mapped()
         self.cached_bytes = 0
 
@@ -45,12 +46,12 @@ class Memory:
         return len(self._cached)
 
     def wait(self, number: int, slab: Slab) -> None:
-        """Holds a slab until it is saved."""
+        """Keeps a slab until its file is written."""
         self._unsaved[number] = slab
         self._rows.hold(number, *slab)
 
     def cache(self, number: int, slab: Slab) -> None:
-        """Takes a slab into the cache; the oldest make room."""
+        """Puts a slab into the cache and drops the oldest ones above the bounds."""
         self._rows.hold(number, *slab)
         self._cached[number] = slab[0].nbytes
         self.cached_bytes += slab[0].nbytes
@@ -66,7 +67,7 @@ class Memory:
         return number in self._cached
 
     def change(self, number: int, slab: Slab) -> None:
-        """Another form of one that is in the cache."""
+        """Replaces a slab in the cache by another form of the same trajectory."""
         if number in self._cached:
             self.cached_bytes += slab[0].nbytes - self._cached[number]
             self._cached[number] = slab[0].nbytes
@@ -74,16 +75,16 @@ class Memory:
             self._make_room()
 
     def saved(self, number: int) -> None:
-        """It has a file now."""
+        """Tells that a trajectory has its file now."""
         if self._unsaved.pop(number, None) is not None:
             self._let_go(number)
 
     def unsaved(self, number: int) -> np.ndarray[Any, Any] | None:
-        """The slab, as its file is going to be, of one that has none."""
+        """The slab of a trajectory that has no file yet, in the form of the file; None: it has one."""
         return self._unsaved[number][0] if number in self._unsaved else None
 
     def forget(self, number: int) -> None:
-        """It is no trajectory of the buffer's any more."""
+        """Forgets a trajectory that was deleted."""
         self.cached_bytes -= self._cached.pop(number, 0)
         self._unsaved.pop(number, None)
         self._mapped.pop(number, None)
@@ -97,7 +98,7 @@ class Memory:
             self._let_go(number)
 
     def mapped(self, number: int) -> np.ndarray[Any, Any] | None:
-        """A mapped slab whose file is as it was when it was checked."""
+        """The mapped slab of a file that has not changed since it was checked; None: there is none."""
         file = self._mapped.get(number)
         if file is None:
             return None

@@ -1,4 +1,4 @@
-"""How the cache keeps a trajectory: one record a row, all leaves side by side."""
+"""Records: the form of a trajectory in the cache, one record for each row with all its leaves side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .files import Layout, views
+from .layout import Layout, views
 from .trajectory import DTYPES, Leaf
 
 __all__ = ["Records"]
@@ -16,8 +16,8 @@ _ALIGN = 16
 
 
 class Records:
-    """The layout of a slab of records. Behind the rows, whole, stand the arrays that bring more rows than steps: a
-    record has no place for those."""
+    """The layout of a slab of records. Arrays that have more rows than steps follow whole behind the records: their
+    additional rows belong to no record."""
 
     def __init__(self, leaves: tuple[Leaf, ...], layout: Layout) -> None:
         self._leaves, self._layout = leaves, layout
@@ -25,7 +25,7 @@ class Records:
         self._offsets: list[int] = offsets[:-1]
         self._record_bytes = max(_ALIGN, offsets[-1] + -offsets[-1] % _ALIGN)
         at = self._record_bytes * layout.steps * layout.envs
-        self._behind: dict[int, int] = {}  # where arrays with more rows stand, by leaf number
+        self._behind: dict[int, int] = {}  # offsets of the arrays with more rows, by leaf number
         for number, (leaf, extra) in enumerate(zip(leaves, layout.epochs, strict=True)):
             if extra:
                 self._behind[number] = at
@@ -35,7 +35,7 @@ class Records:
         self.core = _core.SlabLayout(layout.steps, layout.envs, self.bytes, self._record_bytes, places)
 
     def make(self, slab: np.ndarray[Any, Any], layout: _core.SlabLayout) -> np.ndarray[Any, Any]:
-        """Copies a slab of arrays."""
+        """Copies a slab of arrays into a new slab of records."""
         records: Any = _core.new_slab(self.bytes)
         _core.make_records(slab, layout, records, self.core)
         if self._behind:
@@ -45,7 +45,7 @@ class Records:
         return records  # type: ignore[no-any-return]
 
     def views(self, records: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        """Every leaf as it was added, copied."""
+        """Copies of all leaves as they were added."""
         steps, envs = self._layout.steps, self._layout.envs
         rows = records[: self._record_bytes * steps * envs].reshape(steps, envs, self._record_bytes)
         made = []

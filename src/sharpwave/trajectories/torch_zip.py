@@ -1,4 +1,4 @@
-"""torch's zip file ("pt"): written so that a slab is the front of it, and read without torch and without running it."""
+"""torch's zip file ("pt"): written so that it begins with a slab, read without torch and without running its pickle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGN = 64
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _END = struct.Struct("<4sHHHHIIH")
-_DAY_ONE = 33  # 1980-01-01, where zip's time begins
+_DAY_ONE = 33  # 1980-01-01, the first day that a zip file can name
 _STORAGES = {
     "C128": "ComplexDoubleStorage",
     "C64": "ComplexFloatStorage",
@@ -40,7 +40,7 @@ _STORAGES = {
 }
 _FROM_STORAGE = {storage: dtype for dtype, storage in _STORAGES.items()}
 _FROM_TORCH = {kind: dtype for dtype, (_, kind) in DTYPES.items()}
-_UNTYPED = "untyped"  # a storage whose dtype stands with the tensor
+_UNTYPED = "untyped"  # a storage whose dtype is given with the tensor
 _MOST_PICKLE = 64 * 2**20
 _MOST_EXTENT, _MOST_AXES = 2**48, 30
 
@@ -53,7 +53,7 @@ def _name(number: int) -> bytes:
 
 
 def header_bytes(number: int) -> int:
-    """Of what stands in front of a leaf's data, without the padding."""
+    """Bytes of the zip header in front of a leaf's data, without the padding."""
     return _LOCAL.size + len(_name(number))
 
 
@@ -65,8 +65,8 @@ def finish(
     crcs: list[int],
     facts: dict[str, Any],
 ) -> bytes:
-    """Fills the zip headers between the leaves, and returns what comes behind them. The pickle stands last, not first
-    as torch has it: the places of leaves then depend on nothing but their shapes."""
+    """Fills the zip headers between the leaves, and returns the bytes that follow the slab. The pickle is written last
+    and not first, as torch does: so the offsets of the leaves depend on their shapes only."""
     tail, central, end = io.BytesIO(), io.BytesIO(), 0
     count = 0
 
@@ -122,7 +122,7 @@ def _pickled(leaves: tuple[Leaf, ...], shapes: Sequence[tuple[int, ...]], facts:
         for size in reversed(shape):
             strides.insert(0, step)
             step *= size
-        # torch has no storage class for the younger dtypes: their storages are counted in bytes.
+        # torch has no storage class for the newer dtypes: their storages are counted in bytes.
         typed = dtype in _STORAGES
         storage = f"ctorch\n{_STORAGES[dtype]}\n" if typed else "ctorch.storage\nUntypedStorage\n"
         length = step if typed else step * np.dtype(DTYPES[dtype][0]).itemsize
@@ -153,7 +153,7 @@ def _pickled(leaves: tuple[Leaf, ...], shapes: Sequence[tuple[int, ...]], facts:
 
 
 class Storage(NamedTuple):
-    """Where the bytes of tensors stand in a file, and their checksum; 0 where the writer gave none."""
+    """Where the bytes of tensors are in a file, and their checksum; 0: the writer gave none."""
 
     offset: int
     bytes: int
@@ -161,7 +161,7 @@ class Storage(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor that was described, not made. Offset and strides in elements."""
+    """The description of a tensor in a file. Offset and strides are in elements."""
 
     dtype: str
     key: str
@@ -171,7 +171,7 @@ class Stored(NamedTuple):
 
 
 class Array:
-    """A NumPy array inside of the pickle: its bytes stand there, not in a storage."""
+    """A NumPy array inside the pickle: its bytes are in the pickle, not in a storage."""
 
     __slots__ = ("data", "dtype", "is_fortran", "shape")
 
@@ -231,7 +231,7 @@ def _describe(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -
 
 
 def _describe_v3(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Stored:
-    """_rebuild_tensor_v3: the dtype stands behind the hooks."""
+    """_rebuild_tensor_v3: the dtype follows the hooks."""
     return _tensor(rest[2], storage[1], offset, shape, strides, rest[3:4])
 
 
@@ -247,8 +247,9 @@ def _tensor(dtype: Any, key: Any, offset: Any, shape: Any, strides: Any, flags: 
 
 
 class _Describer(pickle._Unpickler):  # type: ignore[name-defined,misc,unused-ignore]
-    """Reads torch's pickle of tensors, arrays and plain values. It knows these names and opcodes and no others: nothing
-    is run. Not the unpickler in C: that one takes memory for the highest place of the memo that a file names."""
+    """Reads torch's pickle of tensors, arrays and plain values. It accepts only the names and opcodes of these, and
+    runs no code of the file. The unpickler in C is not used: it allocates memory for the highest memo index that a file
+    names."""
 
     _OPCODES = (
         "PROTO STOP MARK POP POP_MARK FRAME NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT "
@@ -264,7 +265,7 @@ class _Describer(pickle._Unpickler):  # type: ignore[name-defined,misc,unused-ig
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self._may_encode = len(data)  # bytes: each stands in the pickle once
+        self._may_encode = len(data)  # bytes; each is in the pickle once
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -319,7 +320,7 @@ def _scalar(kind: Any, data: Any) -> Any:
 
 
 def locate_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Storage]]:
-    """The pickled dict with descriptions of tensors in it, and every storage by its key."""
+    """The pickled dict, with descriptions in place of tensors, and every storage by its key."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         size = os.fstat(file.fileno()).st_size
         storages, pickled = {}, None

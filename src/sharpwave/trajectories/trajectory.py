@@ -1,4 +1,4 @@
-"""A trajectory, and how it is read: one array a leaf, every one of them (steps, envs, ...)."""
+"""Trajectory: arrays of shape (steps, envs, ...), and the checks that they pass when they are added."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "walk",
 ]
 
-# By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16 and no float8: their bits travel as
+# By safetensors' names: NumPy's dtype, and torch's name. NumPy has no bfloat16 and no float8: their bits are kept as
 # unsigned integers. safetensors has no name for complex128; "pt" files do.
 DTYPES = {
     "C128": ("<c16", "complex128"),
@@ -51,7 +51,7 @@ DTYPES = {
     "U8": ("|u1", "uint8"),
     "BOOL": ("|b1", "bool"),
 }
-BITS = {"BF16": "int16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}  # torch's dtype that their bits travel as
+BITS = {"BF16": "int16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}  # torch's dtype in which their bits are kept
 _FROM_NUMPY = {np.dtype(kind): name for name, (kind, _) in DTYPES.items() if name not in BITS}
 _FROM_TORCH = {f"torch.{kind}": name for name, (_, kind) in DTYPES.items()}
 
@@ -65,14 +65,14 @@ _SHARED = frozenset({"intervene_flags"})  # may have one column for all environm
 class Trajectory:
     """A rollout of ``envs`` environments over ``steps`` steps: arrays or CPU tensors of shape ``(steps, envs, ...)``.
 
-    It need not be an episode: it may hold many, or parts. Flags (``terminations``, ``truncations``, ``dones``) may
-    bring one row more at the start of every epoch (the flag at its reset), ``prev_values`` one more at the end of
-    every epoch (the bootstrap value): they are aligned to the other fields when rows are drawn. ``intervene_flags`` of
-    shape ``(steps, 1, ...)`` are of all environments and are kept once for each.
+    It need not be one episode: it may hold several, or parts of some. Flags (``terminations``, ``truncations``,
+    ``dones``) may have one more row at the start of every epoch (the flag at its reset), ``prev_values`` one more row
+    at the end of every epoch (the bootstrap value). They are aligned to the other fields when rows are drawn.
+    ``intervene_flags`` of shape ``(steps, 1, ...)`` hold for all environments and are stored once for each.
 
     Args:
-        max_episode_length: The longest that an episode may be; information only.
-        model_weights_id: Which weights acted. Part of the file's name.
+        max_episode_length: The longest possible episode; information only.
+        model_weights_id: Which weights chose the actions. It is part of the file's name.
         forward_inputs, curr_obs, next_obs: Dicts of arrays, nested to any depth.
 
     Example:
@@ -111,7 +111,7 @@ FIELDS = tuple(
 
 
 class Leaf(NamedTuple):
-    """One array of every trajectory: where it is in the nested dicts, and what a row of it is."""
+    """One array of every trajectory: its path in the nested dicts, and dtype and shape of a row."""
 
     path: tuple[str, ...]
     dtype: str
@@ -126,7 +126,7 @@ class Leaf(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A trajectory that was read: ``epochs[i]`` is how many rows more than ``steps`` leaf i brings."""
+    """The arrays of a trajectory: leaf i has ``steps + epochs[i]`` rows."""
 
     steps: int
     envs: int
@@ -136,14 +136,14 @@ class Parts(NamedTuple):
 
 
 def read(where: str, trajectory: Any, drops: bool = False) -> Parts:
-    """The arrays of a trajectory, every one checked; nothing is copied that is contiguous.
+    """Checks the arrays of a trajectory. Contiguous arrays are not copied.
 
     Args:
-        drops: Leaves out what cannot be drawn by rows (lists, strings, arrays of one axis), as RLinf does; else that is
-            an error.
+        drops: Leaves out values without rows (lists, strings, arrays of one axis), as RLinf does; otherwise they are an
+            error.
 
     Raises:
-        SchemaError: It has no rewards and no log-probabilities, or an array does not fit the others.
+        SchemaError: It has neither rewards nor log-probabilities, or an array does not fit the others.
     """
     steps, envs = count_rows(where, trajectory)
     leaves: list[Leaf] = []
@@ -170,7 +170,7 @@ def read(where: str, trajectory: Any, drops: bool = False) -> Parts:
 
 
 def arrange(where: str, part: Parts, leaves: tuple[Leaf, ...], position: int) -> Parts:
-    """The arrays in the order of the leaves; or an error, if they are not the same."""
+    """The arrays in the order of the leaves. Other leaves are a SchemaError."""
     if part.leaves == leaves:
         return part
     there = {leaf.path: number for number, leaf in enumerate(part.leaves)}
@@ -194,7 +194,7 @@ def arrange(where: str, part: Parts, leaves: tuple[Leaf, ...], position: int) ->
 
 
 def place(leaf: Leaf, steps: int, extra: int) -> tuple[int, int]:
-    """Period and shift of a leaf with so many rows more than steps (see core/trajectories/rows.h)."""
+    """Period and shift of a leaf that has ``extra`` more rows than steps (see core/trajectories/rows.h)."""
     return (steps // extra, int(leaf.path[0] in _LEADING)) if extra else (0, 0)
 
 
@@ -209,7 +209,7 @@ def aligned(name: str, array: Any, steps: int) -> Any:
 
 
 def nest(leaves: tuple[Leaf, ...], values: list[Any]) -> dict[str, Any]:
-    """Values by leaf, as nested dicts."""
+    """The values of the leaves as nested dicts."""
     made: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
         inside = made
@@ -224,7 +224,7 @@ def to_trajectory(leaves: tuple[Leaf, ...], values: list[Any], max_episode_lengt
 
 
 def to_device(dtype: str, array: Any, device: Any) -> Any:
-    """A NumPy array where ``device`` is None, else a tensor there."""
+    """The array itself where ``device`` is None, else a tensor on that device."""
     if device is None:
         return array
     import torch
@@ -246,13 +246,11 @@ def count_rows(where: str, trajectory: Any) -> tuple[int, int]:
         if len(shape) < 2 or 0 in shape[:2]:
             raise SchemaError(f"{where}: {name}: expected shape (steps, envs, ...), both at least 1, got {shape}")
         return int(shape[0]), int(shape[1])
-    raise SchemaError(
-        f"{where}: a trajectory has neither rewards nor prev_logprobs: how many steps it has is not known"
-    )
+    raise SchemaError(f"{where}: a trajectory has neither rewards nor prev_logprobs, by which its steps are counted")
 
 
 def check_names(where: str, path: tuple[str, ...]) -> None:
-    """Names are UTF-8 in files: a surrogate by itself has none."""
+    """Names are written as UTF-8, which cannot encode a lone surrogate."""
     try:
         "/".join(path).encode()
     except UnicodeEncodeError:
@@ -306,7 +304,7 @@ def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.nd
 
 
 def rows_more(where: str, path: tuple[str, ...], shape: tuple[int, ...], steps: int, envs: int) -> int:
-    """How many rows more than steps there are; they must be so many for every epoch."""
+    """How many more rows than steps an array has: none, or one for every epoch."""
     if len(shape) >= 2 and shape[0] == steps and shape[1] == envs:
         return 0
     name = "/".join(path)

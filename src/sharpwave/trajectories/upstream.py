@@ -1,4 +1,4 @@
-"""Folders as RLinf writes and reads them: ``metadata.json``, ``trajectory_index.json``, one file a trajectory."""
+"""Folders in RLinf's form: ``metadata.json``, ``trajectory_index.json``, and one file for each trajectory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import StorageError
 from ..files import replace_file
-from .files import FORMATS, Layout, Located, locate, reordered
-from .index import Entry, Index, Missing, is_weights_id
+from .formats import Located, locate
+from .index import Missing, TrajectoryEntry, TrajectoryIndex, is_weights_id
+from .layout import FORMATS, Layout, reordered
 
 __all__ = [
     "METADATA",
@@ -49,7 +50,7 @@ def storage_dir_of(folder: Path, where: str) -> Path | None:
 
 
 def listed_names(folder: Path, where: str) -> set[str]:
-    """The names of the files that RLinf's index lists in a folder, read or not."""
+    """The names of the files that RLinf's index lists in a folder, whether they exist or not."""
     metadata, listed = read_metadata(folder, where), _read_listed(folder, where)
     format = _format(metadata)
     every = listed.get("trajectory_index")
@@ -66,7 +67,7 @@ def read_metadata(folder: Path, where: str) -> dict[str, Any]:
     return _read_json(folder / METADATA, where)
 
 
-def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
+def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[TrajectoryIndex, dict[int, Path]]:
     """The index of a folder of RLinf's, either layout of its metadata, and the file of every trajectory.
 
     Its checkpoints may list trajectories that have no file: those are left out, with a warning.
@@ -76,7 +77,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
     format, elsewhere = _format(metadata), metadata.get("storage_dir")
     places = [folder, *([Path(elsewhere)] if isinstance(elsewhere, str) and elsewhere else [])]
     seed = metadata.get("seed")
-    index = Index(seed=seed if type(seed) is int and 0 <= seed < 2**64 else 1234)
+    index = TrajectoryIndex(seed=seed if type(seed) is int and 0 <= seed < 2**64 else 1234)
     found: dict[int, Path] = {}
     numbers: dict[Layout, int] = {}
     lost = []
@@ -85,7 +86,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
         order = [int(number) for number in listed.get("trajectory_id_list", facts)]
         for number in order:
             if not 0 <= number < 2**62 or number in found:
-                raise ValueError(f"trajectory {number} twice, or with an id that is none")
+                raise ValueError(f"trajectory {number} twice, or with an impossible id")
             path = _find(places, number, str(facts[number].get("model_weights_id", "")), format)
             if path is None:
                 lost.append(number)
@@ -105,7 +106,7 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
             shape = layout.steps, layout.envs
             known = str(facts[number].get("uuid") or uuid.uuid4().hex)[:64]
             facts_of_file = numbers[layout], located.start, path.stat().st_size
-            index.entries.append(Entry(number, known, *shape, length, weights_id, *facts_of_file))
+            index.entries.append(TrajectoryEntry(number, known, *shape, length, weights_id, *facts_of_file))
             found[number] = path
         counter = metadata.get("trajectory_counter", 0)
         index.next_id = max(counter if type(counter) is int and counter < 2**62 else 0, max(order, default=-1) + 1)
@@ -124,19 +125,19 @@ def read_upstream(folder: Path, where: str, allow_pickle: bool) -> tuple[Index, 
 
 def write_upstream(
     folder: Path,
-    index: Index,
+    index: TrajectoryIndex,
     storage_dir: Path | str,
     format: str,
     sync: bool = False,
     taken_of: Path | None = None,
 ) -> None:
-    """Writes RLinf's two files beside ours, each in one step. RLinf reads "pt" and "pkl".
+    """Writes RLinf's two index files, each in one step. RLinf reads "pt" and "pkl".
 
     Args:
-        storage_dir: Where the folder is going to be: the first RLinf looks for the data there.
-        format: Of files to come. RLinf looks for files of one format: if all that are there have another one, that one
-            is named.
-        taken_of: The live folder that a checkpoint is of.
+        storage_dir: Where the folder is going to be: the first versions of RLinf look for the data there.
+        format: The format of files to come. RLinf looks for files of one format: if all files have another format, that
+            one is written instead.
+        taken_of: The live folder that a checkpoint was taken of.
     """
     formats = {index.layouts[entry.layout].format for entry in index.entries}
     if len(formats) == 1:
@@ -161,10 +162,12 @@ def write_upstream(
     replace_file(folder / METADATA, [json.dumps(metadata, indent=2).encode()], sync)
 
 
-def facts_by_id(index: Index, entries: Iterable[Entry]) -> dict[int, dict[str, Any]]:
+def facts_by_id(index: TrajectoryIndex, entries: Iterable[TrajectoryEntry]) -> dict[int, dict[str, Any]]:
     """What RLinf's index says of every trajectory."""
     shapes = {leaf.path[0]: leaf.shape for leaf in index.leaves or () if len(leaf.path) == 1}
-    trailing = shapes.get("prev_logprobs", shapes.get("rewards", ()))  # as RLinf takes steps and environments
+    trailing = shapes.get(
+        "prev_logprobs", shapes.get("rewards", ())
+    )  # RLinf counts steps and environments by the same field
     return {
         entry.id: {
             "num_samples": entry.steps * entry.envs,
@@ -179,7 +182,7 @@ def facts_by_id(index: Index, entries: Iterable[Entry]) -> dict[int, dict[str, A
 
 def _format(metadata: dict[str, Any]) -> str:
     format = metadata.get("storage_format", metadata.get("trajectory_format", "pt"))
-    return format if format in FORMATS else "pkl"  # as RLinf: what is not "pt" is a pickle
+    return format if format in FORMATS else "pkl"  # as in RLinf, any other format is a pickle
 
 
 def _read_listed(folder: Path, where: str) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def _read_json(path: Path, where: str) -> dict[str, Any]:
 
 def _find(places: list[Path], number: int, weights_id: str, format: str) -> Path | None:
     if "/" in weights_id or "\0" in weights_id:
-        raise ValueError(f"a name that is none: {weights_id!r}")
+        raise ValueError(f"{weights_id!r} cannot be part of a file name")
     for place in places:
         path = place / f"trajectory_{number}_{weights_id}.{format}"
         if path.is_file():
@@ -214,14 +217,14 @@ def _find(places: list[Path], number: int, weights_id: str, format: str) -> Path
     return None
 
 
-def _in_order(where: str, path: Path, index: Index, located: Located) -> Layout:
-    """The layout with its leaves in the index's order: dicts come in any."""
+def _in_order(where: str, path: Path, index: TrajectoryIndex, located: Located) -> Layout:
+    """The layout with its leaves in the order of the index. Files may have them in any order."""
     assert index.leaves is not None
     if located.leaves == index.leaves:
         return located.layout
     at = {leaf: number for number, leaf in enumerate(located.leaves)}
     if all(entry.envs == 1 for entry in index.entries):
-        # Values of one environment may be saved with one axis less (see locate()), and these tell.
+        # Values of one environment may be saved with one axis less (see locate()); this file shows that they were.
         rows = {leaf.path: leaf for leaf in located.leaves}
         index.leaves = tuple(
             rows[leaf.path]

@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--allow-pickle", action="store_true", help="trust pkl files")
     options = parser.parse_args()
     try:
-        # In memory only: a folder that somebody else has open can be looked at too.
+        # In memory only: this also works for a folder that another process has open.
         buffer = TrajectoryReplayBuffer(
             sample_window_size=options.sample_window_size,
             save_trajectories=False,

@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from sharpwave.errors import SharpwaveError
-from sharpwave.trajectories.folders import merge, split
+from sharpwave.trajectories.ranks import merge, split
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Saving in the background, in order, and honest about it."""
+"""Saver: the thread that writes trajectories to the disk, in the order in which they were added."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -15,40 +16,44 @@ import numpy as np
 from .. import files
 from ..errors import StorageError
 from .folder import UNLISTED, Folder
-from .index import ADD, Entry, add_record, clear_record, drop_record
+from .index import ADD, TrajectoryEntry, TrajectoryIndex, add_record, clear_record, drop_record
+from .kinds import Kinds
+from .memory import Memory
 from .trajectory import Leaf
 
-__all__ = ["Drop", "Note", "Save", "Saver"]
+__all__ = ["Drop", "Note", "Save", "SavedCallback", "Saver"]
 
-# What may wait for the disk: whoever adds faster than the disk writes waits, rather than fill the memory.
+# How much may wait for the disk. Beyond it add() waits: a slow disk must not fill the memory.
 _MOST_PENDING_BYTES, _MOST_PENDING = 256 * 2**20, 1_024
-_TELLING_SHARE = 0.02  # of the thread's time at most goes into telling others of a folder that grows
+_TELLING_SHARE = 0.02  # the largest share of the thread's time that goes into writing RLinf's index files
 
 
 class Save:
     """A trajectory that has no file yet."""
 
-    def __init__(self, number: int, entry: Entry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]) -> None:
+    def __init__(
+        self, number: int, entry: TrajectoryEntry, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...]
+    ) -> None:
         self.number, self.entry, self.slab, self.leaves = number, entry, slab, leaves
         self.is_written = False
 
 
 class Note:
-    """Something that the journal has to say."""
+    """A record for the journal."""
 
     def __init__(self, record: files.Entry) -> None:
         self.record = record
 
 
 class Drop:
-    """Trajectories go, or all: first from the journal, then their files."""
+    """Trajectories to delete, or all of them: first from the journal, then their files."""
 
-    def __init__(self, entries: list[Entry], names: list[str], is_all: bool = False) -> None:
+    def __init__(self, entries: list[TrajectoryEntry], names: list[str], is_all: bool = False) -> None:
         self.entries, self.names, self.is_all = entries, names, is_all
 
 
 def _joined(records: list[files.Entry]) -> list[files.Entry]:
-    """Trajectories that follow each other in one record: a tenth of the bytes to read when the folder is opened."""
+    """Joins the records of consecutive trajectories: a tenth of the bytes to read when the folder is opened."""
     made: list[files.Entry] = []
     for record in records:
         if made and record.kind == made[-1].kind == ADD:
@@ -59,16 +64,15 @@ def _joined(records: list[files.Entry]) -> list[files.Entry]:
 
 
 class Saver:
-    """One thread that writes what it is given, in the order of giving: what has reached the disk is always a prefix.
+    """One thread that does the work it is given, in that order, so that the disk holds the first k trajectories.
 
-    A write that fails stops it. What is not written stays in memory and can be drawn; ``retry`` goes on with the
-    write that failed.
+    A failed write stops the thread. Trajectories that are not written stay in memory and can be drawn. ``admit`` and
+    ``wait`` make the thread try the failed write again.
 
     Args:
-        saved: Told of every trajectory whose file and index line are written.
-        tell: Writes the files by which RLinf knows the folder; called at most every ``tell_every_s`` where something
-            changed.
-        tell_every_s: None: never. ``close()`` of the buffer does it then.
+        saved: Called for every trajectory whose file and journal record are written.
+        tell: Writes RLinf's index files of the folder; called at most every ``tell_every_s``, after changes.
+        tell_every_s: None: never, which leaves it to ``close()`` of the buffer.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Saver:
     # ---- for callers ------------------------------------------------------------------------------------------
 
     def start(self, where: str) -> None:
-        """Has the thread before anything relies on it: from then on put() cannot fail.
+        """Starts the thread, where it does not run yet. After this put() cannot fail.
 
         Raises:
             StorageError: The system gives no thread.
@@ -111,7 +115,7 @@ class Saver:
             self._thread = thread
 
     def put(self, work: list[Save | Note | Drop]) -> None:
-        """Gives the thread, which start() has made, something to do."""
+        """Gives the thread work; start() comes first."""
         with self._change:
             self._work += work
             self._given += len(work)
@@ -119,13 +123,13 @@ class Saver:
             self._change.notify_all()
 
     def tell(self, where: str) -> None:
-        """Raises the failure that nobody was told of, once."""
+        """Raises a failure of the thread that no call has raised yet."""
         with self._change:
             if self._failure is not None and not self._is_told:
                 self._raise(where)
 
     def admit(self, where: str, size: int) -> None:
-        """Waits until so many bytes more may wait for the disk. After a failure, the write is tried again first."""
+        """Waits until there is room for ``size`` more bytes of unsaved data. Tries a failed write again first."""
         self.start(where)
         with self._change:
             if self._failure is not None:
@@ -139,25 +143,25 @@ class Saver:
         return len(self._work) > _MOST_PENDING or (self._pending > 0 and self._pending + size > _MOST_PENDING_BYTES)
 
     def wait(self, where: str) -> None:
-        """Waits until everything given so far is on the disk; tries again what failed."""
+        """Waits until all work that was given before this call is done; tries a failed write again."""
         with self._change:
             if self._failure is not None:
                 self._retry(where)
-            given = self._given  # others may go on giving
+            given = self._given  # other threads may give more meanwhile
             while self._done < given:
                 if self._failure is not None:
                     self._raise(where)
                 self._change.wait()
 
     def end(self, where: str) -> None:
-        """Writes what is left and ends the thread, also where that fails."""
+        """Writes what is left and ends the thread, also after a failed write."""
         try:
             self.wait(where)
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the thread; what is not written stays so."""
+        """Ends the thread without writing what is left."""
         with self._change:
             self._is_ending = True
             self._change.notify_all()
@@ -171,7 +175,7 @@ class Saver:
             return sum(isinstance(part, Save) for part in self._work)
 
     def _retry(self, where: str) -> None:
-        """Lets the thread try again what failed, and waits until it has."""
+        """Makes the thread try the failed write again, and waits for the result."""
         done, self._failure = self._done, None
         self._change.notify_all()
         while self._work and self._done == done and self._failure is None:
@@ -184,7 +188,7 @@ class Saver:
         left = sum(isinstance(part, Save) for part in self._work)
         raise StorageError(
             f"{where}: {left} trajectories are not saved: {self._failure}; they are kept in memory, the next "
-            "add_trajectories(), flush() or close() tries again"
+            "add, flush() or close() tries again"
         ) from self._failure
 
     # ---- the thread -------------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ class Saver:
                 self._change.notify_all()
 
     def _until_telling(self) -> float | None:
-        """Seconds; None: there is nothing to tell."""
+        """Seconds until RLinf's index files are due; None: they are up to date, or not asked for."""
         if self._tell_every_s is None or not self._folder.is_changed:
             return None
         return self._told_until - time.monotonic()
@@ -222,13 +226,13 @@ class Saver:
         if left is None or left > 0 or self._tell is None or self._tell_every_s is None:
             return
         begin = time.monotonic()
-        with suppress(OSError):  # the folder stays marked as changed: close() tries again, and tells
+        with suppress(OSError):  # the folder stays marked as changed: close() tries again, and raises
             self._tell()
         end = time.monotonic()
         self._told_until = end + max(self._tell_every_s, (end - begin) / _TELLING_SHARE)
 
     def _write(self, batch: list[Save | Note | Drop]) -> tuple[int, Exception | None]:
-        """Writes as much as it can; how many parts are done with, and why not more."""
+        """Does as much of the work as it can. Returns how many parts are done, and the failure that stopped it."""
         records: list[files.Entry] = []
         gone: list[str] = []
         saved: list[Save] = []
@@ -256,9 +260,57 @@ class Saver:
         except Exception as error:
             return 0, error
         try:
-            self._folder.remove(gone)  # what stays is tried again with the next one
+            self._folder.remove(gone)  # files that cannot be removed are tried again at the next call
         except OSError as error:
             failure = failure or error
         for part in saved:
             self._saved(part)
         return done, failure
+
+
+class SavedCallback:
+    """What the saving thread calls after a trajectory was written: the cache then keeps it as records.
+
+    It refers to the parts of a store and not to the store itself. Otherwise the thread would keep a store alive that
+    the program has dropped, or would run its finalizer, which waits for the end of this same thread.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def index_of(self, folder: Folder, patience_s: float = -1) -> Callable[[], TrajectoryIndex]:
+        """Returns a function that makes the index of the trajectories that have files now.
+
+        Args:
+            patience_s: How long that function waits for the store's lock; -1: until it has it. The saving thread needs
+                a limit: a load that changes to another folder holds the lock while it waits for the thread's end.
+        """
+
+        def index() -> TrajectoryIndex:
+            if not self._lock.acquire(timeout=patience_s):
+                raise BlockingIOError("the buffer is busy")
+            try:
+                entries = [entry for entry in self._entries.values() if entry.bytes]
+            finally:
+                self._lock.release()
+            return replace(folder.index, entries=entries)
+
+        return index
+
+    def look_at(self, entries: dict[int, TrajectoryEntry], memory: Memory, kinds: Kinds) -> None:
+        """Which trajectories there are, from now on."""
+        self._entries, self._memory, self._kinds = entries, memory, kinds
+
+    def __call__(self, part: Save) -> None:
+        number, kind = part.number, part.entry.layout
+        with self._lock:
+            if self._entries.get(number) is not part.entry:
+                return  # it was deleted meanwhile
+            self._memory.saved(number)
+            if not self._memory.is_cached(number):
+                return
+            core, layout = self._kinds.records(kind), self._kinds.core_layout(kind)
+        records = core.make(part.slab, layout)
+        with self._lock:
+            if self._entries.get(number) is part.entry:
+                self._memory.change(number, (records, core.core))

@@ -1,4 +1,7 @@
-"""Merging the folders of ranks into one, and splitting one: the target appears whole, then the source lets go."""
+"""The folders of ranks: merged into one, or the first trajectories of one split off.
+
+The target folder appears complete; then the trajectories are removed from the sources.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,32 @@ from typing import Any
 from ..checks import one_of, whole
 from ..errors import SchemaError, StorageError
 from ..files import Journal
-from .files import Layout
-from .folder import link, open_index
-from .index import INDEX, KIND, Entry, Index, Missing, drop_record
+from .folder import open_index
+from .index import INDEX, KIND, Missing, TrajectoryEntry, TrajectoryIndex, drop_record
+from .layout import Layout
+from .links import link
 from .upstream import NAMES, write_upstream
 
-__all__ = ["Plan", "merge", "merged", "plan_merge", "plan_split", "rank_folders", "split"]
+__all__ = ["FolderPlan", "merge", "merged", "plan_merge", "plan_split", "rank_folders", "split"]
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
-class Plan:
-    """What a merge or a split is going to do: the new index, and where every file of it is now."""
+class FolderPlan:
+    """What a merge or a split will do: the new index, and where each of its files is now."""
 
-    def __init__(self, index: Index, sources: dict[int, Path], taken: dict[Path, set[int]], format: str) -> None:
+    def __init__(
+        self, index: TrajectoryIndex, sources: dict[int, Path], taken: dict[Path, set[int]], format: str
+    ) -> None:
         self.index, self.sources, self.taken, self.format = index, sources, taken, format
 
     def run(
         self, where: str, target: Path, copy: bool, allow_pickle: bool, progress: Progress | None, legacy: bool
     ) -> None:
-        """Makes the target, then, unless it is a copy, takes the trajectories out of their folders.
+        """Makes the target, then, unless it is a copy, removes the trajectories from their folders.
 
-        Killed before the target has its name, nothing has changed; killed later, the target is whole and every source
-        is as before or without what went.
+        If the process is killed before the target has its name, nothing has changed. If it is killed later, the target
+        is complete, and each source either is unchanged or no longer lists the trajectories that were moved.
         """
         from .checkpoint import new_folder
 
@@ -46,9 +52,9 @@ class Plan:
             for folder in () if copy else self.taken:
                 if not (folder / INDEX).exists():
                     new.append(folder / INDEX)
-                journals[folder] = Journal(folder / INDEX, KIND, where=where)  # nobody else has it meanwhile
+                journals[folder] = Journal(folder / INDEX, KIND, where=where)  # locks the folder
             with new_folder(where, target) as (made, journal):
-                entries: Iterable[Entry] = self.index.entries
+                entries: Iterable[TrajectoryEntry] = self.index.entries
                 for entry in progress(entries, len(self.index.entries)) if progress else entries:
                     link(self.sources[entry.id], made / self.index.name(entry))
                 write_upstream(made, self.index, target.resolve(), self.format, sync=True)
@@ -59,7 +65,7 @@ class Plan:
                 _let_go(where, folder, self.taken[folder], allow_pickle, journal)
         except BaseException:
             for path in new:
-                if not target.exists():  # nothing was taken yet: the journals are empty
+                if not target.exists():  # nothing was moved yet: the journals are empty
                     path.unlink(missing_ok=True)
             raise
         finally:
@@ -68,7 +74,7 @@ class Plan:
 
 
 def rank_folders(source: Path, order: str = "numeric") -> list[Path]:
-    """The ``rank_*`` folders, by number; or by name, as RLinf has them (rank_10 before rank_2)."""
+    """The ``rank_*`` folders in the order of their numbers, or of their names as in RLinf (rank_10 before rank_2)."""
     found = [path for path in source.glob("rank_*") if path.is_dir()] if source.is_dir() else []
 
     def number(path: Path) -> tuple[int, str]:
@@ -78,15 +84,15 @@ def rank_folders(source: Path, order: str = "numeric") -> list[Path]:
     return sorted(found, key=number if order == "numeric" else lambda path: path.name)
 
 
-def merged(where: str, folders: list[Path], allow_pickle: bool) -> tuple[Index, dict[int, Path]]:
-    """One index over several folders: by ascending id, within an id in the folders' order, numbered anew from 0."""
+def merged(where: str, folders: list[Path], allow_pickle: bool) -> tuple[TrajectoryIndex, dict[int, Path]]:
+    """One index over several folders: by ascending id, equal ids in the order of the folders, with new ids from 0."""
     made = plan_merged(where, folders, allow_pickle)
     return made.index, made.sources
 
 
-def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> Plan:
+def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> FolderPlan:
     opened = [(folder, *open_index(folder, where, allow_pickle)) for folder in folders]
-    index = Index()
+    index = TrajectoryIndex()
     numbers: dict[Layout, int] = {}
     sources: dict[int, Path] = {}
     taken: dict[Path, set[int]] = {folder: set() for folder in folders}
@@ -105,10 +111,10 @@ def plan_merged(where: str, folders: list[Path], allow_pickle: bool) -> Plan:
         taken[folder].add(old)
     index.next_id = len(index.entries)
     index.seed = next((part.seed for _, part, _ in opened), index.seed)
-    return Plan(index, sources, taken, next(iter(formats), "pt"))
+    return FolderPlan(index, sources, taken, next(iter(formats), "pt"))
 
 
-def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> Plan:
+def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> FolderPlan:
     """Raises:
     Missing: There is no ``rank_*`` folder.
     """
@@ -119,8 +125,8 @@ def plan_merge(where: str, source: Path, order: str, allow_pickle: bool) -> Plan
     return plan_merged(where, folders, allow_pickle)
 
 
-def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> Plan:
-    """The first ``count`` trajectories, numbered anew from 0: those that are drawn from, then those set aside.
+def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> FolderPlan:
+    """The first ``count`` trajectories, with new ids from 0: those that are drawn from, then those set aside.
 
     Raises:
         SchemaError: There are fewer, or ``count`` is not positive.
@@ -136,7 +142,7 @@ def plan_split(where: str, source: Path, count: int, allow_pickle: bool) -> Plan
     part = replace(index, calls=0, entries=entries, aside=[], next_id=count, id_step=1, opens=0)
     sources = {new: files[entry.id] for new, entry in enumerate(first)}
     formats = {index.layouts[entry.layout].format for entry in first}
-    return Plan(part, sources, {source: {entry.id for entry in first}}, sorted(formats)[0])
+    return FolderPlan(part, sources, {source: {entry.id for entry in first}}, sorted(formats)[0])
 
 
 def merge(
@@ -148,8 +154,8 @@ def merge(
     allow_pickle: bool = False,
     progress: Progress | None = None,
     legacy: bool = False,
-) -> Plan:
-    """Makes one folder of the ``rank_*`` folders in ``source``. Without ``copy`` those are empty afterwards."""
+) -> FolderPlan:
+    """Merges the ``rank_*`` folders in ``source`` into one folder. Without ``copy`` they are empty afterwards."""
     plan = plan_merge("merge", Path(source), order, allow_pickle)
     plan.run("merge", Path(save), copy, allow_pickle, progress, legacy)
     return plan
@@ -164,21 +170,21 @@ def split(
     allow_pickle: bool = False,
     progress: Progress | None = None,
     legacy: bool = False,
-) -> Plan:
-    """Makes a folder of the first ``count`` trajectories of ``source``. Without ``copy`` it keeps the others only."""
+) -> FolderPlan:
+    """Makes a folder of the first ``count`` trajectories of ``source``. Without ``copy`` they are removed there."""
     plan = plan_split("split", Path(source), count, allow_pickle)
     plan.run("split", Path(save), copy, allow_pickle, progress, legacy)
     return plan
 
 
 def _let_go(where: str, folder: Path, ids: set[int], allow_pickle: bool, journal: Journal) -> None:
-    """Takes trajectories out of a folder: first of its index, then their files."""
+    """Removes trajectories from a folder: first from its index, then their files."""
     index, files = open_index(folder, where, allow_pickle, with_aside=True)
     gone = [files[entry.id] for entry in index.entries if entry.id in ids]
     aside = {entry.id for entry in index.aside}
     index.entries = [entry for entry in index.entries if entry.id not in aside]
     formats = {layout.format for layout in index.layouts}
-    # Not an index without them: the record by which their files are known as gone has to stand there.
+    # The index lists them first and then drops them: by that record the next opening knows which files to remove.
     dropped = [entry for entry in (*index.entries, *index.aside) if entry.id in ids]
     journal.replace([*index.records(), drop_record(dropped), index.state_record()])
     index.entries = [entry for entry in index.entries if entry.id not in ids]

@@ -1,9 +1,9 @@
-"""One file a trajectory: "pt" (torch's zip, written and read without torch), "safetensors", "pkl".
+"""The formats of trajectory files: "pt" (torch's zip, written and read without torch), "safetensors", "pkl".
 
 A slab is the bytes of a trajectory in memory, with every leaf at the same place as in the file: rows are gathered from
-a mapped "pt" or "safetensors" file exactly as from memory. A "pkl" file has to be read whole, and unpickling runs
-whatever it says: only with ``allow_pickle=True``. A file that holds NumPy arrays or permuted tensors has to be read
-whole too (``Layout.is_packed``).
+a mapped "pt" or "safetensors" file exactly as from memory. A "pkl" file has to be read whole, and unpickling runs the
+code in it: only with ``allow_pickle=True``. A file that holds NumPy arrays or permuted tensors has to be read whole too
+(``Layout.is_packed``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 
 from .. import _core
 from ..checks import one_of
-from ..errors import SchemaError, SharpwaveError, StorageError
+from ..errors import SharpwaveError, StorageError
 from ..files.new_file import write_pieces
-from .torch_zip import ALIGN, Array, Storage, Stored, finish, header_bytes, locate_tensors
+from .layout import FORMATS, Layout, capture, checksum, combine, fits, line_up, plan, reordered, views
+from .torch_zip import ALIGN, Array, Storage, Stored, finish, locate_tensors
 from .trajectory import (
     BITS,
     DTYPES,
@@ -34,81 +35,27 @@ from .trajectory import (
     check_names,
     count_rows,
     nest,
-    place,
     read,
     rows_more,
     walk,
 )
 
 __all__ = [
-    "FORMATS",
-    "NOT_HELD",
-    "Layout",
     "Located",
-    "capture",
     "check_file",
     "locate",
-    "plan",
     "read_whole",
-    "views",
+    "unpickle",
     "write",
 ]
 
-FORMATS = ("pt", "safetensors", "pkl")
-# safetensors has no name for it; torch cannot read pickles of these.
-NOT_HELD = {"safetensors": {"C128"}, "pkl": {"U16", "U32", "U64", "F8_E4M3", "F8_E5M2"}}
 _MOST_HEADER = 64 * 2**20
 _MOST_NODES = 100_000  # of the nested dicts in a file
 _PIECE = 1 << 20  # bytes that are read at once where a checksum is taken
 
 
-class Layout(NamedTuple):
-    """Where the leaves of a kind of trajectory stand in its slab. Equal ones are one record of the index.
-
-    ``strides``: bytes from step to step and from environment to environment, for every leaf; None: rows follow each
-    other. ``is_packed``: the file cannot be mapped; the slab that it is read into has this layout.
-    """
-
-    format: str
-    steps: int
-    envs: int
-    epochs: tuple[int, ...]
-    offsets: tuple[int, ...]
-    bytes: int
-    strides: tuple[tuple[int, int], ...] | None = None
-    is_packed: bool = False
-
-    def stride(self, leaf: Leaf, number: int) -> tuple[int, int]:
-        return (self.envs * leaf.row_bytes, leaf.row_bytes) if self.strides is None else self.strides[number]
-
-    def to_core(self, leaves: tuple[Leaf, ...]) -> _core.SlabLayout:
-        """Raises:
-        StorageError: A leaf ends behind the slab.
-        """
-        places = [
-            (offset, leaf.row_bytes, *self.stride(leaf, number), *place(leaf, self.steps, extra))
-            for number, (leaf, offset, extra) in enumerate(zip(leaves, self.offsets, self.epochs, strict=True))
-        ]
-        return _core.SlabLayout(self.steps, self.envs, self.bytes, 0, places)
-
-    def shape(self, leaf: Leaf, number: int) -> tuple[int, ...]:
-        return (self.steps + self.epochs[number], self.envs, *leaf.shape)
-
-    def leaf_bytes(self, leaf: Leaf, number: int) -> int:
-        """Of its rows, one after the other."""
-        return (self.steps + self.epochs[number]) * self.envs * leaf.row_bytes
-
-    def data_bytes(self, leaves: tuple[Leaf, ...]) -> int:
-        """Of all rows: what they take in memory."""
-        return sum(self.leaf_bytes(leaf, number) for number, leaf in enumerate(leaves))
-
-    @property
-    def is_mapped(self) -> bool:
-        return self.format != "pkl" and not self.is_packed
-
-
 class Located(NamedTuple):
-    """What a file of somebody else's was found to hold."""
+    """What was found in a file that another program wrote."""
 
     leaves: tuple[Leaf, ...]
     layout: Layout
@@ -117,88 +64,10 @@ class Located(NamedTuple):
     weights_id: str
 
 
-def plan(
-    format: str,
-    leaves: tuple[Leaf, ...],
-    steps: int,
-    envs: int,
-    epochs: tuple[int, ...],
-    *,
-    in_memory: bool = False,
-) -> Layout:
-    """The layout of trajectories that are written here.
-
-    Args:
-        in_memory: The arrays only follow each other; files of that format are written of them later, if at all.
-
-    Raises:
-        SchemaError: The format cannot hold a dtype, or so many bytes.
-    """
-    for leaf in leaves:
-        if format in NOT_HELD and leaf.dtype in NOT_HELD[format]:
-            raise SchemaError(
-                f"add_trajectories(): {leaf}: {format} files cannot hold {DTYPES[leaf.dtype][1]}; give "
-                "storage_format='pt', or cast it"
-            )
-    return _lined_up("safetensors" if in_memory else format, leaves, steps, envs, epochs)
-
-
-def _lined_up(format: str, leaves: tuple[Leaf, ...], steps: int, envs: int, epochs: tuple[int, ...]) -> Layout:
-    offsets, at = [], 0
-    for number, (leaf, extra) in enumerate(zip(leaves, epochs, strict=True)):
-        if format == "pt":  # every storage behind its own zip header, aligned as torch does
-            at += header_bytes(number)
-            at += -at % ALIGN
-        offsets.append(at)
-        at += (steps + extra) * envs * leaf.row_bytes
-    if format == "pt" and at >= 2**32 - 2**20:
-        raise SchemaError(
-            f"add_trajectories(): a trajectory of {at} bytes; 'pt' files hold less than 4 GiB: give "
-            "storage_format='safetensors', or shorter trajectories"
-        )
-    return Layout(format, steps, envs, epochs, tuple(offsets), at)
-
-
-def capture(parts: Parts, layout: Layout) -> np.ndarray[Any, Any]:
-    """A slab with copies of the arrays."""
-    slab = np.empty(layout.bytes, np.uint8)  # not of the cache's memory: it lives until it is written
-    _core.copy_into_slab(slab, list(layout.offsets), parts.arrays)
-    return slab
-
-
-def _combine(each: list[int]) -> int:
-    """The checksum of a trajectory, of those of its leaves."""
-    return zlib.crc32(struct.pack(f"<{len(each)}I", *each))
-
-
-def checksum(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout) -> tuple[int, list[int]]:
-    """Of all data, and of every leaf's."""
-    data = slab.data
-    each = [
-        zlib.crc32(data[offset : offset + layout.leaf_bytes(leaf, number)])
-        for number, (leaf, offset) in enumerate(zip(leaves, layout.offsets, strict=True))
-    ]
-    return _combine(each), each
-
-
-def views(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout) -> list[np.ndarray[Any, Any]]:
-    """Every leaf as an array of its own shape over the slab; bfloat16 and float8 as their bits."""
-    made = []
-    for number, (leaf, offset) in enumerate(zip(leaves, layout.offsets, strict=True)):
-        shape, dtype = layout.shape(leaf, number), np.dtype(DTYPES[leaf.dtype][0])
-        if 0 in shape:
-            made.append(np.empty(shape, dtype))
-            continue
-        inner = np.empty((1, 1, *leaf.shape), dtype).strides[2:]
-        strides = *layout.stride(leaf, number), *inner
-        made.append(np.ndarray(shape, dtype, slab.data, offset, strides))
-    return made
-
-
 def write(
     path: Path, slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout, max_length: int, weights_id: str
 ) -> tuple[int, int, int]:
-    """Writes a slab: the whole file or none, and never over another one.
+    """Writes a slab to a new file, completely or not at all. A file of that name is never overwritten.
 
     Returns:
         Where the slab starts in the file, the file's size, and the data's checksum.
@@ -216,7 +85,7 @@ def write(
         parts = [_pickled(slab, leaves, layout, facts)]
     made = _core.NewFile(str(path))
     write_pieces(made, parts)
-    made.publish(replace=False, sync=False)  # a power cut may take it, which its size or checksum tells
+    made.publish(replace=False, sync=False)  # after a power failure its size or checksum may be wrong, and is noticed
     return start, made.size, crc
 
 
@@ -280,7 +149,7 @@ def _locate_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Storage],
 
 
 def _pickled(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layout, facts: dict[str, Any]) -> bytes:
-    """A dict of tensors where torch is installed, as RLinf has it; of arrays otherwise."""
+    """Pickles a dict of tensors where torch is installed, as RLinf does; else a dict of arrays."""
     values: list[Any] = [np.array(view) for view in views(slab, leaves, layout)]
     try:
         import torch
@@ -300,8 +169,8 @@ def _pickled(slab: np.ndarray[Any, Any], leaves: tuple[Leaf, ...], layout: Layou
 def unpickle(where: str, path: Path, allow_pickle: bool, leaves: tuple[Leaf, ...] = ()) -> Trajectory:
     if not allow_pickle:
         raise StorageError(
-            f"{where}: {path.name} is a pickle, and loading one runs what it says; give allow_pickle=True if you "
-            "trust it"
+            f"{where}: {path.name} is a pickle, and loading it runs the code in it; give the buffer allow_pickle=True "
+            "if you trust it"
         )
     with path.open("rb") as file:
         found = pickle.load(file)
@@ -319,14 +188,14 @@ def unpickle(where: str, path: Path, allow_pickle: bool, leaves: tuple[Leaf, ...
 
 
 class _Shape:
-    """Stands for an array in count_rows(): a shape without data."""
+    """A shape without data, for count_rows()."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
 
 
 class _Found(NamedTuple):
-    """A leaf of a file: a tensor with (steps, envs) in front, or an array that stands in the pickle."""
+    """A leaf of a file: a tensor with (steps, envs) in front, or an array inside the pickle."""
 
     leaf: Leaf
     extra: int
@@ -335,8 +204,8 @@ class _Found(NamedTuple):
 
 
 def _with_axes(shape: tuple[int, ...], steps: int, envs: int, leaves: tuple[Leaf, ...]) -> tuple[int, ...]:
-    """The shape of values. RLinf saves those with more rows than steps as it caches them: both axes in one. With one
-    environment the two forms may look the same: what the folder's other files have decides."""
+    """The shape of ``prev_values``. RLinf saves those with more rows than steps with both axes in one. With one
+    environment both forms may have the same shape; then the leaves of the folder's other files decide."""
     wanted = next((leaf.shape for leaf in leaves if leaf.path == ("prev_values",)), None)
     if len(shape) and (shape[1:2] != (envs,) or shape[0] > 2 * steps or (envs == 1 and shape[1:] == wanted)):
         rows, left = divmod(shape[0], envs)
@@ -346,7 +215,7 @@ def _with_axes(shape: tuple[int, ...], steps: int, envs: int, leaves: tuple[Leaf
 
 
 def locate(where: str, path: Path, allow_pickle: bool = False, leaves: tuple[Leaf, ...] = ()) -> Located:
-    """Finds the leaves of a file that somebody else wrote, without reading them (a pickle is read).
+    """Finds the leaves of a file that another program wrote, without reading their data (a pickle is read).
 
     Args:
         leaves: Of the folder's other files.
@@ -356,11 +225,11 @@ def locate(where: str, path: Path, allow_pickle: bool = False, leaves: tuple[Lea
     """
     format = path.suffix[1:]
     one_of(where, "format", format, FORMATS)
-    with _told(where, path):
+    with _NamesFile(where, path):
         if format == "pkl":
             found = unpickle(where, path, allow_pickle, leaves)
             parts = read(where, found, drops=True)
-            layout = plan(format, parts.leaves, parts.steps, parts.envs, parts.epochs)
+            layout = plan(where, format, parts.leaves, parts.steps, parts.envs, parts.epochs)
             _check_size(path, parts.leaves, layout)
             return Located(parts.leaves, layout, 0, *_facts(vars(found)))
         tree, storages, start = (*locate_tensors(path), 0) if format == "pt" else _locate_safetensors(path)
@@ -375,9 +244,8 @@ def _facts(tree: dict[str, Any]) -> tuple[int, str]:
     return int(length), str(name)
 
 
-class _told:
-    """Whatever zipfile, json, struct and pickle raise on bytes that are not theirs is a StorageError that names the
-    file."""
+class _NamesFile:
+    """Turns every error of zipfile, json, struct and pickle on a damaged file into a StorageError that names it."""
 
     def __init__(self, where: str, path: Path) -> None:
         self._where, self._path = where, path
@@ -398,7 +266,7 @@ class _told:
 
 
 def _check_depth(tree: dict[str, Any]) -> None:
-    """Dicts may name each other many times: a small file would be walked for ever."""
+    """Limits the walk through nested dicts: a small file can refer to one dict very many times."""
     left, waiting = _MOST_NODES, [tree]
     while waiting:
         left -= 1
@@ -420,14 +288,14 @@ def _find(where: str, tree: dict[str, Any], leaves: tuple[Leaf, ...]) -> tuple[i
         for name in FIELDS:
             for keys, value in () if tree.get(name) is None else walk(where, (name,), tree[name]):
                 if not isinstance(value, (Stored, Array)) or not value.shape:
-                    continue  # nothing that rows could be drawn from
+                    continue  # it has no rows
                 shape = value.shape
                 if name == "prev_values":
                     shape = _with_axes(shape, steps, envs, leaves)
                 if len(shape) < 2:
                     continue
                 if value.dtype not in DTYPES:
-                    raise StorageError(f"{'/'.join(keys)}: dtype {value.dtype!r} is none that is kept here: refused")
+                    raise StorageError(f"{'/'.join(keys)}: dtype {value.dtype!r} is not one that can be kept")
                 check_names(where, keys)
                 if name == "intervene_flags" and shape[:2] == (steps, 1):
                     extra, row = 0, shape[2:]
@@ -481,7 +349,7 @@ def _lay_out(
     known = tuple(leaves)
     if is_packed:
         # Read whole, into a slab whose leaves follow each other.
-        layout = _lined_up("pkl", known, steps, envs, tuple(epochs))._replace(format=format, is_packed=True)
+        layout = line_up(where, "pkl", known, steps, envs, tuple(epochs))._replace(format=format, is_packed=True)
     else:
         layout = Layout(format, steps, envs, tuple(epochs), tuple(offsets), end, None if is_dense else tuple(strides))
     _check_size(path, known, layout)
@@ -504,15 +372,11 @@ def _split_strides(found: _Found, envs: int) -> tuple[tuple[int, ...], int, int]
 
 
 def _check_size(path: Path, leaves: tuple[Leaf, ...], layout: Layout) -> None:
-    """A tensor may say that its rows are all the same bytes: a small file would then fill the memory of the cache."""
+    """Refuses a file whose tensors are much larger than itself: with strides of 0 a small file could describe rows that
+    fill the memory."""
     size = path.stat().st_size
     if not fits(layout.data_bytes(leaves), size):
         raise StorageError(f"its rows are {layout.data_bytes(leaves)} bytes, and the file has {size}: refused")
-
-
-def fits(data_bytes: int, file_bytes: int) -> bool:
-    """Whether rows of so many bytes can come out of a file; some are in it once and count for all environments."""
-    return data_bytes <= 16 * file_bytes + 2**20
 
 
 # ---- reading whole files, and checking them --------------------------------------------------------------------------
@@ -533,7 +397,7 @@ def read_whole(
     Raises:
         StorageError: The file is damaged, or not what the index says.
     """
-    with _told(where, path):
+    with _NamesFile(where, path):
         if layout.format == "pkl":
             return _arranged(read(where, unpickle(where, path, allow_pickle, leaves), drops=True), leaves, layout)
         with path.open("rb", buffering=0) as file:
@@ -562,14 +426,14 @@ def check_file(
     Raises:
         StorageError: It is damaged, or not what the index says.
     """
-    with _told(where, path), path.open("rb", buffering=0) as file:
+    with _NamesFile(where, path), path.open("rb", buffering=0) as file:
         _check_file_size(file.fileno(), size)
         if crc is not None and layout.strides is None:
             each = [
                 _crc_of(file.fileno(), start + offset, layout.leaf_bytes(leaf, number))
                 for number, (leaf, offset) in enumerate(zip(leaves, layout.offsets, strict=True))
             ]
-            if _combine(each) != crc:
+            if combine(each) != crc:
                 raise StorageError("damaged: its checksum is not the index's")
             return
         tree, storages, begin = (*locate_tensors(path), 0) if layout.format == "pt" else _locate_safetensors(path)
@@ -585,19 +449,6 @@ def check_file(
         for key, storage in storages.items():
             if storage.crc and _crc_of(file.fileno(), storage.offset, storage.bytes) != storage.crc:
                 raise StorageError(f"damaged: storage {key} does not have its checksum")
-
-
-def reordered(layout: Layout, order: list[int]) -> Layout:
-    """The same layout for leaves in another order."""
-
-    def turn(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(values[number] for number in order)
-
-    return layout._replace(
-        epochs=turn(layout.epochs),
-        offsets=turn(layout.offsets),
-        strides=None if layout.strides is None else turn(layout.strides),
-    )
 
 
 def _check_file_size(file: int, size: int) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..buffers.trajectory import TrajectoryReplayBuffer
-from ..errors import SchemaError, SharpwaveError, StorageError
-from ..files import replace_file
-from .checkpoint import each_trajectory
-from .trajectory import Trajectory, aligned
+from sharpwave import Trajectory, TrajectoryReplayBuffer
+from sharpwave.errors import SchemaError, SharpwaveError, StorageError
+from sharpwave.files import replace_file
+from sharpwave.trajectories.checkpoint import each_trajectory
+from sharpwave.trajectories.trajectory import aligned
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -25,7 +25,7 @@ _SPACES = "minari.json"
 _TOGETHER = 64
 
 
-def from_minari(name: str, folder: str | os.PathLike[str], storage_format: str = "pt", progress: Any = None) -> int:
+def from_minari(name: str, folder: str | os.PathLike[str], format: str = "pt", progress: Any = None) -> int:
     """Writes the episodes of a data set into a new folder; returns how many.
 
     Raises:
@@ -41,16 +41,16 @@ def from_minari(name: str, folder: str | os.PathLike[str], storage_format: str =
     with _told(name):
         data = minari.load_dataset(name)
     episodes = data.iterate_episodes()
-    with TrajectoryReplayBuffer(storage_dir=path, storage_format=storage_format, cache_size=0) as buffer:
+    with TrajectoryReplayBuffer(path, format=format, cache=0) as buffer:
         waiting: list[Trajectory] = []
         for episode in progress(episodes, data.total_episodes) if progress else episodes:
             waiting.append(_to_trajectory(episode))
             if len(waiting) == _TOGETHER:
-                buffer.add_trajectories(waiting)
+                buffer.add(waiting)
                 waiting = []
-        buffer.add_trajectories(waiting)
+        buffer.add(waiting)
         count = len(buffer)
-        buffer.save_checkpoint(path)  # RLinf can read it
+        buffer.save(path)  # RLinf can read it
     spaces = {
         "dataset_id": name,
         "observation_space": serialize_space(data.observation_space),
