@@ -55,7 +55,7 @@ class Ours:
                 sw.Consumer("train", set(KEYS), batch_size=BATCH),
             ]
         )
-        self.seq = sw.SequenceBuffer(flow, capacity, **options)
+        self.seq = sw.SequenceBuffer(capacity, flow=flow, **options)
         self.seq.put(make([f"old{at}" for at in range(BEHIND)], "rewards"))
 
     def put(self, samples: list[sw.SequenceSample]) -> Any:
@@ -192,7 +192,7 @@ def getters(rounds: int) -> Document:
     batches = 16 * rounds
 
     def fill() -> sw.SequenceBuffer:
-        return sw.SequenceBuffer(sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=4)]), 10**6)
+        return sw.SequenceBuffer(10**6, flow=sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=4)]))
 
     def puts() -> list[list[sw.SequenceSample]]:
         return [make([f"{turn}-{at}" for at in range(4 * 16)], "ids") for turn in range(batches // 16)]

@@ -24,7 +24,7 @@ Op = dict[str, Any]
 
 
 def open_journal(path: Path, **options: Any) -> sw.SequenceBuffer:
-    return sw.SequenceBuffer(FLOW, 1000, journal=path, max_staleness=STALENESS, **options)
+    return sw.SequenceBuffer(1000, flow=FLOW, journal=path, max_staleness=STALENESS, **options)
 
 
 def payload(name: str, key: str, revision: int) -> np.ndarray[Any, Any]:

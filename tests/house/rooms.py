@@ -95,7 +95,6 @@ class Known:
 
 
 KNOWN = (
-    Known("src/sharpwave/sequences/stream.py", "buffers", "a type only: the puller is given the buffer it fills"),
     Known("src/sharpwave/trajectories/minari.py", "buffers", "from_minari fills a TrajectoryReplayBuffer"),
 )
 

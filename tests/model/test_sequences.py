@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
             self.options["journal"] = self.folder / "journal"
         self.capacity, self.has_births = capacity, births
         self.model = Model(self.flow, capacity, max_tokens, max_staleness)
-        self.seq = sw.SequenceBuffer(self.flow, capacity, **self.options)
+        self.seq = sw.SequenceBuffer(capacity, flow=self.flow, **self.options)
         self.leases: list[tuple[Out, Any]] = []
         self.burst(seed)
 
@@ -321,7 +321,7 @@ class Machine(RuleBasedStateMachine):
         with (self.folder / "journal").open("ab") as file:
             file.write(rest)
         with pytest.warns(UserWarning, match=f"{len(rest)} bytes are cut off") if rest else nullcontext():
-            self.seq = sw.SequenceBuffer(self.flow, self.capacity, **self.options)
+            self.seq = sw.SequenceBuffer(self.capacity, flow=self.flow, **self.options)
         assert self.seq.stats()["cut_bytes"] == len(rest)
         self.leases = []
         self.model.restart()

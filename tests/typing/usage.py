@@ -84,7 +84,7 @@ buffer.unknown()  # type: ignore[attr-defined]
 sw.open(5)  # type: ignore[arg-type]
 
 flow = sw.Dataflow([sw.Consumer("train", inputs={"input_ids"}, batch_size=2, window=4, reuse=2)])
-llm_buffer = sw.SequenceBuffer(flow, 1000, max_tokens=10_000, max_staleness=4, stale="mask", journal=Path("journal"))
+llm_buffer = sw.SequenceBuffer(1000, flow=flow, max_tokens=10_000, max_staleness=4, stale="mask", journal=Path("j"))
 answers = sw.SequenceSample(["a", "b"], {"input_ids": [3, 2]}, {"input_ids": None}, metadata={"task": ["x", "y"]})
 handles = llm_buffer.put(answers, version=7, timeout=None)
 llm_buffer.amend(handles, [answers, answers])

@@ -27,7 +27,7 @@ def sample(names: Any, key: str = "a", length: int = 2, **metadata: list[Any]) -
 
 def two_step(n: int = 2, capacity: int = 100, **options: Any) -> sw.SequenceBuffer:
     flow = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, n), sw.Consumer("train", {"a", "b"}, batch_size=n)])
-    return sw.SequenceBuffer(flow, capacity, **options)
+    return sw.SequenceBuffer(capacity, flow=flow, **options)
 
 
 def one_step(n: int = 1, capacity: int = 100, key: str = "a", **options: Any) -> sw.SequenceBuffer:
@@ -35,7 +35,7 @@ def one_step(n: int = 1, capacity: int = 100, key: str = "a", **options: Any) ->
         name: options.pop(name) for name in ("reuse", "window", "group_size", "group_timeout") if name in options
     }
     flow = sw.Dataflow([sw.Consumer("train", {key}, batch_size=n, **consumer)])
-    return sw.SequenceBuffer(flow, capacity, **options)
+    return sw.SequenceBuffer(capacity, flow=flow, **options)
 
 
 def train(seq: sw.SequenceBuffer, **options: Any) -> list[str]:
@@ -200,7 +200,7 @@ def test_put_that_waits_in_vain_changes_nothing() -> None:
 
 def test_two_getters_of_one_consumer_share_nothing_and_of_two_may_share_all() -> None:
     flow = sw.Dataflow([sw.Consumer("one", {"a"}, batch_size=2), sw.Consumer("two", {"a"}, batch_size=2)])
-    seq = sw.SequenceBuffer(flow, 10)
+    seq = sw.SequenceBuffer(10, flow=flow)
     seq.put(sample(range(4)))
     first, second = seq.get("one", timeout=0), seq.get("one", timeout=0)
     other = seq.get("two", timeout=0)
@@ -230,7 +230,7 @@ def test_amend_pairs_permuted_handles_and_samples() -> None:
 
 def test_one_amend_wakes_both_consumers_that_waited_for_it() -> None:
     flow = sw.Dataflow([sw.Consumer(name, {"a", "b"}, batch_size=2) for name in ("one", "two")])
-    seq = sw.SequenceBuffer(flow, 10)
+    seq = sw.SequenceBuffer(10, flow=flow)
     handles = seq.put(sample("xy"))
     getters = [Background(lambda name=name: seq.get(name).batch.ids) for name in ("one", "two")]
     until(lambda: waiting(seq, "one") + waiting(seq, "two") == 2)
@@ -313,11 +313,11 @@ def test_names_inputs_and_extra_keys() -> None:
     with pytest.raises(ValueError, match="expected one of train, got 'nobody'"):
         one_step().get("nobody")
     flow = sw.Dataflow([sw.Consumer("see", batch_size=1)])
-    seq = sw.SequenceBuffer(flow, 10)
+    seq = sw.SequenceBuffer(10, flow=flow)
     seq.put(sample("a").update(sample("a", "extra")))
     assert seq.get("see", timeout=0).batch.keys == set()
     with pytest.raises(SchemaError, match="expected a Dataflow"):
-        sw.SequenceBuffer([], 10)
+        sw.SequenceBuffer(10, flow=[])
     with pytest.raises(TypeError, match="lives in one process"):
         pickle.dumps(seq)
 
@@ -554,7 +554,7 @@ def test_tokens_have_versions_and_the_first_counts() -> None:
 
 def test_stale_tokens_are_masked_where_asked() -> None:
     flow = sw.Dataflow([sw.Consumer("train", {"a", "versions"}, batch_size=2)])
-    seq = sw.SequenceBuffer(flow, 10, max_staleness=1, stale="mask")
+    seq = sw.SequenceBuffer(10, flow=flow, max_staleness=1, stale="mask")
     data = {"a": np.arange(5), "versions": np.array([0, 1, 2, 2, 2])}
     seq.put(Sample(["a", "b"], {"a": [3, 2], "versions": [3, 2]}, data))
     seq.set_version(3)
@@ -775,7 +775,7 @@ def test_threads_and_coroutines_read_each_sample_once_per_consumer() -> None:
             sw.Consumer("train", {"a", "b", "c"}, batch_size=size),
         ]
     )
-    seq = sw.SequenceBuffer(flow, 40, lease_timeout=30)
+    seq = sw.SequenceBuffer(40, flow=flow, lease_timeout=30)
     seen: dict[str, list[str]] = {"ref": [], "reward": [], "train": []}
     outputs = {"ref": "b", "reward": "c", "train": None}
     left = dict.fromkeys(seen, total)

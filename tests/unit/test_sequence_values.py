@@ -244,7 +244,7 @@ def test_areal_buffers_with_a_journal_keep_disk_work_off_the_loop(tmp_path: Path
     assert threads
     assert threading.get_ident() not in threads
     flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=1)])
-    assert sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal").ids() == ["y"]
+    assert sw.SequenceBuffer(10, flow=flow, journal=tmp_path / "journal").ids() == ["y"]
 
 
 # ---- values of every wrong kind --------------------------------------------------------------------------------------

@@ -17,15 +17,13 @@ import struct
 import time
 import uuid
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from ..checks import number, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
-from .files import decode, encode
+from .safetensors import decode, encode
 from .sample import SequenceSample
-
-if TYPE_CHECKING:
-    from ..buffers.sequence import SequenceBuffer
 
 __all__ = ["Puller", "Pusher", "grouping"]
 
@@ -193,6 +191,14 @@ def _is_local(address: str) -> bool:
         return False
 
 
+class Sink(Protocol):
+    """What ``pull_into`` fills: a SequenceBuffer."""
+
+    def wanted(self, ids: Iterable[Any]) -> list[str]: ...
+
+    def put(self, samples: Any, *, timeout: float | None = None) -> Any: ...
+
+
 class Puller:
     """The receiving end; pushers connect to it, from any process. Use it from one thread at a time.
 
@@ -238,7 +244,7 @@ class Puller:
         self._acknowledge(who, count)
         return item
 
-    def pull_into(self, buffer: SequenceBuffer, timeout: float | str | None = "default", **put: Any) -> int:
+    def pull_into(self, buffer: Sink, timeout: float | str | None = "default", **put: Any) -> int:
         """Takes the next sample and puts it; it is acknowledged only when it is in the buffer, and in its journal.
 
         While the buffer is full this waits, and so in time do the pushers. Ids that are held or were used already are
@@ -246,8 +252,8 @@ class Puller:
 
         Args:
             timeout: Seconds to wait for an item. The wait for room is ``put``'s own.
-            put: Arguments of ``SequenceBuffer.put``; ``timeout=None`` unless told. A sample's metadata ``version`` is
-                its version where none is given.
+            put: Arguments of ``SequenceBuffer.put``. A sample's metadata ``version`` is its version where none is
+                given.
 
         Returns:
             How many data were put.
@@ -262,12 +268,12 @@ class Puller:
             put["version"] = item._metadata["version"]
         wanted = set(buffer.wanted(item._ids))
         if len(wanted) == len(item):
-            handles = buffer.put(item, **{"timeout": None, **put})
+            handles = buffer.put(item, **put)
         else:
             rest = [(at, part) for at, part in enumerate(item.unpack()) if part._ids[0] in wanted]
             if isinstance(put.get("version"), list):
                 put["version"] = [put["version"][at] for at, _ in rest]
-            handles = buffer.put([part for _, part in rest], **{"timeout": None, **put})
+            handles = buffer.put([part for _, part in rest], **put)
         self._acknowledge(who, count)
         return len(handles)
 

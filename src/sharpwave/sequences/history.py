@@ -1,27 +1,107 @@
-"""What a SequenceBuffer writes into its journal, one record a call, and what a restart needs of it.
+"""The history of a SequenceBuffer as records: one for each call that changes it, or one instant of it as a whole.
 
-The trainer's own checkpoint and the journal meet by name: ``MARK`` writes a name, and a restart that resumes from it
-undoes what trainers acknowledged behind it. The last two marks can be resumed from: a process may die between its
-mark and its own checkpoint. What no restart can ask for any more is left out when the file is rewritten.
+The first record holds the buffer's options. ``MARK`` records the name of a checkpoint: a restart that resumes from it
+undoes what trainers acknowledged after it. The last two marks can be resumed from, because a process may die between
+its mark and the trainer's own checkpoint. Records that no restart can need any more are left out when the file is
+rewritten.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..files import Entry, Journal, Record
-from .files import decode, encode
+from ..errors import StorageError
+from ..files import Entry, Journal, Record, read_journal, reading, write_journal
+from .options import Options
+from .safetensors import decode, encode
 from .sample import SequenceSample
 
-__all__ = ["KIND", "needed", "pack_samples", "read_head", "read_samples"]
+__all__ = ["KIND", "Instant", "Kept", "needed", "pack_samples", "read_head", "read_options", "read_samples"]
 
 KIND = "sequences"
 _LENGTH = struct.Struct("<Q")
 
-BASE, PUT, AMEND, ACK, EVICT, VERSION, MARK, MEND = range(8)
+BASE, PUT, AMEND, ACK, EVICT, VERSION, MARK, MEND, OPTIONS, CLEAR = range(10)
+
+_RECORD_SAMPLES = 1024  # most samples of one record of an instant
+_RECORD_BYTES = 16 << 20  # bytes of samples after which a record of an instant ends
+
+
+class Kept(NamedTuple):
+    """One sample at one instant."""
+
+    serial: int
+    sample: SequenceSample
+    birth: int
+    version: int | None
+    bytes: int
+    uses: list[int]  # one a consumer, in the order of the flow
+
+
+class Instant(NamedTuple):
+    """One instant of a buffer: what ``save`` writes."""
+
+    options: Options
+    base: dict[str, Any]
+    has_births: bool
+    kept: list[Kept]
+    journal: Path | None  # of the buffer: this file is not replaced
+
+    def write(self, where: str, path: Any) -> None:
+        """Raises:
+        StorageError: It cannot be written; a file that had the name before is unchanged.
+        """
+        if not isinstance(path, (str, os.PathLike)) or "://" in str(path) or "\0" in str(path):
+            raise StorageError(f"{where}: path: expected a path, got {str(path)!r}; leave out the 'file://'")
+        if self.journal is not None and os.path.realpath(path) == os.path.realpath(self.journal):
+            raise StorageError(f"{where}: {os.fspath(path)}: it is this buffer's own journal; give another path")
+        try:
+            write_journal(path, KIND, self.records())
+        except StorageError as error:
+            raise StorageError(f"{where}: {error}") from None
+
+    def records(self) -> Iterator[Entry]:
+        yield Entry(OPTIONS, self.options.to_json())
+        yield Entry(BASE, self.base)
+        start = size = 0
+        for end, one in enumerate(self.kept, 1):
+            size += one.bytes
+            if end - start == _RECORD_SAMPLES or size >= _RECORD_BYTES or end == len(self.kept):
+                yield self._record(self.kept[start:end])
+                start, size = end, 0
+
+    def _record(self, kept: list[Kept]) -> Entry:
+        uses = {consumer.name: [one.uses[at] for one in kept] for at, consumer in enumerate(self.options.flow)}
+        head = {
+            "serials": [one.serial for one in kept],
+            "births": [one.birth for one in kept] if self.has_births else None,
+            "versions": [one.version for one in kept],
+            "uses": uses,
+        }
+        return Entry(PUT, head, pack_samples([one.sample for one in kept]))
+
+
+def read_options(path: str | os.PathLike[str], where: str, recover: bool) -> Options:
+    """The options of the buffer whose journal this is.
+
+    Raises:
+        StorageError: It is no journal of a SequenceBuffer, it is damaged, or it has no options.
+    """
+    with closing(read_journal(path, KIND, where=where, recover=recover)) as records:
+        first = next(records, None)
+    if first is None or first.kind != OPTIONS:
+        raise StorageError(
+            f"{where}: {os.fspath(path)}: expected the options of a SequenceBuffer in the first record; they are lost "
+            "or were never written: open it with SequenceBuffer(capacity, flow=..., journal=...)"
+        )
+    with reading(where, path, first):
+        return Options.from_json(read_head(first))
 
 
 def pack_samples(samples: list[SequenceSample]) -> list[Any]:
@@ -85,6 +165,8 @@ def read_head(record: Record) -> dict[str, Any]:
         if head["births"] is not None:
             _wholes("births", head["births"], 1, count)
         _wholes("versions", [0 if one is None else one for one in head["versions"]], 0, count)
+        for name, uses in head.get("uses", {}).items():
+            _wholes(f"uses of {name!r:.100}", uses, 0, count)
     elif kind == ACK:
         _text("consumer", head["consumer"])
     elif kind == VERSION:
@@ -100,7 +182,9 @@ def read_head(record: Record) -> dict[str, Any]:
         _wholes("next", [head["next"]], 0)
         for serials in head["redo"].values():
             _wholes("redo", serials, 0)
-    elif kind > MEND:
+    elif kind == OPTIONS:
+        Options.from_json(head)
+    elif kind > CLEAR:
         raise ValueError(f"a record of kind {kind}: written by a newer Sharpwave")
     return head
 
@@ -120,6 +204,7 @@ def _text(name: str, value: Any) -> None:
 
 def needed(
     journal: Journal,
+    options: Options,
     base: dict[str, Any],
     serials: set[int],
     from_mark: str | None,
@@ -129,12 +214,14 @@ def needed(
     """The records of a journal without what no restart needs.
 
     Args:
+        options: Of the buffer; they become the first record.
         base: What the left-out records had led to.
         serials: The samples whose records stay.
         from_mark: Marks and versions in front of this mark go: they are in ``base``.
         until_mark: Versions and marks behind this mark go, and the acknowledgements of ``undone``: the buffer was
             resumed from it.
     """
+    yield Entry(OPTIONS, options.to_json())
     yield Entry(BASE, base)
     begun, over = from_mark is None, False
     for record in journal.records():
@@ -151,7 +238,12 @@ def needed(
                 yield _same(record)
         elif kind == MEND:
             yield _same(record)
-        elif kind == BASE or (kind == ACK and over and head["consumer"] in undone):
+        elif kind == CLEAR:
+            # Samples that were freed since the first mark are written again with what happened to them; those that
+            # were put before that mark and cleared before it are not.
+            if begun and from_mark is not None:
+                yield _same(record)
+        elif kind in (OPTIONS, BASE) or (kind == ACK and over and head["consumer"] in undone):
             continue
         elif not serials.isdisjoint(head["serials"]):
             yield _same(record)
