@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
             self.made += count  # a member that is refused would leave its group short: the model has none of these
         try:
             put = [make(*sample) for sample in samples]
-            got: Any = self.way.call(self.seq, "put", put, version=version, births=given).tolist()
+            got: Any = self.way.call(self.seq, "put", put, version=version, births=given, timeout=0).tolist()
         except BufferFull:
             got = "full"
         except SchemaError:

@@ -227,7 +227,7 @@ def test_one_flipped_bit_is_refused_and_recovered_with_the_loss_counted(tmp_path
     ends = written(tmp_path, "a", "b", "c", "d", "e")
     damage(tmp_path, ends[1] + byte, 1 << byte % 8)
     size = ends[2] - ends[1]
-    message = rf"damaged at byte {ends[1]}: {size} bytes with 1 records or more .*; 4 records are whole.*recover=True"
+    message = rf"damaged at byte {ends[1]}: {size} bytes with 1 records or more .*; 5 records are whole.*recover=True"
     with pytest.raises(StorageError, match=message):
         open_at(tmp_path)
     assert (tmp_path / "journal").stat().st_size == ends[5], "refused, not mended"

@@ -473,12 +473,12 @@ def test_an_interrupt_ends_a_wait_at_once(verb: str, timeout: str) -> None:
     code = f"""
 import numpy as np, sharpwave as sw
 flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=2)])
-seq = sw.SequenceBuffer(1, flow=flow)
+seq = sw.SequenceBuffer(2, flow=flow)
 one = lambda name: sw.SequenceSample([name], {{"a": [3]}}, {{"a": np.arange(3)}})
 seq.put(one("a"))
 print("waits", flush=True)
 try:
-    seq.get("train", timeout={timeout}) if {verb == "get"} else seq.put(one("b"), timeout={timeout})
+    seq.get("train", timeout={timeout}) if {verb == "get"} else seq.put([one("b"), one("c")], timeout={timeout})
 except KeyboardInterrupt:
     print("interrupted", seq.stats()["waiting_puts"], seq.stats()["consumers"]["train"]["waiting"])
 """

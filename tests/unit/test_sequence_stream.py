@@ -78,7 +78,7 @@ def test_a_full_buffer_stops_the_pushers() -> None:
         for at in range(3, 5):
             pusher.push(sample(at))
         with pytest.raises(sw.errors.BufferFull):
-            seq.put(sample(99))
+            seq.put(sample(99), timeout=0)
         with pytest.raises(NotReady, match="2 items wait at"):
             pusher.push(sample(5), timeout=0.1)
         assert pusher.unacknowledged == 2
