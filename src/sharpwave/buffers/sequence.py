@@ -184,7 +184,7 @@ class SequenceBuffer:
             SchemaError: An id is held already, a key has another dtype or shape than before, or the samples would not
                 fit into an empty buffer.
         """
-        incoming = self._read(samples, version, births)
+        incoming = self._read("put()", samples, version, births)
         waiter = ThreadWaiter(len(incoming.entries))
         deadline = to_deadline("put()", timeout)
         try:
@@ -212,7 +212,7 @@ class SequenceBuffer:
 
         Cancelled while its record is being written, it has put the samples all the same.
         """
-        incoming = self._read(samples, version, births)
+        incoming = self._read("put_async()", samples, version, births)
         waiter = CoroutineWaiter(len(incoming.entries))
         deadline = to_deadline("put_async()", timeout)
         try:
@@ -230,7 +230,8 @@ class SequenceBuffer:
         finally:
             self._turns.leave(self._turns.putters, waiter)
 
-    def _read(self, samples: Any, version: Any, births: Any) -> Incoming:
+    def _read(self, where: str, samples: Any, version: Any, births: Any) -> Incoming:
+        self._gate.check(where)
         return self._store.intake.read(samples, version, births, self._store.journal is not None)
 
     # ---- amend -------------------------------------------------------------------------------------------------------
