@@ -14,7 +14,7 @@ from ..errors import SchemaError
 from ..sequences.commits import Commits
 from ..sequences.dataflow import Dataflow
 from ..sequences.gate import Gate, to_deadline
-from ..sequences.history import read_options
+from ..sequences.history import check_journal, read_options
 from ..sequences.index import Line
 from ..sequences.intake import Incoming, read_handles, read_ids
 from ..sequences.leases import Lease, Lender
@@ -119,17 +119,9 @@ class SequenceBuffer:
             epoch_size=epoch_size,
             sync=sync,
         )
-        if journal is None and (sync or truth(where, "recover", recover) or resume is not None):
-            raise SchemaError(f"{where}: sync=, resume= and recover= need journal=")
-        if journal is not None and not isinstance(journal, (str, os.PathLike)):
-            raise SchemaError(f"{where}: journal: expected a path, got {journal!r}")
-        if resume is not None and not isinstance(resume, str):
-            raise SchemaError(f"{where}: resume: expected the name of a checkpoint, got {resume!r}")
-        if journal is not None and version is not None:
-            raise SchemaError(f"{where}: version= and journal= exclude each other: the journal holds the version")
+        check_journal(where, journal, sync, resume, recover, version)
         store = Store(options, 0 if version is None else whole(where, "version", version, 0))
         if journal is not None:
-            recover = truth(where, "recover", recover)
             store.open_journal(f"{where}: journal", journal, resume, recover, time.monotonic())
         self._take(store)
 
@@ -329,14 +321,7 @@ class SequenceBuffer:
 
     def release(self, owner: str) -> int:
         """Gives back all that an owner has leased, for instance because it died. Returns how many samples."""
-        if not isinstance(owner, str):
-            raise SchemaError(f"release(): owner: expected text, got {owner!r}")
-        with self._gate.locked("release()"):
-            self._gate.check_open("release()")
-            now = time.monotonic()
-            count = self._store.give_back_all(owner, now)
-            self._turns.moved(now)
-            return count
+        return self._lender.give_back_all(owner)
 
     # ---- versions ----------------------------------------------------------------------------------------------------
 
@@ -367,14 +352,14 @@ class SequenceBuffer:
             batch_size: Samples that one version trains on.
             max_concurrent: Most rollouts that run at once.
         """
+        self._gate.check("admission()")
         if self.max_staleness is None:
             raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
+        return Admission(batch_size, self.max_staleness, max_concurrent, self._progress)
 
-        def progress() -> tuple[int, int]:
-            with self._gate.locked("admission()"):
-                return self._store.version - self._store.first_version, self._store.accepted
-
-        return Admission(batch_size, self.max_staleness, max_concurrent, progress)
+    def _progress(self) -> tuple[int, int]:
+        with self._gate.locked("admission()"):
+            return self._store.version - self._store.first_version, self._store.accepted
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
@@ -414,9 +399,7 @@ class SequenceBuffer:
         """
         names = read_ids("wanted()", ids)
         with self._gate.locked("wanted()"):
-            return [
-                one for one in names if not self._store.ledger.skips_now(one) and one not in self._store.index.by_id
-            ]
+            return self._store.wanted(names)
 
     # ---- insight -----------------------------------------------------------------------------------------------------
 

@@ -16,13 +16,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import StorageError
+from ..checks import truth
+from ..errors import SchemaError, StorageError
 from ..files import Entry, Journal, Record, read_journal, reading, write_journal
 from .options import Options
 from .safetensors import decode, encode
 from .sample import SequenceSample
 
-__all__ = ["KIND", "Instant", "Kept", "needed", "pack_samples", "read_head", "read_options", "read_samples"]
+__all__ = [
+    "KIND",
+    "Instant",
+    "Kept",
+    "check_journal",
+    "needed",
+    "pack_samples",
+    "read_head",
+    "read_options",
+    "read_samples",
+]
 
 KIND = "sequences"
 _LENGTH = struct.Struct("<Q")
@@ -85,6 +96,21 @@ class Instant(NamedTuple):
             "uses": uses,
         }
         return Entry(PUT, head, pack_samples([one.sample for one in kept]))
+
+
+def check_journal(where: str, journal: Any, sync: bool, resume: Any, recover: Any, version: Any) -> None:
+    """Raises:
+    SchemaError: Arguments of the constructor that are about the journal make no sense.
+    """
+    truth(where, "recover", recover)
+    if journal is None and (sync or recover or resume is not None):
+        raise SchemaError(f"{where}: sync=, resume= and recover= need journal=")
+    if journal is not None and not isinstance(journal, (str, os.PathLike)):
+        raise SchemaError(f"{where}: journal: expected a path, got {journal!r}")
+    if resume is not None and not isinstance(resume, str):
+        raise SchemaError(f"{where}: resume: expected the name of a checkpoint, got {resume!r}")
+    if journal is not None and version is not None:
+        raise SchemaError(f"{where}: version= and journal= exclude each other: the journal holds the version")
 
 
 def read_options(path: str | os.PathLike[str], where: str, recover: bool) -> Options:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import SchemaError
 from .index import HeldSample, Line
 from .sample import SequenceSample
 from .staleness import mark_fresh
@@ -136,6 +137,16 @@ class Lender:
                 now = time.monotonic()
                 self._store.give_back(claim, now)
                 self._turns.moved(now)
+
+    def give_back_all(self, owner: object) -> int:
+        if not isinstance(owner, str):
+            raise SchemaError(f"release(): owner: expected text, got {owner!r}")
+        with self._gate.locked("release()"):
+            self._gate.check_open("release()")
+            now = time.monotonic()
+            count = self._store.give_back_all(owner, now)
+            self._turns.moved(now)
+            return count
 
     def renew(self, claim: Claim) -> None:
         with self._gate.locked("renew()"):

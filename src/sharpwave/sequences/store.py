@@ -226,6 +226,9 @@ class Store:
 
         return Change([Entry(CLEAR, {})], make)
 
+    def wanted(self, ids: list[str]) -> list[str]:
+        return [one for one in ids if not self.ledger.skips_now(one) and one not in self.index.by_id]
+
     # ---- versions ----------------------------------------------------------------------------------------------------
 
     def set_version(self, version: int) -> Change[None]:
