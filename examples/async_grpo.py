@@ -240,7 +240,7 @@ def main() -> None:
     print(f"idle: trainer {result.trainer_idle:.0%}, generators {result.generator_idle:.0%}")
     for age, count in sorted(result.staleness.items()):
         print(f"staleness {age}: {count / total:6.1%} of the tokens")
-    print(f"evicted as too old: {result.stats['evicted']} of {result.stats['puts']} questions")
+    print(f"evicted as too old: {result.stats['evicted']} of {result.stats['added']} questions")
 
 
 if __name__ == "__main__":
