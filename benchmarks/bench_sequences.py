@@ -265,8 +265,8 @@ def streams(count: int) -> Document:
     for form in ("safetensors", "lists in JSON"):
         reads: Callable[[], Any]
         if form == "safetensors":
-            puller = Puller(timeout=60)
-            address, reads, end = puller.address, puller.pull, puller.close
+            puller = Puller()
+            address, reads, end = puller.address, lambda: puller.pull(60), puller.close
         else:
             place = zmq.Context()
             socket = place.socket(zmq.PULL)

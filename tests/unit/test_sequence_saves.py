@@ -328,6 +328,9 @@ def test_options_given_to_the_constructor_replace_those_of_the_journal(tmp_path:
     seq.put(sample("abcd"))
     seq.checkpoint("one")
     seq.close()
+    before = (tmp_path / "journal").stat().st_ino
+    sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal").close()
+    assert (tmp_path / "journal").stat().st_ino == before, "the same options: nothing is rewritten"
     sw.SequenceBuffer(20, flow=FLOW, journal=tmp_path / "journal").close()
     records = list(read_journal(tmp_path / "journal", KIND))
     assert [record.kind for record in records].count(OPTIONS) == 1

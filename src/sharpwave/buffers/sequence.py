@@ -55,6 +55,7 @@ class SequenceBuffer:
         duplicate_ids: Whether an id may be put while a sample of that id is held.
         journal: A file in which everything survives the process; opened again, the buffer has the same samples. One
             buffer at a time has it open. A last record that was not written completely is cut off, with a warning.
+            The file keeps the options; others than it has are written into it, which rewrites it.
         sync: Whether each call waits for the disk: then the journal also survives a power cut.
         recover: Whether a damaged journal is opened with its undamaged records; a warning and ``stats()``
             (``lost_records``, ``lost_bytes``) say what is lost.

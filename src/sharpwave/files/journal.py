@@ -284,6 +284,8 @@ class Journal:
             StorageError: The disk failed; the last records may be lost.
         """
         self._descriptor("write")
+        if self._why_broken is not None:
+            raise StorageError(f"{self.where}: {self.path}: {self._why_broken}; close it and open it again")
         try:
             self._sync()
         except OSError as error:
