@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -266,7 +267,7 @@ def streams(count: int) -> Document:
         reads: Callable[[], Any]
         if form == "safetensors":
             puller = Puller()
-            address, reads, end = puller.address, lambda: puller.pull(60), puller.close
+            address, reads, end = puller.address, partial(puller.pull, 60), puller.close
         else:
             place = zmq.Context()
             socket = place.socket(zmq.PULL)

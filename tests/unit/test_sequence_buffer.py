@@ -637,14 +637,14 @@ def test_explain_says_what_is_missing_and_who_has_it() -> None:
     lease = seq.get("inf", timeout=0, owner="ref-0")
     said = seq.explain("train")
     assert "'train': 0 of 2 samples ready; 3 held" in said
-    assert "3 lack 'b', which 'inf' makes (1 ready for it, 2 in its hands)" in said
+    assert "3 lack 'b', which 'inf' makes (1 ready for it, 2 leased to it)" in said
     assert "the oldest, 'a', has waited" in said
     assert "2 are leased by ref-0" in seq.explain("inf")
     lease.ack()
     assert "2 are done with and wait for train" in seq.explain("inf")
     other = one_step(1, key="rewards")
     other.put(sample("a"))
-    assert "1 lack 'rewards', which nobody here makes" in other.explain("train")
+    assert "1 lack 'rewards', which no consumer makes" in other.explain("train")
 
 
 def test_stats_count_everything() -> None:

@@ -49,7 +49,7 @@ class Journal:
         kind: Whose journal it is, at most 16 letters; another kind is refused.
         where: Begins every message: the call and argument that name this file.
         sync: Whether each append waits for the disk.
-        recover: Whether a damaged file is opened with what is whole in it.
+        recover: Whether a damaged file is opened with its undamaged records.
         timeout: Seconds to wait for another owner to let go.
 
     Attributes:
@@ -225,7 +225,7 @@ class Journal:
                 os.fdatasync(file)
             self.size, self._number = end, number
         except BaseException as error:
-            # Also on an interrupt: bytes of a record that nobody counts would be met when the file is opened again.
+            # Also on an interrupt: bytes of an uncounted record would be found when the file is opened again.
             try:
                 os.ftruncate(file, self.size)
             except OSError as second:
@@ -376,7 +376,7 @@ def has_magic(path: str | os.PathLike[str]) -> bool:
 
 
 def write_journal(path: str | os.PathLike[str], kind: str, entries: Iterable[Entry], sync: bool = True) -> int:
-    """Writes a whole journal that nobody owns, in one step; returns its bytes."""
+    """Writes a whole journal without an owner, in one step; returns its bytes."""
     name = os.path.abspath(path)
     made = _core.NewFile(name)
     header, _ = _write_whole(made, _new_header(kind), entries)

@@ -137,7 +137,7 @@ class Commits:
             self._writing.release()
 
     def rewrite(self, where: str) -> None:
-        """Leaves out of the journal what no restart needs. Gets go on meanwhile, what is to be written waits."""
+        """Rewrites the journal without the records that no restart needs. Gets go on meanwhile; writes wait."""
         error = self._undisturbed(where, lambda: self._leave_out(where))
         if error is not None:
             message = f"{where}: the name is written, but the journal could not be made smaller: {error}"

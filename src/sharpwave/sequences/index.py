@@ -1,7 +1,7 @@
-"""What is held and who may have it next, in time that depends on the batch and never on the capacity.
+"""The index of the samples held: what each consumer may get next, in time that depends on the batch only.
 
-Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: an entry
-costs memory when it comes and gives it back when it goes.
+Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: memory is
+taken for the samples that are held.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["HeldSample", "Line", "SampleIndex"]
 
 
 class HeldSample:
-    """One datum: its sample, and per consumer (one bit each) where it stands."""
+    """One sample and its state for each consumer (one bit each): queued, leased, done."""
 
     __slots__ = (
         "birth", "bytes", "done", "gone", "group", "have", "leased", "put_at", "queued", "sample", "serial", "tokens",
@@ -40,7 +40,7 @@ class HeldSample:
 
 
 class _Unit:
-    """Entries that come together."""
+    """Entries that are handed out together."""
 
     __slots__ = ("gone", "members")
 
@@ -127,7 +127,7 @@ class Line:
         return self._order.count
 
     def take(self, count: int) -> list[HeldSample]:
-        """The next ``count``, which are there."""
+        """The next ``count``; the caller has checked that there are so many."""
         pop, keep = self._order.pop, ~self.bit
         taken = [pop() for _ in range(count)]
         for entry in taken:
@@ -160,7 +160,7 @@ class Line:
 
 
 class _Windowed(Line):
-    """Looks no further than the window: a straggler among the oldest holds up those behind it, not for ever older ones.
+    """Hands out from the oldest ``window`` samples only: a late sample is overtaken by a bounded number.
 
     A call costs O(window), and a memory move of what is outstanding.
     """
@@ -209,7 +209,7 @@ class _Windowed(Line):
 
 
 class _Grouped(Line):
-    """Hands out whole groups; one whose time is up comes as it is."""
+    """Hands out complete groups, and incomplete ones after the timeout."""
 
     def __init__(self, consumer: Consumer, number: int, need: int) -> None:
         super().__init__(consumer, number, need)
@@ -310,7 +310,7 @@ class SampleIndex:
         return line
 
     def mask(self, keys: frozenset[str]) -> int:
-        """One bit a key that somebody reads."""
+        """One bit for each key that a consumer reads."""
         mask = self._masks.get(keys)
         if mask is None:
             mask = sum(self._key_bit.get(key, 0) for key in keys)
@@ -363,7 +363,7 @@ class SampleIndex:
         return taken
 
     def give_back(self, line: Line, entries: list[HeldSample], now: float) -> list[HeldSample]:
-        """The entries wait again; those condemned meanwhile leave. Returns who left."""
+        """The entries wait again; those condemned meanwhile leave. Returns those that left."""
         back, left = [], []
         for entry in entries:
             entry.leased &= ~line.bit
@@ -377,7 +377,7 @@ class SampleIndex:
         return left
 
     def finish(self, line: Line, entries: list[HeldSample], now: float) -> tuple[list[HeldSample], list[HeldSample]]:
-        """The line is done with these, for once. Returns who left with everything done, and who left condemned."""
+        """Counts one use by the line. Returns the entries that left used up, and those that left condemned."""
         freed, left, again = [], [], []
         for entry in entries:
             entry.leased &= ~line.bit
@@ -407,7 +407,7 @@ class SampleIndex:
         return entry.uses[line.number] >= line.consumer.reuse
 
     def condemn(self, entry: HeldSample) -> bool:
-        """Nobody gets it any more; it leaves now (True), or when its leases end."""
+        """It is not handed out any more; it leaves now (True), or when its leases end."""
         entry.gone = True
         for line in self._ordered:
             line.drop(entry)
@@ -423,7 +423,7 @@ class SampleIndex:
             self.condemn(entry)
 
     def older_than(self, version: int) -> list[HeldSample]:
-        """Those of a smaller version that nobody condemned yet. O(versions held + found)."""
+        """Those of a smaller version that are not condemned yet. O(versions held + found)."""
         old = [held for held in self._versions if held < version]
         return [entry for held in old for entry in self._versions[held].values() if not entry.gone]
 

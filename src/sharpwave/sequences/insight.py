@@ -1,4 +1,4 @@
-"""Why a batch is not ready, in words; what a buffer holds, in numbers. Both look at every entry: not for hot loops."""
+"""Insight into a buffer: why a batch is not ready, and its numbers. Both read every sample: not for hot loops."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def explain(flow: Dataflow, index: SampleIndex, book: Book, name: str, now: floa
         said.append(f"{held} are leased by {', '.join(owners)}, the longest for {longest:.1f} s")
     done = len(index.entries) - len(wanting)
     if done:
-        said.append(f"{done} are done with and wait for {', '.join(_late(index, line.bit)) or 'nobody'}")
+        said.append(f"{done} are done with and wait for {', '.join(_late(index, line.bit)) or 'no consumer'}")
     return "\n  ".join(said)
 
 
 def _maker(flow: Dataflow, index: SampleIndex, book: Book, key: str) -> str:
     maker = flow.producers.get(key)
     if maker is None:
-        return "which nobody here makes: whoever puts or amends has to bring it"
+        return "which no consumer makes: put() or amend() has to bring it"
     leased = sum(len(claim.entries) for claim in book.out.values() if claim.line.consumer.name == maker)
-    return f"which {maker!r} makes ({index.lines[maker].ready} ready for it, {leased} in its hands)"
+    return f"which {maker!r} makes ({index.lines[maker].ready} ready for it, {leased} leased to it)"
 
 
 def _late(index: SampleIndex, bit: int) -> list[str]:
-    """Who is not done with what this consumer is done with."""
+    """The consumers that are not done with samples that this one is done with."""
     held = [entry for entry in index.entries.values() if entry.done & bit]
     return [name for name, line in index.lines.items() if any(not entry.done & line.bit for entry in held)]
 

@@ -121,7 +121,7 @@ class Intake:
         return [whole("put()", "births", birth) for birth in births]
 
     def check(self, incoming: Incoming) -> None:
-        """Refuses what does not go with what is held."""
+        """Refuses samples that do not fit to those that are held."""
         if self._births is not None and self._births != (incoming.births is not None):
             raise SchemaError(
                 "put(): births: given in some puts and left out in others; the order of puts and a clock of yours do "

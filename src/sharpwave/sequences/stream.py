@@ -215,8 +215,8 @@ class Puller:
         zmq = _zmq()
         if not _is_local(address):
             raise StorageError(
-                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: there is no "
-                "authentication; listen on tcp://127.0.0.1 and let other machines connect through a tunnel"
+                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: there "
+                "is no authentication; listen on tcp://127.0.0.1 and let other machines connect through a tunnel"
             )
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)

@@ -179,7 +179,7 @@ class AsyncIOSequenceBuffer:
     def states(self) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
         """Upstream's five states, a truth value a slot; made when asked for, since it is as long as ``max_size``.
 
-        A call here is one transition: nobody sees a slot being put or amended, and a get reads at once.
+        A call here is one transition: no slot is ever seen being put or amended, and a get reads at once.
         """
         with self._slots:
             self._sweep()
