@@ -344,6 +344,23 @@ def test_options_given_to_the_constructor_replace_those_of_the_journal(tmp_path:
     assert [one.name for one in sw.open(tmp_path / "journal").flow] == ["else"]
 
 
+@pytest.mark.parametrize("group", [[1], (1, 2), {"x": 1}])
+def test_a_group_that_is_no_text_or_number_is_refused_and_changes_nothing(tmp_path: Path, group: Any) -> None:
+    flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=2, group_size=2)])
+    seq = sw.SequenceBuffer(4, flow=flow, journal=tmp_path / "journal")
+    one = sw.SequenceSample(["a"], {"a": [1]}, {"a": np.ones(1)}, metadata={"group": [group]})
+    with pytest.raises(SchemaError, match="group of 'a': expected text or a number"):
+        seq.put(one)
+    assert seq.ids() == []
+    seq.close()
+    base = {"used": [], "trained": 0, "version": 0, "next": 1}
+    about = {"serials": [0], "births": None, "versions": [0]}
+    first = [Entry(OPTIONS, seq._store.options.to_json()), Entry(BASE, base)]
+    write_journal(tmp_path / "hostile", KIND, [*first, Entry(PUT, about, pack_samples([one]))])
+    with pytest.raises(StorageError, match="does not fit this buffer"):
+        sw.open(tmp_path / "hostile")
+
+
 # ---- clear ---------------------------------------------------------------------------------------------------------
 
 

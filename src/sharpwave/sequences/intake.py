@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..checks import whole
+from ..checks import told, whole
 from ..errors import SchemaError
 from .column import Column, concatenate
 from .dataflow import Dataflow
@@ -93,6 +94,11 @@ class Intake:
                     f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size="
                 )
             group = sample._metadata["group"][0]
+            # What a file gives back equal: a tuple would come back as a list, which is no key of a dict.
+            if not isinstance(group, (str, numbers.Real, type(None))):
+                raise SchemaError(
+                    f"put(): metadata: group of {sample._ids[0]!r}: expected text or a number, got {told(group)}"
+                )
         entry = HeldSample(sample, self._index.mask(sample.keys), tokens, nbytes, group)
         entry.version = version
         return entry

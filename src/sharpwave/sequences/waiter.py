@@ -13,8 +13,8 @@ __all__ = ["CoroutineWaiter", "ThreadWaiter", "Waiter"]
 
 
 class Waiter:
-    """A waiting call. ``arm`` and ``wake`` are called with the buffer's lock held, so no wake-up is lost: a change after
-    the call has looked finds its waiter armed."""
+    """A waiting call. ``arm`` and ``wake`` are called with the buffer's lock held, so no wake-up is lost: a change that
+    comes after the call has looked finds its waiter armed."""
 
     need = 0  # samples
 
