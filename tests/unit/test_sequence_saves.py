@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,39 @@ def test_a_save_waits_for_no_one_and_an_awaited_one_does_not_stop_the_loop(tmp_p
     assert sw.open(tmp_path / "saved").ids() == ["a", "b"]
 
 
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_save_while_others_put_and_acknowledge_is_one_instant(tmp_path: Path, journal: bool) -> None:
+    options: dict[str, Any] = {"journal": tmp_path / "journal"} if journal else {}
+    flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=3)])
+    seq = sw.SequenceBuffer(30, flow=flow, **options)
+
+    def produce() -> None:
+        with suppress(ClosedError):
+            for at in range(10**9):
+                seq.put(three(at))
+
+    def three(at: int) -> list[sw.SequenceSample]:
+        return [sw.SequenceSample([f"{at}{end}"], {"a": [1]}, {"a": np.array([at])}) for end in "abc"]
+
+    def consume() -> None:
+        with suppress(ClosedError):
+            while True:
+                seq.get("train").ack()
+
+    workers = [threading.Thread(target=work) for work in (produce, consume)]
+    for worker in workers:
+        worker.start()
+    for _ in range(20):
+        seq.save(tmp_path / "saved")
+        copy = sw.open(tmp_path / "saved")
+        names = copy.used_ids + copy.ids()
+        assert names == [f"{at}{end}" for at in range(len(names) // 3) for end in "abc"]
+    seq.close()
+    for worker in workers:
+        worker.join(HANG_S)
+    assert names, "something was put"
+
+
 def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     seq = sw.SequenceBuffer(50, flow=FLOW, journal=tmp_path / "journal")
     seq.put(sample("ab"))
@@ -226,6 +260,7 @@ def test_a_damaged_saved_file_is_recovered_with_the_loss_told(tmp_path: Path) ->
             found = sw.open(address, recover=True)
         assert caught[0].filename == __file__
         assert found.ids() == [str(at) for at in range(1024, 2000)]
+        assert (found.stats()["lost_records"], found.stats()["lost_bytes"] > 0) == (1, True)
         found.close()
 
 

@@ -107,19 +107,10 @@ class SequenceBuffer:
     ) -> None:
         where = "SequenceBuffer()"
         options = Options.read(
-            where,
-            flow=flow,
-            capacity=capacity,
-            max_tokens=max_tokens,
-            max_bytes=max_bytes,
-            max_staleness=max_staleness,
-            stale=stale,
-            lease_timeout=lease_timeout,
-            watchdog_timeout=watchdog_timeout,
-            duplicate_ids=duplicate_ids,
-            epoch_size=epoch_size,
-            sync=sync,
-        )
+            where, flow=flow, capacity=capacity, max_tokens=max_tokens, max_bytes=max_bytes,
+            max_staleness=max_staleness, stale=stale, lease_timeout=lease_timeout, watchdog_timeout=watchdog_timeout,
+            duplicate_ids=duplicate_ids, epoch_size=epoch_size, sync=sync,
+        )  # fmt: skip
         check_journal(where, journal, sync, resume, recover, version)
         store = Store(options, 0 if version is None else whole(where, "version", version, 0))
         if journal is not None:

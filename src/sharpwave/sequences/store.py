@@ -68,6 +68,7 @@ class Store:
         self.counters = dict.fromkeys(_COUNTED, 0)
         self.version = self.first_version = version
         self.accepted = 0  # put, and not evicted since
+        self._lost: dict[str, int] = {}  # of the file that was loaded, where there is no journal
         self.waste_bytes = 0  # of records that no restart needs, about
         self._next_serial = self._first_serial = 0  # the first one given since the restart
         self._unsaid: list[int] = []  # serials that left, and whose record is not written yet
@@ -307,6 +308,7 @@ class Store:
                 "whole"
             )
             said.apply(MEND, said.mend(self.options.duplicate_ids), bytearray())
+            self._lost = {"lost_records": loss.records, "lost_bytes": loss.bytes}
         self._become(where, path, said, now)
 
     def _become(self, where: str, path: Any, said: Replay, now: float) -> None:
@@ -384,6 +386,6 @@ class Store:
     def stats(self, waiting_puts: int, now: float) -> dict[str, Any]:
         counters = {**self.counters, "accepted": self.accepted, "waiting_puts": waiting_puts}
         for name in ("cut_bytes", "lost_records", "lost_bytes"):
-            counters[name] = 0 if self.journal is None else getattr(self.journal, name)
+            counters[name] = self._lost.get(name, 0) if self.journal is None else getattr(self.journal, name)
         counters["journal_bytes"] = 0 if self.journal is None else self.journal.size
         return insight.stats(self.index, self.book, self.capacity, counters, self.version, now)
