@@ -94,9 +94,7 @@ class Known:
     reason: str
 
 
-KNOWN = (
-    Known("src/sharpwave/trajectories/minari.py", "buffers", "from_minari fills a TrajectoryReplayBuffer"),
-)
+KNOWN = (Known("src/sharpwave/trajectories/minari.py", "buffers", "from_minari fills a TrajectoryReplayBuffer"),)
 
 
 @dataclass(frozen=True)
