@@ -216,6 +216,7 @@ soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damag
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model tests/unit/test_threads.py tests/fuzz
 	SHARPWAVE_SOAK=1 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 7200 tests/model/test_sequences.py tests/unit/test_sequence_journal.py \
 		tests/crash/test_journal_kills.py tests/fuzz/test_journal_damage.py
+	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/contract/test_device.py tests/unit/test_device_replay.py
 	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash/test_trajectory_kills.py tests/fuzz/test_trajectory_damage.py tests/unit/test_trajectories.py
 	$(MAKE) test-cpp
 	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)

@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before torch is imported here or in a process that a test starts: its threads wait for each other busily, which costs
+# more than they bring where tests run side by side.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from sharpwave import _core
 
 settings.register_profile(

@@ -1,6 +1,7 @@
 // Every failure the engine reports carries a kind; the bindings give each kind its Python class.
 #pragma once
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -17,5 +18,10 @@ public:
 private:
     ErrorKind kind_;
 };
+
+// A failed call of the operating system; `code` is its errno.
+[[noreturn]] inline void fail_storage(const std::string& what, int code) {
+    throw Error(ErrorKind::storage, what + ": " + std::strerror(code));
+}
 
 }  // namespace sharpwave

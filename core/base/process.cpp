@@ -14,7 +14,7 @@ namespace {
 std::atomic<std::uint64_t> generation{0};
 std::atomic<std::uint64_t> own_id{static_cast<std::uint64_t>(getpid())};
 
-[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+[[maybe_unused]] const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] {
     generation.fetch_add(1, std::memory_order_relaxed);
     own_id.store(static_cast<std::uint64_t>(getpid()), std::memory_order_relaxed);
 });

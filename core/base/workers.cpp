@@ -122,7 +122,7 @@ private:
 
 // Held across a fork, so that a child never finds it locked by a thread that it has not.
 std::mutex making;
-[[maybe_unused]] const int registered =
+[[maybe_unused]] const int making_is_held_across_forks =
     pthread_atfork([] { making.lock(); }, [] { making.unlock(); }, [] { making.unlock(); });
 
 }  // namespace

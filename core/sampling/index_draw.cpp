@@ -18,7 +18,6 @@ namespace {
 double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
 
 // Attempts of one position: blind ones, then those by count. The mixing coin has attempts of its own.
-constexpr std::uint64_t kBlindAttempts = 16;
 constexpr std::uint64_t kCoin = 1 << 20;
 constexpr std::uint64_t kUniform = 1 << 21;
 

@@ -5,12 +5,6 @@
 #include "base/error.h"
 
 namespace sharpwave {
-namespace {
-
-constexpr std::uint64_t kBlindAttempts = 16;
-
-}  // namespace
-
 void refuse_empty() { throw Error(ErrorKind::not_ready, "sample(): the buffer is empty; add rows first"); }
 
 UniformDraw::Census::Census(const Table& table) : table_(table), ends_(table.blocks()) {

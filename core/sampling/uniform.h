@@ -14,6 +14,9 @@
 
 namespace sharpwave {
 
+// A slot drawn blindly may hold no row that can be drawn. After so many of them a position is drawn by counting.
+inline constexpr std::uint64_t kBlindAttempts = 16;
+
 class UniformDraw {
 public:
     // Draws `count` slots. An empty table is ErrorKind::not_ready and takes nothing from the random stream.

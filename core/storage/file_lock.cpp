@@ -28,12 +28,12 @@ std::vector<int>& open_descriptors() {
     static auto* descriptors = new std::vector<int>;  // outlives static destructors, which may still close files
     return *descriptors;
 }
-[[maybe_unused]] const int registered = pthread_atfork([] { open_mutex.lock(); }, [] { open_mutex.unlock(); },
-                                                       [] {
-                                                           for (int fd : open_descriptors()) ::close(fd);
-                                                           open_descriptors().clear();
-                                                           open_mutex.unlock();
-                                                       });
+[[maybe_unused]] const int children_close_them = pthread_atfork([] { open_mutex.lock(); }, [] { open_mutex.unlock(); },
+                                                                [] {
+                                                                    for (int fd : open_descriptors()) ::close(fd);
+                                                                    open_descriptors().clear();
+                                                                    open_mutex.unlock();
+                                                                });
 
 // Opened and listed in one step: a fork in between would leave the child a descriptor that is never closed.
 int open_listed(const std::string& path, int flags) {

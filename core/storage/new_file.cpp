@@ -18,10 +18,6 @@
 namespace sharpwave {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, int code) {
-    throw Error(ErrorKind::storage, what + ": " + std::strerror(code));
-}
-
 // Gives a file its first name. An existing one is an error.
 int give_name(int fd, const std::string& temporary, const std::string& path) {
     if (!temporary.empty()) return link(temporary.c_str(), path.c_str());
@@ -92,7 +88,7 @@ NewFile::NewFile(std::string path) : path_(std::move(path)) {
     if (fd_ < 0) {
         std::string name = path_ + ".XXXXXX";
         fd_ = mkstemp(name.data());
-        if (fd_ < 0) fail("cannot create '" + path_ + "'", errno);
+        if (fd_ < 0) fail_storage("cannot create '" + path_ + "'", errno);
         temporary_ = name;
         fcntl(fd_, F_SETFD, FD_CLOEXEC);
     }
@@ -105,19 +101,19 @@ NewFile::~NewFile() {
 
 void NewFile::resize(std::uint64_t bytes, const std::string& what) {
     while (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) {
-        if (errno != EINTR) fail(what, errno);
+        if (errno != EINTR) fail_storage(what, errno);
     }
 }
 
 void NewFile::allocate(std::uint64_t bytes, const std::string& what) {
-    if (const int code = allocate_blocks(fd_, 0, bytes, true)) fail(what, code);
+    if (const int code = allocate_blocks(fd_, 0, bytes, true)) fail_storage(what, code);
 }
 
 void NewFile::reserve(std::uint64_t bytes, const std::string& what) {
 #if defined(__linux__)
     // A file system that cannot says so; only the library's own way would write zeros instead.
     if (fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 && errno == ENOSPC) {
-        fail(what + ": cannot write '" + path_ + "', which needs " + std::to_string(bytes) + " bytes", errno);
+        fail_storage(what + ": cannot write '" + path_ + "', which needs " + std::to_string(bytes) + " bytes", errno);
     }
 #else
     (void)bytes, (void)what;
@@ -129,7 +125,7 @@ void NewFile::write(std::uint64_t offset, const void* data, std::uint64_t bytes)
     while (bytes > 0) {
         const ssize_t done = pwrite(fd_, from, bytes, static_cast<off_t>(offset));
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) fail("cannot write '" + path_ + "'", done < 0 ? errno : ENOSPC);
+        if (done <= 0) fail_storage("cannot write '" + path_ + "'", done < 0 ? errno : ENOSPC);
         from += done;
         offset += static_cast<std::uint64_t>(done);
         bytes -= static_cast<std::uint64_t>(done);
@@ -141,7 +137,7 @@ void NewFile::read(std::uint64_t offset, void* data, std::uint64_t bytes) const 
     while (bytes > 0) {
         const ssize_t done = pread(fd_, to, bytes, static_cast<off_t>(offset));
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) fail("cannot read '" + path_ + "'", done < 0 ? errno : EIO);
+        if (done <= 0) fail_storage("cannot read '" + path_ + "'", done < 0 ? errno : EIO);
         to += done;
         offset += static_cast<std::uint64_t>(done);
         bytes -= static_cast<std::uint64_t>(done);
@@ -150,7 +146,7 @@ void NewFile::read(std::uint64_t offset, void* data, std::uint64_t bytes) const 
 
 void NewFile::sync() {
     while (fsync(fd_) != 0) {
-        if (errno != EINTR) fail("cannot write '" + path_ + "' to the disk", errno);
+        if (errno != EINTR) fail_storage("cannot write '" + path_ + "' to the disk", errno);
     }
 }
 
@@ -171,7 +167,7 @@ void NewFile::publish(bool replace, bool sync) {
     }
     if (result != 0) {
         if (errno == EEXIST) refuse_existing(path_);
-        fail("cannot name '" + path_ + "'", errno);
+        fail_storage("cannot name '" + path_ + "'", errno);
     }
     if (!temporary_.empty()) unlink(temporary_.c_str());
     temporary_.clear();

@@ -28,7 +28,7 @@ std::uint64_t random_word() {
 
 // Held across a fork: a child never finds it locked by a thread that it does not have.
 std::mutex token_mutex;
-[[maybe_unused]] const int registered =
+[[maybe_unused]] const int token_is_held_across_forks =
     pthread_atfork([] { token_mutex.lock(); }, [] { token_mutex.unlock(); }, [] { token_mutex.unlock(); });
 
 // Random, of this process: a forked child gets another one.

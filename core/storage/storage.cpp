@@ -31,10 +31,6 @@ namespace {
 using format::kHugePageBytes;
 using format::kPageBytes;
 
-[[noreturn]] void fail(const std::string& what, int code) {
-    throw Error(ErrorKind::storage, what + ": " + std::strerror(code));
-}
-
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 std::string in_gib(std::uint64_t bytes) {
@@ -46,9 +42,10 @@ std::string in_gib(std::uint64_t bytes) {
 // Addresses aligned to huge pages: both a file mapping and anonymous memory need it to get them.
 std::byte* reserve(std::uint64_t bytes) {
     const std::uint64_t asked = bytes + kHugePageBytes;
-    if (asked < bytes) fail("cannot reserve " + in_gib(bytes), ENOMEM);
+    if (asked < bytes) fail_storage("cannot reserve " + in_gib(bytes), ENOMEM);
     void* start = mmap(nullptr, asked, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) fail("cannot reserve " + in_gib(bytes) + " of addresses; give a smaller capacity", errno);
+    if (start == MAP_FAILED)
+        fail_storage("cannot reserve " + in_gib(bytes) + " of addresses; give a smaller capacity", errno);
     const auto from = reinterpret_cast<std::uintptr_t>(start);
     const auto aligned = round_up(from, kHugePageBytes);
     if (aligned > from) munmap(start, aligned - from);
@@ -76,7 +73,7 @@ std::byte* map_file(int fd, std::uint64_t bytes, const std::string& path, bool r
     if (mmap(place, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         const int code = errno;
         munmap(place, bytes);
-        fail("cannot map '" + path + "'", code);
+        fail_storage("cannot map '" + path + "'", code);
     }
     return place;
 }
@@ -133,10 +130,10 @@ bool wait_for_file(const std::string& path, Deadline deadline) {
 Storage Storage::anonymous(std::uint64_t bytes) {
     Storage storage;
     storage.bytes_ = round_up(bytes, kPageBytes);
-    if (storage.bytes_ < bytes) fail("cannot reserve 2^64 bytes", ENOMEM);
+    if (storage.bytes_ < bytes) fail_storage("cannot reserve 2^64 bytes", ENOMEM);
     storage.data_ = reserve(storage.bytes_);
     if (mprotect(storage.data_, storage.bytes_, PROT_READ | PROT_WRITE) != 0) {
-        fail("cannot use " + in_gib(bytes) + " of memory; give a smaller capacity", errno);
+        fail_storage("cannot use " + in_gib(bytes) + " of memory; give a smaller capacity", errno);
     }
     return storage;
 }
@@ -194,9 +191,9 @@ void Storage::ensure(std::uint64_t offset, std::uint64_t bytes) const {
     for (std::uint64_t chunk = offset / kChunk; chunk * kChunk < offset + bytes; ++chunk) {
         if (sparse_->known && sparse_->known[chunk].load(std::memory_order_relaxed)) continue;
         const std::uint64_t begin = chunk * kChunk, end = std::min(begin + kChunk, bytes_);
-        if (!sparse_->known) fail("'" + path_ + "' cannot grow", ENOMEM);
+        if (!sparse_->known) fail_storage("'" + path_ + "' cannot grow", ENOMEM);
         if (const int code = allocate_blocks(sparse_->fd, begin, end - begin)) {
-            fail("'" + path_ + "' cannot grow", code);
+            fail_storage("'" + path_ + "' cannot grow", code);
         }
         sparse_->known[chunk].store(true, std::memory_order_relaxed);
     }
@@ -208,9 +205,9 @@ Storage Storage::attach(const std::string& path, bool read_only) {
     if (fd < 0 && errno == ELOOP && !read_only) {
         throw Error(ErrorKind::storage, "'" + path + "' is a symbolic link; give the path of the file itself");
     }
-    if (fd < 0) fail("cannot open '" + path + "'", errno);
+    if (fd < 0) fail_storage("cannot open '" + path + "'", errno);
     struct stat info{};
-    if (fstat(fd, &info) != 0) fail("cannot open '" + path + "'", errno);
+    if (fstat(fd, &info) != 0) fail_storage("cannot open '" + path + "'", errno);
     if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::storage, "'" + path + "' is not a file");
     if (!read_only && info.st_uid != geteuid()) {
         throw Error(ErrorKind::storage, "'" + path + "' belongs to user " + std::to_string(info.st_uid) +
@@ -231,7 +228,7 @@ Storage Storage::attach(const std::string& path, bool read_only) {
 }
 
 void Storage::extend(std::uint64_t bytes) {
-    if (ftruncate(fd(), static_cast<off_t>(bytes)) != 0) fail("cannot lengthen '" + path_ + "'", errno);
+    if (ftruncate(fd(), static_cast<off_t>(bytes)) != 0) fail_storage("cannot lengthen '" + path_ + "'", errno);
     std::byte* longer = map_file(fd(), bytes, path_);
     auto sparse = std::make_unique<Sparse>(fcntl(fd(), F_DUPFD_CLOEXEC, 0), bytes);
     munmap(data_, bytes_);
@@ -247,7 +244,7 @@ void Storage::fill_holes(std::uint64_t bytes) {
         const std::uint64_t end = data < 0 ? bytes : std::min(bytes, static_cast<std::uint64_t>(data));
         if (const int code =
                 allocate_blocks(fd(), static_cast<std::uint64_t>(at), end - static_cast<std::uint64_t>(at)))
-            fail("open(): '" + path_ + "' has holes, and there is no space to fill them", code);
+            fail_storage("open(): '" + path_ + "' has holes, and there is no space to fill them", code);
         at = static_cast<off_t>(end);
     }
 #else
@@ -352,7 +349,7 @@ std::uint64_t Storage::count_huge_pages() const {
 
 void Storage::flush(std::uint64_t offset, std::uint64_t bytes) const {
     if (!is_file()) return;
-    if (msync(data_ + offset, bytes, MS_SYNC) != 0) fail("cannot write '" + path_ + "' to the disk", errno);
+    if (msync(data_ + offset, bytes, MS_SYNC) != 0) fail_storage("cannot write '" + path_ + "' to the disk", errno);
 }
 
 }  // namespace sharpwave

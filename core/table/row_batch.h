@@ -27,6 +27,8 @@ struct RowBatch {
     const float* priorities = nullptr;    // one a row, at least 0; null: none given
 };
 
+inline bool is_void(const RowBatch& batch, std::size_t row) { return batch.flags && (batch.flags[row] & kRowVoid); }
+
 // One field's value of one row.
 struct GivenValue {
     const std::byte* data;

@@ -18,8 +18,6 @@ using Word = std::atomic_ref<std::uint64_t>;
     throw Error(ErrorKind::schema, "add(): field '" + field.name + "': " + what + "; " + mend);
 }
 
-bool is_void(const RowBatch& batch, std::size_t i) { return batch.flags && (batch.flags[i] & kRowVoid); }
-
 bool ends_episode(const RowBatch& batch, std::size_t i) {
     return batch.flags && (batch.flags[i] & (kRowTerminated | kRowTruncated));
 }

@@ -21,8 +21,6 @@ void add_to(auto& counter, auto value) {
     counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
-bool is_void(const RowBatch& batch, std::size_t row) { return batch.flags && (batch.flags[row] & kRowVoid); }
-
 }  // namespace
 
 Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)

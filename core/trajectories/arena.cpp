@@ -9,7 +9,7 @@ namespace sharpwave {
 namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kRegion = 4 * kHugePage;
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kSlabAlignment = 64;
 }  // namespace
 
 struct SlabArena::Region {
@@ -58,7 +58,7 @@ void SlabArena::release(Region* region) noexcept {
 }
 
 SlabArena::Slab SlabArena::take(std::size_t bytes) {
-    bytes = (bytes + kLine - 1) / kLine * kLine;
+    bytes = (bytes + kSlabAlignment - 1) / kSlabAlignment * kSlabAlignment;
     const std::lock_guard guard(mutex_);
     if (bytes > kRegion / 4) {  // one of its own
         Region* region = new_region(bytes);

@@ -1,5 +1,5 @@
-"""The careful way of an add: whatever the engine's fast path does not recognise at once is converted here, or refused
-with words. A failed call changes nothing: the rows are written only after everything here has been accepted."""
+"""The slow path of an add: arguments that the engine's fast path does not accept are converted here, or refused with an
+error that says why. A failed call changes nothing: rows are written only after all arguments have been accepted."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def prepare(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[list[Any], int, np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
-    """Turns the arguments of an add into what the engine takes.
+    """Turns the arguments of an add into arrays for the engine.
 
     Args:
-        one_row: Why only one row at a time may come, or None.
-        by_priority: Whether rows may bring priorities.
+        one_row: Why only one row may be added at a time, or None.
+        by_priority: Whether rows may have priorities.
 
     Returns:
-        One contiguous array a leaf (ragged: all values one after the other, and the byte at which each starts), the
-        number of rows, a flag byte a row, and the rows' priorities or None.
+        One contiguous array per leaf (ragged: all values one after the other, and the byte at which each starts), the
+        number of rows, one flag byte per row, and the rows' priorities or None.
     """
     named = dict(kwargs)
     priority = named.pop("priority", None)
@@ -82,10 +82,10 @@ def prepare(
 
 
 def priorities(where: str, name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Magnitudes as float32, one a row; anything but finite numbers is refused whole."""
+    """Absolute values as float32, one per row; refuses the whole array if one of them is not finite."""
     array = as_array(name, value, where)
     if array.shape != lead:
-        raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {array.shape}")
+        raise SchemaError(f"{where}: {name}: expected shape {lead}, one number per row, got {array.shape}")
     if array.dtype.kind not in "biuf":
         raise SchemaError(f"{where}: {name}: expected numbers, got {array.dtype}")
     with np.errstate(over="ignore"):
@@ -100,7 +100,7 @@ def priorities(where: str, name: str, value: Any, lead: tuple[int, ...]) -> np.n
 
 
 def match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-    """Arguments to fields, by position and by name."""
+    """Assigns arguments to fields, by position and by name."""
     names = schema.names
     listed = ", ".join(names)
     if len(args) > len(names):
@@ -128,8 +128,8 @@ def match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 def flatten(
     path: str, node: Node, value: Any, raw: list[tuple[str, Field, Any]], read: Callable[[str, Any], Any] | None = None
 ) -> None:
-    """A nested value to one array a leaf, in the schema's order. Ragged ones wait until the number of rows is known.
-    ``read`` makes the arrays; without it they are NumPy's."""
+    """Appends one array per leaf of a nested value, in the schema's order. Ragged values are appended as they are: they
+    are read when the number of rows is known. ``read`` makes the arrays; the default makes NumPy arrays."""
     if isinstance(node, Field):
         raw.append((path, node, value if node.ragged else (read or as_array)(f"field {path!r}", value)))
         return
@@ -170,7 +170,7 @@ def as_array(what: str, value: Any, where: str = "add()") -> np.ndarray[Any, Any
 
 
 def refuse_masked(what: str, value: Any) -> None:
-    """Entries that a mask hides have no value; taken as they stand they would come back as if they had."""
+    """Refuses a masked array: its masked entries have no value, but would be stored as if they had one."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         hidden = int(np.ma.getmaskarray(value).sum())
         raise SchemaError(
@@ -180,7 +180,7 @@ def refuse_masked(what: str, value: Any) -> None:
 
 
 def narrow(what: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The array as a float dtype. A number that becomes infinite there is refused; inf and NaN stay what they are."""
+    """The array as a float dtype. Refuses finite numbers that would become infinite; inf and NaN are kept."""
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
@@ -233,7 +233,7 @@ def _row_shape(field: Field) -> str:
 def fit(
     name: str, field: Field, array: np.ndarray[Any, Any], lead: tuple[int, ...], rows: int, counted: str
 ) -> np.ndarray[Any, Any]:
-    """The array in the field's shape and dtype, contiguous; or a reason why not."""
+    """The array in the field's shape and dtype, contiguous; raises where it does not fit."""
     whole = field.stack > 1 and array.shape == (*lead, field.stack, *field.shape)
     if array.shape != (*lead, *field.shape) and not whole:
         axes = array.ndim - len(field.shape)
@@ -243,7 +243,7 @@ def fit(
         if axes >= 0 and array.shape[axes:] == field.shape:
             raise SchemaError(
                 f"add(): field {name!r}: expected leading shape {lead} as {counted!r} has, got "
-                f"{array.shape[:axes]}; every field brings the same rows"
+                f"{array.shape[:axes]}; every field needs the same number of rows"
             )
         got = array.shape[len(lead) :] if array.ndim >= len(lead) else array.shape
         place = f" in row 0 of {rows}" if lead else ""
@@ -253,7 +253,7 @@ def fit(
 
 
 def _refuse_stack(name: str, field: Field, got: tuple[int, ...]) -> None:
-    """A value with one axis more than the field: a stack, of which the field keeps or expects another."""
+    """Refuses a value with one axis more than the field: a stack with another number of frames."""
     frames = got[0] if got[1:] == field.shape else got[-1]
     if field.stack == 1:
         mend = f"give the field shape {got}, or pass single frames with Field(stack={frames})"
@@ -270,7 +270,7 @@ def _fit_ragged(
     parts = [value] if not lead else list(value) if isinstance(value, (list, tuple, np.ndarray)) else None
     if parts is None or len(parts) != rows:
         got = type(value).__name__ if parts is None else f"{len(parts)}"
-        raise SchemaError(f"add(): field {name!r}: expected a list of {rows} arrays, one a row, got {got}")
+        raise SchemaError(f"add(): field {name!r}: expected a list of {rows} arrays, one per row, got {got}")
     longest, item = field.shape[0], field.shape[1:]
     fitted = []
     for i, part in enumerate(parts):
@@ -289,7 +289,7 @@ def _fit_ragged(
 
 
 def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Casts that keep a value's meaning; any other is an error."""
+    """Casts to the field's dtype where values keep their meaning; raises for any other cast."""
     want, have = field.dtype, array.dtype
     if want == have:
         return array
@@ -317,7 +317,7 @@ def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[An
 def truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
     array = as_array(name, value)
     if array.shape != lead:
-        raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {array.shape}")
+        raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value per row, got {array.shape}")
     if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise SchemaError(f"add(): {name}: expected truth values, got {array.dtype}")
     return array.astype(bool).reshape(-1)

@@ -1,4 +1,4 @@
-"""Reading the numbers that users give: right, or an error that says what was expected."""
+"""Checks of users' arguments: each returns the value, or raises an error that says what was expected."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["check_settable", "number", "one_of", "seconds", "set_once", "told", 
 
 
 def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None:
-    """Refuses to set an attribute that a face does not have. A mistyped name, or a setting that only the constructor
-    takes, would otherwise change nothing and say nothing. Subclasses may have attributes of their own: only instances
-    of the class that has this check in its own ``__setattr__`` are looked at.
+    """Refuses to set an attribute that a buffer class does not have: a mistyped name, or a setting that only the
+    constructor takes, would otherwise have no effect and raise no error. Subclasses may have attributes of their own:
+    only instances of the class that defines ``__setattr__`` with this check are checked.
 
     Args:
         first: Names that the constructor sets, once.
@@ -26,18 +26,18 @@ def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None
     if callable(there) or getattr(there, "fset", None) or (name in first and name not in vars(face)):
         return
     raise AttributeError(
-        f"{type(face).__name__}: {name!r} cannot be set: settings are given to the constructor, rows come by its "
-        "methods; a subclass may have further attributes"
+        f"{type(face).__name__}: {name!r} cannot be set: settings are given to the constructor, rows are "
+        "added by its methods; a subclass may have further attributes"
     )
 
 
 def set_once(settings: Any, name: str, value: Any) -> None:
-    """``__setattr__`` of settings. A buffer reads them when it is made: a change later would reach nothing."""
+    """``__setattr__`` of settings. A buffer reads its settings when it is made; a later change would have no effect."""
     if name[0] != "_" and hasattr(settings, name):
         kind = type(settings).__name__
         raise AttributeError(
-            f"{kind}: {name!r} cannot be changed; make another {kind}({name}=...) for another buffer; alpha and beta "
-            "of a buffer that is there are changed by its tune()"
+            f"{kind}: {name!r} cannot be changed; make another {kind}({name}=...) for another buffer; a buffer's "
+            "tune() changes its alpha and beta"
         )
     object.__setattr__(settings, name, value)
 
@@ -78,15 +78,15 @@ def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> Any:
 
 
 def seconds(where: str, value: Any) -> float | None:
-    """A timeout: None waits for ever."""
+    """A timeout in seconds; None waits without a limit."""
     return None if value is None else number(where, "timeout", value, 0, 1e9)
 
 
 def told(value: Any) -> str:
-    """A value as a message shows it: short, and in one line."""
+    """A value as text for a message: one line, at most 200 characters."""
     try:
         text = repr(value)
-    except Exception:  # numbers of thousands of digits have no repr, and objects of users may have a broken one
+    except Exception:  # repr() of an int with thousands of digits raises, and a user's class may have a broken one
         text = ""
     text = " ".join(text.split())
     return text if 0 < len(text) <= 200 else f"{text[:200]}... ({type(value).__name__})".lstrip(". ")

@@ -1,4 +1,4 @@
-"""collect: environments act, a buffer fills, finished episodes are told."""
+"""collect: steps environments, adds the transitions to a buffer, yields finished episodes."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def collect(
 ) -> Generator[dict[str, Any], None, None]:
     """Steps Gymnasium environments, adds every transition to a buffer and yields each episode that ends.
 
-    Right in all three ways in which vector environments reset themselves (next-step, same-step, disabled): the step
-    that is only a reset is never a row, and the last row of an episode has its true final observation.
+    All three autoreset modes of vector environments are handled (next-step, same-step, disabled): a step that is only a
+    reset is never stored, and the last row of an episode has its true final observation.
 
-    Nothing happens until the result is iterated; it may be left and taken up again at any episode. Where it ends, by
-    ``steps``, ``close()`` or an error, open episodes end in the buffer as truncated. Each call resets the environments:
-    to go on with open episodes, keep the iterator.
+    Environments are stepped only while the result is iterated; iteration may stop after any episode and continue later.
+    When it ends, by ``steps``, ``close()`` or an error, open episodes end in the buffer as truncated. Each call resets
+    the environments: to continue open episodes, keep the iterator.
 
     Args:
         envs: A Gymnasium environment, single or vector.
-        policy: Observations in, actions out: batched for vector environments. Tensors on any device will do.
+        policy: Maps observations to actions; batched for vector environments. Actions may be tensors on any device.
         buffer: Made with ``ReplayBuffer.for_env(envs, ...)``, or with the same fields and ``num_envs``.
-        steps: Rows to add, over all environments. The vector step that reaches it is added whole.
-        seed: Of the first reset.
-        progress: Shows a bar. Needs the extra ``cli``.
+        steps: Rows to add, over all environments. The last vector step is added whole.
+        seed: Seed of the first reset.
+        progress: Shows a progress bar. Needs the extra ``cli``.
 
     Yields:
-        A dict an episode: ``env`` (its number), ``step`` (rows added so far), ``length``, ``return``, ``terminated``,
+        A dict per episode: ``env`` (its number), ``step`` (rows added so far), ``length``, ``return``, ``terminated``,
         ``truncated``.
 
     Raises:
-        SchemaError: An argument does not fit; before anything has been stepped.
+        SchemaError: An argument is wrong. Raised before any environment is stepped.
 
     Example:
         >>> import gymnasium as gym, sharpwave as sw
@@ -86,15 +86,15 @@ def _run(
     width = 1 if mode == _SINGLE else envs.num_envs
     keeps_next = "next_obs" in buffer.schema
     returns, lengths = np.zeros(width), np.zeros(width, np.int64)
-    resets = np.zeros(width, bool)  # whose next step is no step but a reset
+    resets = np.zeros(width, bool)  # environments whose next step is only a reset
     added = 0
-    # A writer of its own: when it closes, open episodes end as truncated, whatever ended the run.
+    # A separate writer: when it closes, open episodes end as truncated, whether the run ended normally or not.
     with buffer.writer() as writer, bar as show:
         obs = _copy(envs.reset(seed=seed)[0])
         while added < steps:
             action = _to_host(policy(obs))
             next_obs, reward, terminated, truncated, info = envs.step(action)
-            next_obs = _copy(next_obs)  # environments may hand out the same memory at every step
+            next_obs = _copy(next_obs)  # environments may return the same array at every step
             ended = np.atleast_1d(np.logical_or(terminated, truncated))
             row = {"obs": obs, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
             if keeps_next:
@@ -133,20 +133,20 @@ def _run(
 
 
 def _read_envs(envs: Any) -> str:
-    """How the environments reset themselves."""
+    """The autoreset mode of the environments."""
     if not hasattr(envs, "single_observation_space"):
         if hasattr(envs, "num_envs") or not hasattr(envs, "observation_space"):
             raise SchemaError(f"collect(): envs: expected a Gymnasium environment, got {type(envs).__name__}")
         return _SINGLE
     from gymnasium import vector
 
-    # Gymnasium 1.0 knows one way and gives it no name.
+    # Gymnasium 1.0 has only next-step autoreset and does not name it.
     mode = (envs.metadata or {}).get("autoreset_mode", None if hasattr(vector, "AutoresetMode") else _NEXT_STEP)
     name = getattr(mode, "value", mode)
     if name not in (_NEXT_STEP, _SAME_STEP, _DISABLED):
         raise SchemaError(
             f"collect(): envs: expected an AutoresetMode in envs.metadata['autoreset_mode'], got {mode!r}; set it to "
-            "what the environments do: a wrong one would store transitions that never were"
+            "what the environments do: with a wrong mode, wrong transitions would be stored"
         )
     return str(name)
 
@@ -178,7 +178,7 @@ def _copy(obs: Any) -> Any:
 
 
 def _row(batch: Any, i: Any) -> Any:
-    """What one environment has in a batched value, or in an array of objects, one an environment."""
+    """The part of one environment in a batched value, or in an array with one object per environment."""
     if isinstance(batch, dict):
         return {name: _row(part, i) for name, part in batch.items()}
     if isinstance(batch, tuple):
@@ -198,7 +198,8 @@ def _put(batch: Any, i: Any, value: Any) -> None:
 
 
 def _with_finals(next_obs: Any, ended: np.ndarray[Any, Any], info: Any) -> Any:
-    """Same-step autoreset: where an episode ended, ``next_obs`` is already the next one's first."""
+    """Same-step autoreset: where an episode ended, ``next_obs`` is the first observation of the next episode. Returns
+    the true next observations."""
     if not ended.any():
         return next_obs
     if "final_obs" not in info:
@@ -213,7 +214,7 @@ def _with_finals(next_obs: Any, ended: np.ndarray[Any, Any], info: Any) -> Any:
 
 
 def _to_host(action: Any) -> Any:
-    """Tensors as NumPy arrays, whatever device they are on; anything else as it is."""
+    """Tensors of any device as NumPy arrays; other values unchanged."""
     if isinstance(action, dict):
         return {name: _to_host(part) for name, part in action.items()}
     if isinstance(action, tuple):

@@ -1,4 +1,4 @@
-"""Pace: how fast adding and sampling may go relative to each other."""
+"""Pace: limits on how far adding and sampling may get ahead of each other."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ __all__ = ["Pace"]
 
 
 class Pace:
-    """Lets ``add`` and ``sample`` wait for each other, so that rows are read about as often as you want.
+    """Makes ``add`` and ``sample`` wait for each other, so that each row is sampled about as often as you want.
 
-    With I rows added, S rows sampled and ``size`` rows in the buffer, ``sample(n)`` goes when ``size >= min_size`` and
-    ``I * samples_per_insert - S - n >= min_diff``; an ``add`` of n rows goes when ``size + n <= min_size`` or
-    ``(I + n) * samples_per_insert - S <= max_diff``. These are the inequalities of Reverb's rate limiter.
+    I rows were added, S rows were sampled, and ``size`` rows can be drawn. ``sample(n)`` proceeds when
+    ``size >= min_size`` and ``I * samples_per_insert - S - n >= min_diff``. An ``add`` of n rows proceeds when
+    ``size + n <= min_size`` or ``(I + n) * samples_per_insert - S <= max_diff``. These are the inequalities of Reverb's
+    rate limiter.
 
-    Mostly one of the presets is what you want: ``Pace.min_size``, ``Pace.samples_per_insert``, ``Pace.queue``.
+    Three presets cover most uses: ``Pace.min_size``, ``Pace.samples_per_insert`` and ``Pace.queue``. Two of them have
+    the name of an argument; the values of a pace are in ``pace.numbers``.
 
     Args:
-        min_size: Rows before the first sample.
+        min_size: Rows that must be in the buffer before the first sample.
         samples_per_insert: How often a row is sampled, on average.
-        min_diff: Sampling waits when it would get ahead of this.
-        max_diff: Adding waits when it would get ahead of this.
+        min_diff: Lower bound of ``I * samples_per_insert - S``: sampling waits rather than go below it.
+        max_diff: Upper bound of ``I * samples_per_insert - S``: adding waits rather than go above it.
 
     Example:
         >>> import sharpwave as sw
-        >>> sw.Pace.samples_per_insert(8, min_size=1000, error=1000)
+        >>> pace = sw.Pace.samples_per_insert(8, min_size=1000, error=1000)
+        >>> pace
         Pace(min_size=1000, samples_per_insert=8.0, min_diff=7000.0, max_diff=9000.0)
+        >>> pace.numbers["min_size"]
+        1000
     """
 
     __slots__ = ("_is_queue", "_numbers")
@@ -54,30 +59,30 @@ class Pace:
         if low > ratio * size:
             raise SchemaError(
                 f"{where}: min_diff: expected at most samples_per_insert x min_size = {ratio * size:g}, got {low:g}: "
-                "sampling would wait for rows that adding may not bring, for ever"
+                "sampling and adding would wait for each other for ever"
             )
         if high < ratio * size:
             warnings.warn(
-                f"{where}: max_diff {high:g} is below samples_per_insert x min_size = {ratio * size:g}: past min_size, "
-                "adding waits until somebody else samples",
+                f"{where}: max_diff {high:g} is below samples_per_insert x min_size = {ratio * size:g}: after "
+                "min_size rows, adding waits until another thread or process samples",
                 stacklevel=2,
             )
-        self._numbers = size, ratio, low, high
+        self._numbers = {"min_size": size, "samples_per_insert": ratio, "min_diff": low, "max_diff": high}
         self._is_queue = False
 
     @classmethod
     def min_size(cls, n: int) -> Pace:
-        """Sampling waits for n rows; nothing else waits."""
+        """Sampling waits until the buffer has n rows. Adding never waits."""
         return cls(n)
 
     @classmethod
     def samples_per_insert(cls, ratio: float, min_size: int, error: float | tuple[float, float]) -> Pace:
-        """Each row is sampled ``ratio`` times on average; either side may get ``error`` samples ahead.
+        """Each row is sampled ``ratio`` times on average. Adding or sampling may get ``error`` samples ahead.
 
         Args:
             ratio: Samples per insert.
-            min_size: Rows before the first sample.
-            error: How far the sides may be apart, in samples; or (min_diff, max_diff).
+            min_size: Rows that must be in the buffer before the first sample.
+            error: How far adding and sampling may get ahead, in samples; or the bounds (min_diff, max_diff).
         """
         where = "Pace.samples_per_insert()"
         ratio = number(where, "ratio", ratio, 0, 1e15)
@@ -98,37 +103,36 @@ class Pace:
 
     @classmethod
     def queue(cls, n: int) -> Pace:
-        """At most n rows wait to be read, and each is read once: with ``sampler=Fifo()`` or ``Lifo()``."""
+        """A queue of at most n unread rows, each read once. Use it with ``sampler=Fifo()`` or ``Lifo()``."""
         pace = cls(1, 1.0, 0, whole("Pace.queue()", "n", n))
         pace._is_queue = True
         return pace
 
-    def numbers(self) -> tuple[int, float, float, float]:
-        """min_size, samples_per_insert, min_diff, max_diff."""
-        return self._numbers
-
-    def check(self, where: str, capacity: int) -> None:
-        """Refuses what a buffer of this capacity could never do."""
-        size, _, _, most = self._numbers
-        if size > capacity:
-            raise SchemaError(f"{where}: pace: min_size {size} is more than the capacity {capacity}")
-        if self._is_queue and most > capacity:
-            raise SchemaError(
-                f"{where}: pace: a queue of {most:g} rows would lose some: give a capacity of as many, got {capacity}"
-            )
-
-    def to_plain(self) -> list[float]:
-        return list(self._numbers)
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The four arguments by name: ``Pace(**pace.numbers) == pace``."""
+        return dict(self._numbers)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pace) and self._numbers == other._numbers
 
     def __hash__(self) -> int:
-        return hash(self._numbers)
+        return hash(tuple(self._numbers.values()))
 
     def __repr__(self) -> str:
-        size, ratio, low, high = self._numbers
-        return f"Pace(min_size={size}, samples_per_insert={ratio}, min_diff={low}, max_diff={high})"
+        return f"Pace({', '.join(f'{name}={value}' for name, value in self._numbers.items())})"
+
+
+def check_pace(where: str, pace: Pace, capacity: int) -> None:
+    """Refuses a pace that a buffer of this capacity cannot keep."""
+    size, most = pace._numbers["min_size"], pace._numbers["max_diff"]
+    if size > capacity:
+        raise SchemaError(f"{where}: pace: min_size {size} is more than the capacity {capacity}")
+    if pace._is_queue and most > capacity:
+        raise SchemaError(
+            f"{where}: pace: a queue of {most:g} rows needs a capacity of at least {most:g}, got {capacity}: "
+            "unread rows would be overwritten"
+        )
 
 
 def _bound(name: str, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""Samplers: which rows are drawn, and in what order. They are settings: plain data that a file can carry."""
+"""Samplers: which rows are drawn, and in what order. They are plain settings, so a file can store them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Fifo", "Lifo", "Linear", "Prioritized", "Recent", "Sampler", "Shuffl
 
 
 class Linear:
-    """A number that goes from ``start`` to ``end`` over ``steps`` calls of ``sample``, and stays there.
+    """A number that goes from ``start`` to ``end`` in equal steps over ``steps`` calls of ``sample``, then stays there.
 
     Example:
         >>> import sharpwave as sw
@@ -42,8 +42,9 @@ class Uniform:
     """Every row that may start an example is equally likely; draws are with replacement.
 
     Args:
-        newest: The first so many of a batch are the newest rows, newest first (combined experience replay).
-        max_reads: A row is no longer drawn after so many times; None: it always may be.
+        newest: This many examples at the start of a batch are the newest rows, newest first (combined experience
+            replay).
+        max_reads: A row is no longer drawn after this many draws; None for no limit.
 
     Example:
         >>> import sharpwave as sw
@@ -57,33 +58,32 @@ class Uniform:
         self.newest = whole("Uniform()", "newest", newest, 0)
         self.max_reads = _read_max_reads("Uniform()", max_reads)
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Uniform", "newest": self.newest, "max_reads": self.max_reads}
-
     def __repr__(self) -> str:
         return f"Uniform({_options(self, newest=0, max_reads=None)})"
 
 
 class Prioritized:
-    """Rows are drawn the more often, the larger their priority; batches carry the weights that correct for it.
+    """Rows with larger priorities are drawn more often; batches carry the importance weights that correct for this.
 
     A row is drawn with probability P = (priority + eps) ** alpha, divided by the sum of that over all rows. Its weight
     is (rows * P) ** -beta. Draws are with replacement. ``update_priorities`` gives rows new priorities.
 
     Args:
-        alpha: 0 draws uniformly, 1 in proportion to priorities. ``buf.tune(alpha=...)`` changes it exactly.
-        beta: How much of the bias the weights take away; 1 is all. A number or a ``Linear``.
-        eps: Added to every priority, so that a row whose error was 0 is drawn again.
-        rank_based: P goes by (1 / rank) ** alpha instead, the largest priority being rank 1. Outliers matter less. The
-            order is refreshed when a sixteenth of the rows has changed; newer rows count as first until then.
-        stratified: One draw from each of n equal parts of the mass. False: n independent draws.
-        normalize: ``"batch"`` divides weights by the largest of the batch, ``"buffer"`` by the largest that any row
-            could have, ``"none"`` not at all.
-        mix: Share of draws that are uniform over all rows, whatever their priority.
-        new_rows: Priority of rows that bring none (``add(priority=...)``): ``"live_max"`` the largest in the buffer,
+        alpha: 0 draws uniformly, 1 in proportion to priorities. ``buf.tune(alpha=...)`` changes it for all rows.
+        beta: How much of the bias the weights correct; 1 corrects all of it. A number or a ``Linear``.
+        eps: Added to every priority, so that a row with priority 0 can still be drawn.
+        rank_based: P is proportional to (1 / rank) ** alpha instead; the largest priority has rank 1. Outliers matter
+            less. The ranks are sorted again when a sixteenth of the rows has changed; until then newer rows count as
+            rank 1.
+        stratified: One draw from each of n equal parts of the total priority. False: n independent draws.
+        normalize: ``"batch"`` divides weights by the largest of the batch, ``"buffer"`` by the largest weight that any
+            row of the buffer could have, ``"none"`` not at all.
+        mix: Share of draws that are uniform over all rows and ignore priorities.
+        new_rows: Priority of rows added without ``priority=``: ``"live_max"`` the largest in the buffer,
             ``"running_max"`` the largest ever seen (at least 1), or a number.
-        newest: The first so many of a batch are the newest rows, with weight 1 (combined experience replay).
-        max_reads: A row is no longer drawn after so many times; None: it always may be.
+        newest: This many examples at the start of a batch are the newest rows, with weight 1 (combined experience
+            replay).
+        max_reads: A row is no longer drawn after this many draws; None for no limit.
 
     Example:
         >>> import sharpwave as sw
@@ -133,16 +133,6 @@ class Prioritized:
         else:
             self.new_rows = number(where, "new_rows", new_rows, 0, 1e30)
 
-    def to_plain(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        if isinstance(self.beta, Linear):
-            plain["beta"] = [self.beta.start, self.beta.end, self.beta.steps]
-        return {"kind": "Prioritized", **plain}
-
-    def numbers(self) -> tuple[float, float, float, float]:
-        """Alpha, and beta as (start, end, steps): what the table keeps, because it may change."""
-        return (self.alpha, *beta_numbers(self.beta))
-
     def __repr__(self) -> str:
         rest = _options(
             self,
@@ -174,19 +164,16 @@ class Recent:
         self.newest = whole("Recent()", "newest", newest, 0)
         self.max_reads = _read_max_reads("Recent()", max_reads)
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Recent", "n": self.n, "newest": self.newest, "max_reads": self.max_reads}
-
     def __repr__(self) -> str:
         rest = _options(self, newest=0, max_reads=None)
         return f"Recent({self.n}{rest and ', '}{rest})"
 
 
 class Shuffle:
-    """Every row once an epoch, in random order.
+    """Every row once per epoch, in random order.
 
-    An epoch is frozen when it begins: rows added later wait for the next one. A batch that needs more than an epoch has
-    left takes that and goes on with the next.
+    The rows of an epoch are fixed when it begins; rows added later belong to the next epoch. A batch that is larger
+    than the rest of an epoch is filled up from the next one.
 
     Example:
         >>> import sharpwave as sw
@@ -200,15 +187,12 @@ class Shuffle:
         self.max_reads = _read_max_reads("Shuffle()", max_reads)
         _refuse_newest("Shuffle()", newest)
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Shuffle", "max_reads": self.max_reads}
-
     def __repr__(self) -> str:
         return f"Shuffle({_options(self, max_reads=None)})"
 
 
 class Fifo:
-    """Oldest first: a queue. A row leaves after ``max_reads`` reads; None never lets it.
+    """Oldest first: a queue. A row is no longer drawn after ``max_reads`` draws; None for no limit.
 
     Example:
         >>> import sharpwave as sw
@@ -222,15 +206,12 @@ class Fifo:
         self.max_reads = _read_max_reads("Fifo()", max_reads)
         _refuse_newest("Fifo()", newest)
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Fifo", "max_reads": self.max_reads}
-
     def __repr__(self) -> str:
         return f"Fifo({_options(self, max_reads=1)})"
 
 
 class Lifo:
-    """Newest first: a stack. A row leaves after ``max_reads`` reads; None never lets it.
+    """Newest first: a stack. A row is no longer drawn after ``max_reads`` draws; None for no limit.
 
     Example:
         >>> import sharpwave as sw
@@ -244,15 +225,21 @@ class Lifo:
         self.max_reads = _read_max_reads("Lifo()", max_reads)
         _refuse_newest("Lifo()", newest)
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Lifo", "max_reads": self.max_reads}
-
     def __repr__(self) -> str:
         return f"Lifo({_options(self, max_reads=1)})"
 
 
 Sampler = Uniform | Prioritized | Recent | Shuffle | Fifo | Lifo
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (Uniform, Prioritized, Recent, Shuffle, Fifo, Lifo)}
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Uniform, Prioritized, Recent, Shuffle, Fifo, Lifo)}
+
+
+def sampler_to_plain(sampler: Sampler) -> dict[str, Any]:
+    """A sampler as JSON can store it."""
+    kind, cls = next((name, cls) for name, cls in KINDS.items() if isinstance(sampler, cls))
+    plain = {"kind": kind} | {name: getattr(sampler, name) for name in cls.__slots__}
+    if isinstance(plain.get("beta"), Linear):
+        plain["beta"] = [plain["beta"].start, plain["beta"].end, plain["beta"].steps]
+    return plain
 
 
 def sampler_from_plain(plain: dict[str, Any]) -> Sampler:
@@ -275,6 +262,13 @@ def read_beta(where: str, value: Any) -> float | Linear:
     return number(where, "beta", value, 0, 1)
 
 
+def exponents(sampler: Sampler) -> tuple[float, float, float, float]:
+    """Alpha, and beta as (start, end, steps). The table stores them, because ``tune`` may change them."""
+    if not isinstance(sampler, Prioritized):
+        return 1.0, 0.0, 0.0, 0.0
+    return (sampler.alpha, *beta_numbers(sampler.beta))
+
+
 def beta_numbers(beta: float | Linear) -> tuple[float, float, float]:
     if isinstance(beta, Linear):
         return beta.start, beta.end, float(beta.steps)
@@ -287,7 +281,7 @@ def _read_max_reads(where: str, value: Any) -> int | None:
 
 def _refuse_newest(where: str, newest: Any) -> None:
     if newest != 0:
-        raise SchemaError(f"{where}: newest: it says itself which rows come when; expected 0, got {newest!r}")
+        raise SchemaError(f"{where}: newest: the order of draws is fixed; expected 0, got {newest!r}")
 
 
 def _options(sampler: Any, **defaults: Any) -> str:

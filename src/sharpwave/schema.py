@@ -1,4 +1,4 @@
-"""What a row holds: fields with names, shapes and dtypes, nested as the environment's observations are."""
+"""The schema of a row: fields with names, shapes and dtypes, nested as the environment's observations are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import SchemaError
 
 __all__ = ["Field", "Schema", "is_next"]
 
-# Names that batches and add() use for something else.
+# Names with another meaning in batches or in add().
 _RESERVED = {
     "indices",
     "weights",
@@ -41,12 +41,13 @@ class Field:
     """One array of a row.
 
     Args:
-        shape: Shape in one row; ``()`` is a number.
+        shape: Shape of the value in one row; ``()`` is a number.
         dtype: Any NumPy dtype of fixed size.
-        stack: Frames that batches give. A row keeps one; ``add`` takes one frame or a whole stack. Batches have the
-            shape (rows, stack, *shape), oldest frame first, and an episode's start is padded by its first frame.
-        compression: ``"lz4"`` (fast) or ``"zstd"`` (smaller) keeps the same values in fewer bytes.
-        ragged: The first axis of ``shape`` is the most that a value may have. True gives batches
+        stack: Number of frames in a batch. A row stores one frame; ``add`` takes one frame or a whole stack. Batches
+            have the shape (rows, stack, *shape), oldest frame first. At the start of an episode the first frame is
+            repeated.
+        compression: Lossless: ``"lz4"`` (fast) or ``"zstd"`` (smaller).
+        ragged: Values have different lengths; the first axis of ``shape`` is the greatest length. True gives batches
             ``{"values", "offsets"}``, ``"padded"`` gives ``{"values", "mask"}``.
 
     Example:
@@ -75,7 +76,7 @@ class Field:
         if not isinstance(ragged, bool) and not (isinstance(ragged, str) and ragged == "padded"):
             raise SchemaError(f"Field(): ragged: expected True, 'padded' or False, got {told(ragged)}")
         if ragged and not self.shape:
-            raise SchemaError("Field(): ragged: expected a shape whose first axis is the most that a value has, got ()")
+            raise SchemaError("Field(): ragged: expected a shape whose first axis is the greatest length, got ()")
         if ragged and stack > 1:
             raise SchemaError("Field(): ragged: values of different lengths cannot be stacked; give stack=1")
         if stack > 1 and len(self.shape) >= _MAX_DIMENSIONS:
@@ -125,7 +126,7 @@ def _read_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         read = np.dtype(dtype)
     except (TypeError, ValueError):
-        # torch dtypes name themselves "torch.float32".
+        # str() of a torch dtype is "torch.float32".
         try:
             read = np.dtype(str(dtype).removeprefix("torch."))
         except (TypeError, ValueError, SyntaxError):
@@ -138,9 +139,9 @@ def _read_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 class Schema:
-    """The fields of a row in the order in which ``add`` takes them, and the tree that the engine reads them by.
+    """The fields of a row, in the order in which ``add`` takes them.
 
-    With ``derives_next`` the leaves under ``next_obs`` have no field of their own: the row after holds them.
+    With ``derives_next`` the leaves under ``next_obs`` are not stored: their values are the ``obs`` of the next row.
     """
 
     def __init__(self, fields: Mapping[str, Node], derives_next: bool = False) -> None:
@@ -154,10 +155,11 @@ class Schema:
         numbers = [i for i, (_, field) in enumerate(self.leaves) if field.shape == () and field.stack == 1]
         named = {name: i for i, (name, _) in enumerate(self.leaves)}
         self.done = named.get("done", -1)
-        # Of the fields that are plain numbers, one tells how many rows an add brings: their rank is unmistakable.
+        # The shape of this field tells how many rows an add brings. A plain number is chosen, because all of its axes
+        # count rows.
         self.rows_from = named.get("reward", numbers[0] if numbers else 0)
         self._nodes = nodes
-        # Where each leaf is: its field in the table, what part of an example it is, whose frames begin its stack.
+        # For each leaf: its field in the table, its role in an example, the field with the older frames of its stack.
         self._kept = [name for name, _ in self.leaves if not (derives_next and is_next(name))]
         field_of = {name: i for i, name in enumerate(self._kept)}
         self._places: list[tuple[int, Role, int]] = []
@@ -168,7 +170,7 @@ class Schema:
             elif is_next(name):
                 if field.stack > 1 and (now not in named or self.leaves[named[now]][1] != field):
                     raise SchemaError(
-                        f"schema: field {name!r}: a stack goes on from that of {now!r}; give both the same Field"
+                        f"schema: field {name!r}: its stack continues the stack of {now!r}; give both the same Field"
                     )
                 self._places.append((field_of[name], Role.last, field_of.get(now, 0)))
             elif name == "done":
@@ -179,7 +181,7 @@ class Schema:
 
     @property
     def needs_order(self) -> bool:
-        """Whether a row's meaning depends on the rows around it."""
+        """Whether a row needs its neighbours: derived next observations and stacks do."""
         return self.derives_next or any(field.stack > 1 for _, field in self.leaves)
 
     def _number(self, name: str, path: str, node: Node) -> tuple[Any, ...]:
@@ -188,7 +190,7 @@ class Schema:
             return (name, len(self.leaves) - 1)
         if isinstance(node, tuple):
             if any(isinstance(part, Field) and part.ragged for part in node):
-                raise SchemaError(f"schema: field {path!r}: a ragged field stands in a dict, not in a tuple")
+                raise SchemaError(f"schema: field {path!r}: a tuple cannot have a ragged field; use a dict")
             return (name, "tuple", [self._number(str(i), f"{path}/{i}", part) for i, part in enumerate(node)])
         return (name, "dict", [self._number(key, f"{path}/{key}", part) for key, part in node.items()])
 
@@ -225,7 +227,7 @@ class Schema:
         return fields
 
     def to_plain(self) -> dict[str, Any]:
-        """The schema as plain data, for the description that a file carries."""
+        """The schema as JSON can store it."""
         plain = {name: _to_plain(node) for name, node in self.fields.items()}
         return {"fields": plain, "derives_next": self.derives_next}
 
@@ -243,7 +245,7 @@ class Schema:
 
 
 def is_next(path: str) -> bool:
-    """Whether a leaf is of the next observation."""
+    """Whether a leaf belongs to the next observation."""
     return path == "next_obs" or path.startswith("next_obs/")
 
 
@@ -263,7 +265,7 @@ def _check_names(node: Node, path: str) -> None:
             if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
                 raise SchemaError(f"schema: expected names without '/', got {name!r}")
             if not path and name in _RESERVED:
-                raise SchemaError(f"schema: field {name!r}: the name is taken by batches or add(); give another")
+                raise SchemaError(f"schema: field {name!r}: the name is reserved for batches or add(); use another")
         _check_names(part, f"{path}/{name}" if path else str(name))
 
 
@@ -292,7 +294,7 @@ def transitions(
     action_dtype: Any,
     next_obs: str | None,
 ) -> Schema:
-    """The schema of a transition: the user's fields, and what a transition must have besides."""
+    """The schema of a transition: the user's fields, with next_obs, reward and done where they are missing."""
     where = "ReplayBuffer()"
     if fields is None:
         if obs_shape is None:

@@ -1,4 +1,4 @@
-"""What the engine is built with: a sampler, a view and a pace as plain numbers. See core/batches/batch_maker.h."""
+"""Turns a schema, a sampler, a view and a pace into the engine's settings. See core/batches/batch_maker.h."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ._core import (
 )
 from .errors import SchemaError
 from .pace import Pace
-from .sampling import Fifo, Lifo, Prioritized, Recent, Sampler, Shuffle, Uniform
+from .sampling import Fifo, Lifo, Prioritized, Recent, Sampler, Shuffle, Uniform, exponents
 from .schema import Schema
-from .views import View, Windows
+from .views import Hindsight, View, Windows
 
-__all__ = ["check_together", "engine_settings", "index_setup"]
+__all__ = ["achieved_leaf", "check_together", "copies_goals", "engine_settings", "index_setup"]
 
 _ORDERS = {
     Uniform: Order.weighted,
@@ -36,7 +36,7 @@ _ORDERS = {
 
 
 def check_together(where: str, sampler: Sampler, view: View) -> None:
-    """Refuses the pairs that have no meaning."""
+    """Refuses pairs of sampler and view that contradict each other."""
     if isinstance(view, Windows) and view.start == "episode" and not isinstance(sampler, Uniform):
         raise SchemaError(
             f"{where}: Windows(start='episode') says how likely each start is, and so does {type(sampler).__name__}; "
@@ -48,7 +48,7 @@ def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | N
     settings = BatchSettings()
     settings.newest = getattr(sampler, "newest", 0)
     settings.index = _index(sampler, view)
-    settings.pace = None if pace is None else PaceSettings(*map(float, pace.numbers()))
+    settings.pace = None if pace is None else PaceSettings(*map(float, pace.numbers.values()))
     if isinstance(view, Windows):
         settings.windows = WindowSettings(view.length, view.burn_in, view.bootstrap, view.end == "cross")
         return settings
@@ -56,21 +56,51 @@ def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | N
     if view.hindsight is not None:
         names = [name for name, _ in schema.leaves]
         hindsight = view.hindsight
-        parts = ("obs", "next_obs") if hindsight.puts_as_is(schema) else ()
+        parts = ("obs", "next_obs") if copies_goals(schema, hindsight) else ()
         desired = [names.index(f"{part}/{hindsight.desired}") for part in parts]
         strategy = GoalStrategy[hindsight.strategy]
-        settings.goals = GoalSettings(strategy, hindsight.ratio, hindsight.leaf(schema), desired)
+        settings.goals = GoalSettings(strategy, hindsight.ratio, achieved_leaf(schema, hindsight), desired)
     return settings
 
 
 def index_setup(sampler: Sampler, view: View) -> IndexSetup | None:
-    """What a table keeps for the index: None for none."""
+    """What a table stores for its index; None where it has none."""
     index = _index(sampler, view)
     if index is None:
         return None
     by_priority = isinstance(sampler, Prioritized)
-    numbers = sampler.numbers() if isinstance(sampler, Prioritized) else (1.0, 0.0, 0.0, 0.0)
-    return IndexSetup(by_priority, Exponents(*numbers), not index.starts.is_any, index.max_reads > 1)
+    return IndexSetup(by_priority, Exponents(*exponents(sampler)), not index.starts.is_any, index.max_reads > 1)
+
+
+def achieved_leaf(schema: Schema, hindsight: Hindsight) -> int:
+    """The number of the leaf with the goal achieved after a step; refuses a schema without goals."""
+    by_name = dict(schema.leaves)
+    for part in ("obs", "next_obs"):
+        for name in (hindsight.achieved, hindsight.desired):
+            if f"{part}/{name}" not in by_name:
+                there = ", ".join(name for name in by_name if name.startswith(part)) or f"no {part}"
+                raise SchemaError(
+                    f"ReplayBuffer(): hindsight: expected field '{part}/{name}', got {there}; give obs as a dict "
+                    "with the goals, and next_obs='stored' or 'derived'"
+                )
+    achieved, desired = (by_name[f"obs/{name}"] for name in (hindsight.achieved, hindsight.desired))
+    if achieved.ragged or desired.ragged:
+        raise SchemaError("ReplayBuffer(): hindsight: expected goals of a fixed shape, got a ragged field")
+    if hindsight.goal is None and (achieved.shape, achieved.stack) != (desired.shape, desired.stack):
+        raise SchemaError(
+            f"ReplayBuffer(): hindsight: '{hindsight.achieved}' is {achieved} and '{hindsight.desired}' {desired}; "
+            "give goal=, a function from the one to the other"
+        )
+    if by_name["reward"].shape != ():
+        raise SchemaError(f"ReplayBuffer(): hindsight: reward: expected shape (), got {by_name['reward'].shape}")
+    return [name for name, _ in schema.leaves].index(f"next_obs/{hindsight.achieved}")
+
+
+def copies_goals(schema: Schema, hindsight: Hindsight) -> bool:
+    """Whether an achieved goal is a desired goal without conversion: then the engine writes it into the batch."""
+    by_name = dict(schema.leaves)
+    dtypes = {by_name[f"obs/{name}"].dtype for name in (hindsight.achieved, hindsight.desired)}
+    return hindsight.goal is None and len(dtypes) == 1
 
 
 def _starts(view: View) -> StartRule:
@@ -109,5 +139,5 @@ def _index(sampler: Sampler, view: View) -> IndexSettings | None:
     index.stratified = False
     index.normalize = Normalize.none
     index.new_rows = NewRows.constant
-    index.new_priority = 0.0 if isinstance(sampler, Shuffle) else 1.0  # an epoch gives its rows mass when it begins
+    index.new_priority = 0.0 if isinstance(sampler, Shuffle) else 1.0  # rows get their mass when an epoch begins
     return index

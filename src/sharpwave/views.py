@@ -1,5 +1,5 @@
-"""Views: what the rows drawn become. They are settings: plain data that a file can carry, but for hindsight's
-functions, which a file names and whoever opens it gives again."""
+"""Views: what a batch is made of. They are plain settings, so a file can store them, except the functions of
+``Hindsight``: a file stores their names, and ``open(view=)`` gives the functions again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from .checks import number, one_of, set_once, whole
 from .errors import SchemaError
-from .schema import Schema
 
 __all__ = ["Hindsight", "Transitions", "View", "Windows"]
 
@@ -18,16 +17,16 @@ Array = np.ndarray[Any, Any]
 
 
 class Transitions:
-    """One row and what followed it are one example: what was seen, done and got, and what came next.
+    """Examples are transitions: observation, action, reward, next observation, done.
 
-    With ``n_step`` > 1 the reward is the sum of up to n discounted rewards. It stops at the end of the episode and at
-    the newest row, and ``batch["discount"]`` tells what remains: gamma ** steps. ``next_obs`` and ``done`` are those
+    With ``n_step`` > 1 the reward is the sum of up to n discounted rewards. The sum stops at the end of the episode and
+    at the newest row; ``batch["discount"]`` is gamma ** (number of rewards summed). ``next_obs`` and ``done`` are those
     after the last step, so a target is ``reward + discount * (1 - done) * value(next_obs)``.
 
     Args:
-        n_step: Most steps of an example.
-        gamma: Discount of one step.
-        hindsight: Gives examples the goals that were reached later; see ``Hindsight``.
+        n_step: Largest number of steps in an example.
+        gamma: Discount per step.
+        hindsight: Replaces goals by goals that were reached later; see ``Hindsight``.
 
     Example:
         >>> import sharpwave as sw
@@ -44,33 +43,32 @@ class Transitions:
             raise SchemaError(f"Transitions(): hindsight: expected Hindsight() or None, got {hindsight!r}")
         self.hindsight = hindsight
 
-    def to_plain(self) -> dict[str, Any]:
-        hindsight = None if self.hindsight is None else self.hindsight.to_plain()
-        return {"kind": "Transitions", "n_step": self.n_step, "gamma": self.gamma, "hindsight": hindsight}
-
     def __repr__(self) -> str:
         rest = "" if self.hindsight is None else f", hindsight={self.hindsight}"
         return f"Transitions(n_step={self.n_step}, gamma={self.gamma}{rest})"
 
 
 class Windows:
-    """Runs of rows, for recurrent agents and world models: arrays of shape (examples, places, ...).
+    """Consecutive rows, for recurrent agents and world models: arrays of shape (examples, places, ...).
 
-    The row drawn is the first that is learnt from. Up to ``burn_in`` rows before it come first, to warm up a recurrent
-    state; ``length`` rows are learnt from; ``bootstrap`` rows after them serve targets. A window begins with the oldest
-    row that there is, so a recurrent state that was stored as a field is right at place 0; what is missing is missing
-    at the end, where the last row is repeated. Batches carry ``"mask"`` (learn from this place), ``"valid"`` (this
+    A window has up to ``burn_in`` rows to warm up a recurrent state, then ``length`` rows to learn from, then up to
+    ``bootstrap`` rows for targets. The sampler draws the first row to learn from. The oldest row of a window is at
+    place 0, so a recurrent state that was stored as a field belongs to place 0. Where a window has fewer rows than
+    places, its last row is repeated at the end. Batches carry ``"mask"`` (learn from this place), ``"valid"`` (this
     place is a row of the window) and ``"first"`` (an episode starts here).
 
     Args:
         length: Rows to learn from.
-        burn_in: Most rows before them.
-        stride: Only every so-manieth step of an episode is drawn.
-        bootstrap: Most rows after them.
-        end: ``"pad"`` lets any row start a window, and an episode's end cuts it short. ``"stop"`` draws windows that
-            fit whole, and one from each finished episode that is too short. ``"cross"`` goes on into the next episode.
-        start: ``"uniform"`` over all starts, or ``"episode"``: over episodes, then over the starts of one.
-        priority_eta: Share of the largest error in a window's priority; the rest is the mean (R2D2).
+        burn_in: Largest number of rows before them.
+        stride: Windows start only at steps of an episode that are multiples of ``stride``.
+        bootstrap: Largest number of rows after them.
+        end: ``"pad"``: any row may start a window, and windows end with their episode. ``"stop"``: only windows that
+            fit into their episode, and one from each finished episode that is too short. ``"cross"``: windows continue
+            into the next episode.
+        start: ``"uniform"``: all starts are equally likely. ``"episode"``: all episodes are equally likely, then all
+            starts of the episode.
+        priority_eta: A window's priority is ``priority_eta`` times the largest error plus the rest times the mean
+            error (R2D2).
 
     Example:
         >>> import sharpwave as sw
@@ -102,29 +100,8 @@ class Windows:
 
     @property
     def places(self) -> int:
-        """Rows of a window, with those that may be missing."""
+        """``burn_in + length + bootstrap``: size of the second axis of batches."""
         return self.burn_in + self.length + self.bootstrap
-
-    def mix(self, where: str, errors: Any, mask: Any) -> Array:
-        """One priority a window: eta times the largest error that was learnt from, and the rest times their mean."""
-        shape = tuple(np.shape(errors))
-        if mask is None:
-            raise SchemaError(
-                f"{where}: got errors of shape {shape}; give mask=batch['mask'] with them, or one a window"
-            )
-        learnt = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
-        if learnt.shape != shape or learnt.dtype != bool:
-            raise SchemaError(f"{where}: mask: expected bool of shape {shape}, got {learnt.dtype} of {learnt.shape}")
-        counts = learnt.sum(axis=1)
-        if not counts.all():
-            raise SchemaError(f"{where}: mask: expected a True in every window, got none in window {counts.argmin()}")
-        raw = errors.detach().cpu() if hasattr(errors, "detach") else errors
-        sizes = np.where(learnt, np.abs(np.asarray(raw, np.float64)), 0.0)
-        mixed: Array = self.priority_eta * sizes.max(axis=1) + (1 - self.priority_eta) * sizes.sum(axis=1) / counts
-        return mixed
-
-    def to_plain(self) -> dict[str, Any]:
-        return {"kind": "Windows", **{name: getattr(self, name) for name in self.__slots__}}
 
     def __repr__(self) -> str:
         defaults = {"burn_in": 0, "stride": 1, "bootstrap": 0, "end": "pad", "start": "uniform", "priority_eta": 0.9}
@@ -135,20 +112,20 @@ class Windows:
 
 
 class Hindsight:
-    """Examples whose goal is replaced by one that the same episode reached: hindsight experience replay.
+    """Hindsight experience replay: replaces the goal of an example by a goal that the same episode reached.
 
-    Only finished episodes are drawn. Nothing is written back: the same row gets another goal next time.
+    Only finished episodes are drawn. Stored rows do not change: the next draw of a row may get another goal.
 
     Args:
-        strategy: Which step's outcome becomes the goal: ``"future"`` this one or any after it, ``"final"`` the last,
-            ``"episode"`` any.
-        ratio: Share of examples that get a new goal; 0.8 is four to one.
-        reward: ``reward(achieved, desired)`` for arrays of goals, one row an example: what was achieved after the step,
-            and the new goal.
-        terminated: The same arguments, truth values out: where a goal that is reached ends the episode. None keeps
-            ``done`` as it is stored.
-        goal: Turns what was achieved into a goal, where the two differ.
-        achieved, desired: Their names in the observation.
+        strategy: The step whose achieved goal becomes the new goal: ``"future"`` this step or a later one, ``"final"``
+            the last step of the episode, ``"episode"`` any step of it.
+        ratio: Share of examples that get a new goal; 0.8 is four relabelled examples to one original.
+        reward: ``reward(achieved, desired)`` returns one reward per example. Both arguments are arrays with one row per
+            example: the goal achieved after the step, and the new goal.
+        terminated: ``terminated(achieved, desired)`` returns one bool per example: whether the episode ends there. None
+            keeps the stored ``done``.
+        goal: Converts achieved goals to desired goals, where the two differ.
+        achieved, desired: Names of the two goals in the observation.
 
     Example:
         >>> import sharpwave as sw
@@ -185,101 +162,6 @@ class Hindsight:
         self.reward, self.terminated, self.goal = reward, terminated, goal
         self.achieved, self.desired = achieved, desired
 
-    def leaf(self, schema: Schema) -> int:
-        """Which of the schema's leaves is what was achieved after a step; refuses a schema without goals."""
-        by_name = dict(schema.leaves)
-        for part in ("obs", "next_obs"):
-            for name in (self.achieved, self.desired):
-                if f"{part}/{name}" not in by_name:
-                    there = ", ".join(name for name in by_name if name.startswith(part)) or f"no {part}"
-                    raise SchemaError(
-                        f"ReplayBuffer(): hindsight: expected field '{part}/{name}', got {there}; give obs as a dict "
-                        "with the goals, and next_obs='stored' or 'derived'"
-                    )
-        achieved, desired = (by_name[f"obs/{name}"] for name in (self.achieved, self.desired))
-        if achieved.ragged or desired.ragged:
-            raise SchemaError("ReplayBuffer(): hindsight: goals have one shape; a ragged field has not")
-        if self.goal is None and (achieved.shape, achieved.stack) != (desired.shape, desired.stack):
-            raise SchemaError(
-                f"ReplayBuffer(): hindsight: '{self.achieved}' is {achieved} and '{self.desired}' {desired}; give "
-                "goal=, a function from the one to the other"
-            )
-        if by_name["reward"].shape != ():
-            raise SchemaError(f"ReplayBuffer(): hindsight: reward: expected shape (), got {by_name['reward'].shape}")
-        return [name for name, _ in schema.leaves].index(f"next_obs/{self.achieved}")
-
-    def puts_as_is(self, schema: Schema) -> bool:
-        """Whether what was achieved is the new goal byte for byte: then the engine puts it in its place."""
-        by_name = dict(schema.leaves)
-        dtypes = {by_name[f"obs/{name}"].dtype for name in (self.achieved, self.desired)}
-        return self.goal is None and len(dtypes) == 1
-
-    def relabel(
-        self,
-        batch: dict[str, Any],
-        n_step: int,
-        gamma: float,
-        goals: Array,
-        after: Array | None,
-        steps: Array | None,
-        placed: bool,
-    ) -> None:
-        """Puts new goals into a batch, and what follows from them: rewards, ends, discounts.
-
-        Args:
-            goals: What was achieved at the step chosen for each example.
-            placed: Whether they stand in the batch already.
-            after: What was achieved after each of an example's steps, of which there are ``steps``; n_step > 1 only.
-        """
-        rows = np.flatnonzero(batch["relabelled"])
-        if len(rows) == 0:
-            return
-        desired = goals[rows]
-        if self.goal is not None:
-            desired = np.asarray(self.goal(desired))
-        for part in () if placed else ("obs", "next_obs"):
-            place = batch[part][self.desired]
-            if desired.shape != (len(rows), *place.shape[1:]):
-                raise SchemaError(
-                    f"sample(): hindsight: goal(): expected shape {(len(rows), *place.shape[1:])}, got {desired.shape}"
-                )
-            place[rows] = desired
-        if after is None or steps is None:
-            achieved = batch["next_obs"][self.achieved][rows]
-            batch["reward"][rows] = self._call("reward", achieved, desired)
-            if self.terminated is not None:
-                batch["done"][rows] = self._call("terminated", achieved, desired)
-            return
-        counts = steps[rows]
-        taken = np.arange(n_step) < counts[:, None]
-        each = after[rows][taken], np.repeat(desired, counts, axis=0)
-        rewards = np.zeros(taken.shape)
-        rewards[taken] = self._call("reward", *each)
-        if self.terminated is not None:
-            ends = np.zeros(taken.shape, bool)
-            ends[taken] = self._call("terminated", *each)
-            done = ends.any(axis=1)
-            counts = np.where(done, ends.argmax(axis=1) + 1, counts)  # nothing counts after the first one
-            rewards[np.arange(n_step) >= counts[:, None]] = 0
-            batch["done"][rows] = done
-            batch["discount"][rows] = gamma**counts
-        batch["reward"][rows] = rewards @ gamma ** np.arange(n_step)
-
-    def _call(self, name: str, achieved: Array, desired: Array) -> Array:
-        result = getattr(self, name)(achieved, desired)
-        values = np.asarray(result.detach().cpu() if hasattr(result, "detach") else result)
-        if values.shape != (len(achieved),) or values.dtype.kind not in "biuf":
-            raise SchemaError(
-                f"sample(): hindsight: {name}(): expected one number an example, shape {(len(achieved),)}, got "
-                f"{values.dtype} of shape {values.shape}"
-            )
-        return values
-
-    def to_plain(self) -> dict[str, Any]:
-        functions = {name: _name_of(getattr(self, name)) for name in ("reward", "terminated", "goal")}
-        plain = {"strategy": self.strategy, "ratio": self.ratio, "achieved": self.achieved, "desired": self.desired}
-        return {**plain, **functions}
-
     def __repr__(self) -> str:
         return f"Hindsight({self.strategy!r}, {self.ratio}, {_name_of(self.reward)})"
 
@@ -287,11 +169,24 @@ class Hindsight:
 View = Transitions | Windows
 
 
+def view_to_plain(view: View) -> dict[str, Any]:
+    """A view as JSON can store it: functions by name."""
+    if isinstance(view, Windows):
+        return {"kind": "Windows", **{name: getattr(view, name) for name in Windows.__slots__}}
+    hindsight = view.hindsight
+    plain = {"kind": "Transitions", "n_step": view.n_step, "gamma": view.gamma}
+    if hindsight is None:
+        return {**plain, "hindsight": None}
+    names = {name: getattr(hindsight, name) for name in ("strategy", "ratio", "achieved", "desired")}
+    functions = {name: _name_of(getattr(hindsight, name)) for name in ("reward", "terminated", "goal")}
+    return {**plain, "hindsight": {**names, **functions}}
+
+
 def view_from_plain(plain: dict[str, Any], given: View | None = None) -> View:
-    """The view that a file tells of. One with functions in it must be given again, and be the same but for them."""
+    """The view that a file stores. A view with functions must be given, and must have the same names and numbers."""
     if given is not None:
-        if given.to_plain() != plain:
-            raise SchemaError(f"open(): view: expected the one that the buffer was made with, {plain}, got {given!r}")
+        if view_to_plain(given) != plain:
+            raise SchemaError(f"open(): view: expected the view of the buffer, {plain}, got {given!r}")
         return given
     options = {name: value for name, value in plain.items() if name != "kind"}
     if plain["kind"] == "Windows":
@@ -300,7 +195,8 @@ def view_from_plain(plain: dict[str, Any], given: View | None = None) -> View:
         raise ValueError(plain["kind"])
     if options.get("hindsight") is not None:
         raise SchemaError(
-            f"open(): the buffer's view has functions in it ({options['hindsight']['reward']}): give view= again"
+            f"open(): the view of the buffer has functions ({options['hindsight']['reward']}), which a file cannot "
+            "store; give view="
         )
     return Transitions(**options)
 

@@ -13,6 +13,7 @@ from sharpwave.buffers.replay import spec_of
 
 torch = pytest.importorskip("torch")
 HAS_GPU = torch.cuda.is_available()
+SOAK = os.environ.get("SHARPWAVE_SOAK") == "1"  # the interpreter of kernels is slow: it runs fewer cases otherwise
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton")

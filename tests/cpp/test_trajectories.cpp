@@ -13,8 +13,8 @@ using namespace sharpwave;
 
 namespace {
 
-std::vector<std::int64_t> draw(const TrajectorySizes& sizes, std::size_t window, std::size_t count,
-                               std::uint64_t call) {
+std::vector<std::int64_t> draw_from(const TrajectorySizes& sizes, std::size_t window, std::size_t count,
+                                    std::uint64_t call) {
     std::vector<std::int64_t> numbers(count), steps(count), envs(count);
     sizes.draw(7, call, window, count, numbers.data(), steps.data(), envs.data());
     for (std::size_t i = 0; i < count; ++i) {
@@ -45,10 +45,10 @@ TEST(Trajectories, AreDrawnByTheirRowsAndOnlyFromTheWindow) {
     EXPECT_EQ(sizes.rows(0), rows);
     EXPECT_EQ(sizes.rows(1), (4'999 % 5 + 1) * (4'999 % 3 + 1u));
     EXPECT_EQ(sizes.rows(9'999), rows);
-    draw(sizes, 0, 2'000, 0);
-    for (const std::int64_t number : draw(sizes, 10, 500, 1)) EXPECT_GE(number, 4'990);
-    EXPECT_EQ(draw(sizes, 0, 100, 3), draw(sizes, 0, 100, 3));
-    EXPECT_NE(draw(sizes, 0, 100, 3), draw(sizes, 0, 100, 4));
+    draw_from(sizes, 0, 2'000, 0);
+    for (const std::int64_t number : draw_from(sizes, 10, 500, 1)) EXPECT_GE(number, 4'990);
+    EXPECT_EQ(draw_from(sizes, 0, 100, 3), draw_from(sizes, 0, 100, 3));
+    EXPECT_NE(draw_from(sizes, 0, 100, 3), draw_from(sizes, 0, 100, 4));
     sizes.clear();
     EXPECT_EQ(sizes.rows(0), 0u);
     EXPECT_EQ(sizes.first(), 5'000u);

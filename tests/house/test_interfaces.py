@@ -73,3 +73,24 @@ def test_signatures_are_the_same_text_in_every_run() -> None:
     text = "(a: int, /, b: int = 1, *c: int, d: object = ..., e=print, **f: Any) -> None"
     assert signature_text(every_kind, bound=False) == text
     assert signature_text(by_name, bound=True) == "(*, a: float = inf) -> None"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(sw.Field, sw.Fifo, sw.Hindsight, sw.Lifo, sw.Linear, sw.Pace, sw.Prioritized, sw.Recent, sw.Shuffle),
+        *(sw.Transitions, sw.Uniform, sw.Windows),
+    ],
+)
+def test_settings_have_no_methods_but_presets(settings: type) -> None:
+    methods = {name for name in dir(settings) if not name.startswith("_") and callable(getattr(settings, name))}
+    assert methods == ({"min_size", "queue", "samples_per_insert"} if settings is sw.Pace else set())
+
+
+@pytest.mark.usefixtures("_optional_packages")
+def test_attributes_of_a_writer_are_listed() -> None:
+    writer = sw.ReplayBuffer(4, obs_shape=(1,)).writer()
+    public = {name for name in vars(writer) if not name.startswith("_")}
+    assert "add" in public
+    listed = {line.partition(".")[2].partition(":")[0] for line in api_lines(sw) if line.startswith("returned Writer.")}
+    assert public <= listed

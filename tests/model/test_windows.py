@@ -203,7 +203,7 @@ def test_every_window_is_of_one_piece_and_every_anchor_appears(end: str, num_env
         )
         try:
             look_at_everything(pair)
-            for _ in range(7):
+            for _ in range(7 if MORE > 1 else 3):
                 feed(pair, stream, int(stream.integers(1, min(steps, 5) + 1)), signs)
                 look_at_everything(pair)
             # Past the seam at every offset of the block.
@@ -373,7 +373,7 @@ def test_episode_starts_are_followed_through_wraps() -> None:
     stream = np.random.default_rng(1)
     view = Slices(3, 1, 2, end="stop", start="episode")
     pair = OrderPair(36, schema(), view=view, draw=Draw(), next_obs="derived", num_envs=3)
-    for _ in range(40):
+    for _ in range(40 if MORE > 1 else 20):
         feed(pair, stream, 2)
         legal = {step.serial for step in pair.legal_starts()}
         if legal:

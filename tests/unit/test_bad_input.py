@@ -96,7 +96,7 @@ RESERVED = ["indices", "weights", "probabilities", "discount", "terminated", "tr
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_reserved_names_are_refused_at_the_top_and_allowed_below(name: str) -> None:
-    with pytest.raises(SchemaError, match=f"field '{name}': the name is taken"):
+    with pytest.raises(SchemaError, match=f"field '{name}': the name is reserved"):
         sw.ReplayBuffer(4, schema={"obs": sw.Field(2), name: sw.Field()})
     sw.ReplayBuffer(4, schema={"obs": {name: sw.Field(2)}}).close()
 
@@ -230,13 +230,13 @@ BAD_ADDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "truncated of a wrong shape",
         rows(range(4), truncated=[True]),
-        "truncated: expected shape (4,), one truth value a row, got (1,)",
+        "truncated: expected shape (4,), one truth value per row, got (1,)",
     ),
     ("truncated of one row", rows(range(4), truncated=True), "truncated: expected shape (4,)"),
     (
         "mask of a wrong shape",
         rows(range(4), mask=[True] * 5),
-        "mask: expected shape (4,), one truth value a row, got (5,)",
+        "mask: expected shape (4,), one truth value per row, got (5,)",
     ),
     ("mask of text", row(0, mask="yes"), "mask: expected truth values, got <U3"),
 ]

@@ -408,7 +408,7 @@ def two() -> Any:
         (
             (vector_without_a_mode, cart_policy, for_two, 5),
             "envs: expected an AutoresetMode in envs.metadata['autoreset_mode'], got None; set it to what the "
-            "environments do: a wrong one would store transitions that never were",
+            "environments do: with a wrong mode, wrong transitions would be stored",
         ),
         ((two, 3, for_two, 5), "policy: expected a function of observations, got int"),
         ((two, cart_policy, list, 5), "buffer: expected a ReplayBuffer, got list"),

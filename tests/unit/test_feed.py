@@ -64,7 +64,7 @@ class Direct:
     """The feed of a buffer, on a GPU or in the interpreter."""
 
     def __init__(self, buffer: sw.ReplayBuffer, device: str) -> None:
-        from sharpwave.device.feeding import Feed
+        from sharpwave.device.row_reader import RowReader
         from sharpwave.rows.feed import GpuFeed
         from sharpwave.rows.host import HostRows
 
@@ -74,7 +74,9 @@ class Direct:
         if device == "cpu":
             extras = set(self.outer.extras)
             schema, n_step = rows.spec.schema, rows.spec.n_step
-            self.outer.feed = Feed(rows.table, schema, torch.device("cpu"), n_step, self.outer.window, extras, None)
+            self.outer.feed = RowReader(
+                rows.table, schema, torch.device("cpu"), n_step, self.outer.window, extras, None
+            )
 
     def sample(self, size: int) -> Any:
         ticket = self.outer.feed.begin(size, None, True)
@@ -117,7 +119,7 @@ def test_rows_that_changed_on_the_way_are_noticed(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_that_cannot_be_reached_are_given_back(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sharpwave.device.registering import Unregistered
+    from sharpwave.device.registered_memory import Unregistered
 
     buffer = make("stored", 1, None, "one step", pace=sw.Pace.samples_per_insert(4.0, min_size=8, error=40.0))
     fill([buffer], 8, "stored")
@@ -262,16 +264,16 @@ def test_stream_keeps_a_pace() -> None:
 @gpu
 @needs_gpu
 def test_memory_that_cannot_be_registered_is_staged_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sharpwave.device import registering
+    from sharpwave.device import registered_memory
 
     def refuse(self: Any, size: int) -> None:
-        raise registering.Unregistered(
+        raise registered_memory.Unregistered(
             "the CUDA driver cannot register 1 MiB of the host's memory: CUDA_ERROR_OUT_OF_MEMORY"
         )
 
     one, other = (make("derived", 1, None, "one step") for _ in range(2))
     fill([one, other], 20, "derived")
-    monkeypatch.setattr(registering.Registered, "reach", refuse)
+    monkeypatch.setattr(registered_memory.RegisteredMemory, "reach", refuse)
     for _ in range(4):
         assert flatten(here(other.sample(16, device="cuda"))) == flatten(one.sample(16))
     stream = other.stream(8, device="cuda")
@@ -318,10 +320,10 @@ def test_a_writer_that_laps_the_ring_never_tears_a_batch() -> None:
 @needs_gpu
 def test_batch_that_was_drawn_again_has_arrived_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pull is said to have failed: what is handed out was copied in the stream beside."""
-    from sharpwave.device.feeding import Feed
+    from sharpwave.device.row_reader import RowReader
 
-    end = Feed.end
-    monkeypatch.setattr(Feed, "end", lambda self, ticket: end(self, ticket) and None)
+    end = RowReader.end
+    monkeypatch.setattr(RowReader, "end", lambda self, ticket: end(self, ticket) and None)
     buffer = sw.ReplayBuffer(512, obs_shape=(40_000,), obs_dtype="int32", seed=0)
     for first in range(0, 512, 64):
         rows = np.arange(first, first + 64, dtype=np.int32)

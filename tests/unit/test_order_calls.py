@@ -193,3 +193,23 @@ def test_queue_is_read_while_it_is_written() -> None:
         thread.join(60)
     if errors:
         raise errors[0]
+
+
+@pytest.mark.parametrize(
+    "sampler", [sw.Fifo(max_reads=1), sw.Lifo(max_reads=1), sw.Shuffle()], ids=["fifo", "lifo", "shuffle"]
+)
+@pytest.mark.parametrize("added", range(24, 100, 2))
+def test_every_row_is_handed_out_however_many_laps_went_by_since_the_last_draw(sampler: sw.Fifo, added: int) -> None:
+    """The oldest rows share a block with the newest; those of a lap that no draw saw were left out."""
+    buffer = sw.ReplayBuffer(24, obs_shape=(), num_envs=2, sampler=sampler, writers=1, seed=0)
+
+    def add(steps: int) -> None:
+        zeros = np.zeros((steps, 2), np.float32)
+        buffer.add(zeros, zeros, zeros, zeros, zeros > 0)
+
+    add(3)
+    buffer.sample(6)
+    for _ in range(added // 2):
+        add(1)
+    drawn = buffer.sample(len(buffer))["indices"].tolist()
+    assert sorted(drawn) == next(buffer.rows())["indices"].tolist()

@@ -144,6 +144,14 @@ def test_presets_are_paces() -> None:
     assert repr(sw.Pace.queue(7)) != repr(sw.Pace.queue(8))
 
 
+def test_pace_tells_its_numbers() -> None:
+    pace = sw.Pace.samples_per_insert(4.0, 10, 8)
+    assert pace.numbers == {"min_size": 10, "samples_per_insert": 4.0, "min_diff": 32.0, "max_diff": 48.0}
+    assert sw.Pace(**pace.numbers) == pace
+    pace.numbers["min_size"] = 11  # a copy: a pace does not change
+    assert pace.numbers["min_size"] == 10
+
+
 def test_smallest_room_that_is_allowed() -> None:
     sw.Pace.samples_per_insert(1.0, 10, 1)
     sw.Pace.samples_per_insert(4.0, 10, 4)
@@ -151,9 +159,10 @@ def test_smallest_room_that_is_allowed() -> None:
 
 
 def test_capacity_must_have_room_for_the_pace() -> None:
-    for pace in (sw.Pace.min_size(11), sw.Pace.queue(11)):
-        with pytest.raises(SchemaError, match="capacity"):
-            paced(pace, capacity=10)
+    with pytest.raises(SchemaError, match="pace: min_size 11 is more than the capacity 10"):
+        paced(sw.Pace.min_size(11), capacity=10)
+    with pytest.raises(SchemaError, match="pace: a queue of 11 rows needs a capacity of at least 11, got 10"):
+        paced(sw.Pace.queue(11), capacity=10)
     paced(sw.Pace.min_size(10), capacity=10)
     paced(sw.Pace.queue(10), capacity=10)
 

@@ -536,3 +536,15 @@ def test_file_with_the_largest_priorities_opens_again(tmp_path):
         buf.update_priorities(buf.sample(4)["indices"], np.full(4, 3e38))
     with sw.open(address) as again:
         assert len(again.sample(4)["weights"]) == 4
+
+
+def test_every_row_can_be_drawn_when_the_first_draw_comes_after_the_ring_went_round() -> None:
+    sampler = sw.Prioritized(alpha=1.0, eps=0.0, new_rows=1.0)
+    buffer = sw.ReplayBuffer(64, obs_shape=(2,), sampler=sampler, writers=2, seed=0)
+    for number in range(64 + 11):
+        buffer.add(np.full(2, number), 0.0, float(number), np.full(2, number), False)
+    assert buffer.stats()["block_rows"] > 1
+    held = np.concatenate([batch["indices"] for batch in buffer.rows()])
+    batch = buffer.sample(2 * len(held))  # stratified, and all priorities are equal: two strata for each row
+    assert set(batch["indices"].tolist()) == set(held.tolist())
+    np.testing.assert_allclose(batch["probabilities"], 1 / len(held), rtol=1e-6)

@@ -392,11 +392,17 @@ def by_priority(algorithm: Any, settings: str) -> Any:
     return algorithm if settings == "uniform" else prioritized(algorithm)
 
 
+ALGORITHMS = [  # DQN in both forms of memory, the others by turns
+    (DQN, "CartPole-v1", False),
+    (DQN, "CartPole-v1", True),
+    (SAC, "Pendulum-v1", False),
+    (TD3, "Pendulum-v1", True),
+    (DDPG, "Pendulum-v1", False),
+]
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("optimize", [False, True], ids=["stored", "optimized"])
-@pytest.mark.parametrize(
-    ("algorithm", "env"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1"), (DDPG, "Pendulum-v1")]
-)
+@pytest.mark.parametrize(("algorithm", "env", "optimize"), ALGORITHMS)
 def test_algorithms_learn(algorithm: Any, env: str, optimize: bool, settings: str) -> None:
     options = small(replay_buffer_kwargs=dict(SETTINGS[settings]), buffer_size=200, optimize_memory_usage=optimize)
     model = by_priority(algorithm, settings)("MlpPolicy", env, **options)
@@ -764,7 +770,7 @@ def test_a_model_with_a_storage_loads(how: str, shm_address: str, tmp_path: Path
         with pytest.raises(StorageError) as caught:
             loaded.learn(10)
         assert str(caught.value) == (
-            f"ReplayBuffer(): storage: {shm_address!r} exists. After DQN.load, go on with its rows by "
+            f"ReplayBuffer(): storage: {shm_address!r} exists. After DQN.load, continue with its rows by "
             "model.load_replay_buffer(...), or load with DQN.load(..., replay_buffer_kwargs={..., 'exist': 'attach'}); "
             "for a new run give replay_buffer_kwargs 'exist': 'replace'"
         )
@@ -795,7 +801,7 @@ def test_infos_of_a_gymnasium_vector_environment_are_refused_where_timeouts_are_
     with pytest.raises(SchemaError) as caught:
         mine.add(zeros, zeros, np.array([1]), np.array([0.0]), np.array([False]), {"final_obs": None})
     assert str(caught.value) == (
-        "add(): infos: expected a list of dicts, one an environment, got a dict, which tells no timeouts; give the "
+        "add(): infos: expected a list of dicts, one per environment, got a dict, which has no timeouts; give the "
         "buffer handle_timeout_termination=False and add terminations as done"
     )
     assert mine.size() == 0

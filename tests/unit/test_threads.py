@@ -344,3 +344,30 @@ def test_buffers_are_independent() -> None:
     first, second = filled(3), filled(5)
     first.clear()
     assert (len(first), len(second)) == (0, 5)
+
+
+TUNE_AND_CLOSE = """
+import threading, time, numpy as np, sharpwave as sw
+for turn in range(3):
+    buffer = sw.ReplayBuffer(1_000_000, obs_shape=(1,), sampler=sw.Prioritized(), writers=1, seed=0)
+    zeros = np.zeros(1_000_000, np.float32)
+    buffer.add(zeros[:, None], zeros, zeros, zeros[:, None], zeros.astype(bool))
+    def tune():
+        try:
+            while True:
+                buffer.tune(alpha=0.3)
+        except sw.errors.ClosedError:
+            pass
+    thread = threading.Thread(target=tune)
+    thread.start()
+    time.sleep(0.03 + 0.005 * turn)
+    buffer.close()
+    thread.join()
+print("fine")
+"""
+
+
+def test_close_in_another_thread_waits_for_tune_to_be_over() -> None:
+    command = [sys.executable, "-c", TUNE_AND_CLOSE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * HANG_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-500:]

@@ -22,7 +22,7 @@ from numbered import make, row, rows
 from patience import HANG_S, seconds_of_other_threads, until, until_asleep, until_thread_waits
 
 import sharpwave as sw
-from sharpwave.errors import NotReady
+from sharpwave.errors import NotReady, StorageError
 
 SOAK = int(os.environ.get("SHARPWAVE_SOAK", "0"))
 HELD_ROWS = 200_000  # so many priorities at once keep the index lock for some milliseconds
@@ -540,3 +540,25 @@ def test_no_binding_lets_go_of_the_interpreter_by_another_guard() -> None:
             continue
         for word in ("gil_scoped_release", "PyEval_SaveThread", "Py_BEGIN_ALLOW_THREADS", "PyGILState_Ensure"):
             assert word not in path.read_text(), f"{path.name}: use PatientRelease instead of {word}"
+
+
+def test_open_waits_for_a_creator(shm_address: str) -> None:
+    creator = """
+    import sys, time
+    import sharpwave as sw
+    print("ready", flush=True)
+    time.sleep(0.3)  # mostly the other process waits by then; where it does not yet, it finds the buffer
+    buf = sw.ReplayBuffer(7, obs_shape=(1,), storage=sys.argv[1])
+    time.sleep(600)
+    """
+    with pytest.raises(StorageError, match="No such file"):
+        sw.open(shm_address, timeout=0.05)
+    child = python(creator, shm_address)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        buffer = sw.open(shm_address, timeout=60)
+        assert buffer.capacity == 7
+    finally:
+        end(child)
+    buffer.close(unlink=True)

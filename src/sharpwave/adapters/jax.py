@@ -1,4 +1,4 @@
-"""Batches as JAX arrays, in the memory they have."""
+"""Batches as JAX arrays, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ _BROKEN = {"float64", "complex128"}
 
 
 def to_jax(batch: Any) -> Any:
-    """A batch of any buffer with its arrays as ``jax.Array``, on the device where they are.
+    """Converts the arrays of a batch to ``jax.Array``, on the device where they are.
 
-    They go through DLPack. On the CPU an array that starts at a multiple of 64 bytes is not copied; sampled ones from
-    16 KiB on do, smaller ones by chance. Arrays that are read-only or not in C order are copied too.
+    Arrays are passed through DLPack. On the CPU an array is not copied if it starts at a multiple of 64 bytes: sampled
+    arrays of 16 KiB or more always do, smaller ones sometimes. Read-only arrays and arrays not in C order are copied.
 
-    JAX holds 64 bits only with ``jax_enable_x64`` and cuts numbers to 32 without a word otherwise. So without it:
+    JAX has 64-bit numbers only with ``jax_enable_x64``; otherwise it cuts them to 32 bits without a warning. So without
+    ``jax_enable_x64``:
 
-    - ``int64`` becomes ``int32``, after a look at every number; on a GPU that look waits for it. A field declared as
-      ``int32`` needs none.
-    - ``float64`` stays as it is, NumPy's or torch's.
+    - ``int64`` becomes ``int32`` after every number was checked; on a GPU the check waits for the device. A field
+      declared as ``int32`` needs no check.
+    - ``float64`` is not converted: it stays a NumPy array or a torch tensor.
 
-    ``"indices"`` stay as they are always: ``update_priorities`` takes them back, and they outgrow 32 bits.
+    ``"indices"`` are never converted: ``update_priorities`` takes them back, and they may need more than 32 bits.
 
-    A batch that nobody writes to again may be kept as long as you like: the engine does not reuse its memory while JAX
-    holds it. Not so one drawn into ``out=`` and what ``RolloutBuffer.get_all_data`` returns: JAX sees the next values
-    there, so be done with it before.
+    A sampled batch may be kept as long as you like: the engine does not reuse its memory while JAX holds it. A batch
+    drawn into ``out=`` and the result of ``RolloutBuffer.get_all_data`` are different: later calls write into the same
+    memory, and the JAX arrays change with it. Use them before the next call.
 
     Args:
-        batch: What ``sample``, ``batches``, ``stream``, ``get`` or ``minibatches`` gave: dicts and tuples of NumPy
+        batch: The result of ``sample``, ``batches``, ``stream``, ``get`` or ``minibatches``: dicts and tuples of NumPy
             arrays or torch tensors, and None.
 
     Returns:
-        The same dicts and tuples, new ones, with JAX arrays in them.
+        New dicts and tuples with JAX arrays in them.
 
     Raises:
         SchemaError: An ``int64`` holds a number beyond 32 bits, JAX has no such dtype, or JAX does not see the GPU on
@@ -81,7 +82,7 @@ def _convert(path: str, value: Any) -> Any:
             value = _narrow(path, value, dtype)
     if is_tensor:
         value = value.detach().contiguous()
-        if value.is_cuda and value.data_ptr() % 16:  # what XLA asks of the arguments of its kernels
+        if value.is_cuda and value.data_ptr() % 16:  # XLA needs kernel arguments at multiples of 16 bytes
             value = value.clone()
     elif not (value.flags.carray and value.ctypes.data % 64 == 0):
         value = _copy(value)
@@ -94,7 +95,7 @@ def _convert(path: str, value: Any) -> Any:
 
 
 def _copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array that JAX takes as it is; left to itself it would copy too, on some versions with a warning each time."""
+    """An aligned copy that JAX does not copy again. JAX would copy the array itself, some versions with a warning."""
     memory = np.empty(value.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     copy: np.ndarray[Any, Any] = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
@@ -103,7 +104,7 @@ def _copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _narrow(path: str, value: Any, dtype: str) -> Any:
-    """Whole numbers in 32 bits, all of them."""
+    """Whole numbers as 32 bits; refuses numbers that do not fit."""
     short = np.iinfo(_WHOLE[dtype])
     if 0 not in value.shape:
         for extreme in (int(value.min()), int(value.max())):

@@ -7,9 +7,9 @@
         "MlpPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs={"sampler": sw.Prioritized()}
     )
 
-With ``Prioritized`` a loss must be weighted, and its TD errors must become the rows' priorities. The algorithms do
-neither, so ``prioritized`` makes a subclass that does both inside their own ``train``. A loop of one's own uses
-``data.weighted_mean(...)`` and ``update_priorities(data.indices, td_errors)``. Nothing is inferred from tensors.
+With ``Prioritized`` the loss must be weighted, and the TD errors must become the rows' priorities. The algorithms of
+Stable-Baselines3 do neither, so ``prioritized`` makes a subclass that does both inside their own ``train``. In your own
+loop use ``data.weighted_mean(...)`` and ``update_priorities(data.indices, td_errors)``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sharpwave.errors import SchemaError, StorageError
 
 __all__ = ["PrioritizedSamples", "ReplayBuffer", "prioritized"]
 
-_UNTOLD_BATCHES = 10  # may be drawn in a row before one of them must have got its priorities
+_UNTOLD_BATCHES = 10  # batches that may be drawn without any call of update_priorities
 _ARRAYS = {"observations", "next_observations", "actions", "rewards", "timeouts"}
 _Algorithm = TypeVar("_Algorithm", bound=type)
 
@@ -55,47 +55,47 @@ class PrioritizedSamples(NamedTuple):
     rewards: torch.Tensor
     discounts: torch.Tensor | None
     weights: torch.Tensor
-    """What each row's loss is to be multiplied by."""
+    """Importance weights, to multiply the rows' losses by."""
     indices: torch.Tensor
-    """Names of the rows, (rows,), for ``update_priorities``."""
+    """Serial numbers of the rows, (rows,), for ``update_priorities``."""
 
     def weighted_mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The mean of the rows' losses, each multiplied by its weight.
 
         Args:
-            losses: One a row, (rows,) or (rows, 1). (Multiplied by hand, a (rows,) loss and the (rows, 1) weights would
-                give a matrix.)
+            losses: One per row, (rows,) or (rows, 1). (The plain product of a (rows,) loss and the (rows, 1) weights
+                would be a matrix.)
         """
         if losses.shape not in (self.weights.shape, self.weights.shape[:1]):
             raise SchemaError(
                 f"weighted_mean(): losses: expected shape {tuple(self.weights.shape)} or "
-                f"{tuple(self.weights.shape[:1])}, one loss a row, got {tuple(losses.shape)}; give the loss "
+                f"{tuple(self.weights.shape[:1])}, one loss per row, got {tuple(losses.shape)}; give the loss "
                 "reduction='none'"
             )
         return (losses.reshape(self.weights.shape) * self.weights).mean()
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
-    """Stable-Baselines3's replay buffer over ``sharpwave.ReplayBuffer``, which ``.inner`` holds.
+    """A replay buffer for Stable-Baselines3 that stores its rows in a ``sharpwave.ReplayBuffer``, its ``.inner``.
 
-    Takes the place of its ``ReplayBuffer``, ``DictReplayBuffer`` and ``NStepReplayBuffer``. All settings combine.
+    Replaces ``ReplayBuffer``, ``DictReplayBuffer`` and ``NStepReplayBuffer``. All settings can be combined.
 
     Args:
         buffer_size: Rows kept, over all environments.
-        observation_space, action_space: Of one environment.
-        device: Where batches go; rows stay in host memory.
+        observation_space, action_space: Spaces of one environment.
+        device: Device of the batches; rows stay in host memory.
         n_envs: Environments that step together.
-        optimize_memory_usage: Keeps each observation once; the batches are the same.
-        handle_timeout_termination: Reads ``TimeLimit.truncated`` from ``infos``: such an end does not count as done.
-        sampler: ``sw.Uniform()``, the default, or ``sw.Prioritized()``, which takes ``prioritized(DQN)`` or a loop that
-            calls ``update_priorities``: after ten batches without new priorities ``sample`` refuses.
-        n_steps: Most steps of an example.
-        gamma: Discount of one step. Needed where ``n_steps`` is above 1: give that of the algorithm, which the buffer
-            cannot see.
-        compression: Of observations: ``"lz4"`` or ``"zstd"``.
+        optimize_memory_usage: Stores each observation once; batches are the same.
+        handle_timeout_termination: Reads ``TimeLimit.truncated`` from ``infos``: a truncated step is not done.
+        sampler: ``sw.Uniform()``, the default, or ``sw.Prioritized()``, which needs ``prioritized(DQN)`` or a loop that
+            calls ``update_priorities``: after ten batches without new priorities ``sample`` raises.
+        n_steps: Largest number of steps in an example.
+        gamma: Discount per step. Required where ``n_steps`` is above 1: give the gamma of the algorithm, which the
+            buffer cannot see.
+        compression: Compression of observations: ``"lz4"`` or ``"zstd"``.
         storage, exist: Where rows live, as for ``sharpwave.ReplayBuffer``. With ``exist="error"`` a storage that exists
             is refused when the rows are first needed, so that ``DQN.load`` can make the model.
-        seed: Of the draws. None takes one from NumPy's global stream, which the algorithm's own ``seed`` fixes.
+        seed: Seed of the draws. None takes one from NumPy's global generator, which the algorithm's ``seed`` seeds.
 
     Example:
         >>> from gymnasium import spaces
@@ -124,7 +124,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         exist: Literal["error", "replace", "attach"] = "error",
         seed: int | None = None,
     ) -> None:
-        # Past ReplayBuffer's own constructor, which allocates its arrays.
+        # Skips the constructor of ReplayBuffer, which would allocate arrays.
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
@@ -158,8 +158,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self._inner = sw.ReplayBuffer(
                 self.buffer_size * n_envs,
                 schema={"obs": obs, "action": action},
-                # Nothing tells a replay buffer that learn() was called again and has reset the environments. Rows that
-                # keep observations once see it, so that no n-step return runs over the cut.
+                # A second learn() resets the environments and does not tell the replay buffer. With derived next
+                # observations the reset is seen in the rows, so no n-step return crosses it.
                 next_obs="derived" if optimize_memory_usage or view.n_step > 1 else "stored",
                 sampler=sampler,
                 view=view,
@@ -172,10 +172,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
             path = None if storage is None else to_path(storage, "ReplayBuffer(): storage")
             if exist != "error" or path is None or not path.exists():
                 raise
-            # DQN.load makes the buffer anew with the arguments of the training before. A policy that only acts needs
-            # no rows, and load_replay_buffer() brings its own.
+            # DQN.load makes a new buffer with the arguments of the saved model. A policy that only acts needs no rows,
+            # and load_replay_buffer() replaces the buffer.
             self._refusal = (
-                f"ReplayBuffer(): storage: {storage!r} exists. After DQN.load, go on with its rows by "
+                f"ReplayBuffer(): storage: {storage!r} exists. After DQN.load, continue with its rows by "
                 "model.load_replay_buffer(...), or load with DQN.load(..., replay_buffer_kwargs={..., 'exist': "
                 "'attach'}); for a new run give replay_buffer_kwargs 'exist': 'replace'"
             )
@@ -194,7 +194,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._inner
 
     def _count_rows(self) -> None:
-        """Place and size as Stable-Baselines3 counts them, in steps of all environments."""
+        """Sets ``pos`` and ``full`` as Stable-Baselines3 counts: in steps of all environments."""
         steps = len(self.inner) // self.n_envs
         self.full = steps >= self.buffer_size
         self.pos = 0 if self.full else steps
@@ -207,7 +207,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self.handle_timeout_termination:
             if isinstance(infos, dict):
                 raise SchemaError(
-                    "add(): infos: expected a list of dicts, one an environment, got a dict, which tells no timeouts; "
+                    "add(): infos: expected a list of dicts, one per environment, got a dict, which has no timeouts; "
                     "give the buffer handle_timeout_termination=False and add terminations as done"
                 )
             if len(infos) != self.n_envs:
@@ -239,8 +239,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return {key: self._fit(f"{name}[{key!r}]", obs[key], shapes[key], part.dtype) for key, part in space.items()}
 
     def _fit(self, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """One value an environment, in the space's shape and dtype. A value of the same size in another shape is one
-        that Stable-Baselines3 accepts: without the axis of a single environment, or with one more."""
+        """One value per environment, in the space's shape and dtype. As in Stable-Baselines3, axes of length 1 may be
+        missing or added."""
         expected = (self.n_envs, *shape)
         array = as_array(name, value)
         if array.dtype.kind not in "biuf":
@@ -269,7 +269,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return cast
 
     def reset(self) -> None:
-        """Forgets every row."""
+        """Removes all rows."""
         self.inner.clear()
         super().reset()
 
@@ -278,11 +278,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def sample(  # type: ignore[override]
         self, batch_size: int, env: Any = None
     ) -> ReplayBufferSamples | DictReplayBufferSamples | PrioritizedSamples:
-        """Draws rows as the sampler says.
+        """Draws a batch with the buffer's sampler.
 
         Args:
-            batch_size: How many.
-            env: A ``VecNormalize`` whose statistics observations and rewards are normalised by.
+            batch_size: Number of rows.
+            env: A ``VecNormalize`` that normalises observations and rewards.
         """
         if self._untold >= _UNTOLD_BATCHES:
             self._refuse_unless_told()
@@ -307,14 +307,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return ReplayBufferSamples(**values)
 
     def update_priorities(self, indices: Any, td_errors: Any) -> dict[str, int]:
-        """Gives rows the magnitudes of their TD errors as priorities.
+        """Sets the priorities of rows to the absolute values of their TD errors.
 
         Args:
             indices: ``data.indices``.
-            td_errors: One a row, (rows,) or (rows, 1), of either sign.
+            td_errors: One per row, (rows,) or (rows, 1), of either sign.
 
         Returns:
-            ``{"applied": n, "stale": m}``; stale are rows that were overwritten meanwhile.
+            ``{"applied": n, "stale": m}``; stale rows were overwritten since they were drawn.
         """
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().float().cpu().numpy()
@@ -327,7 +327,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return result
 
     def _refuse_unless_told(self) -> None:
-        """An algorithm that knows nothing of priorities would draw by them and correct for nothing, without a word."""
+        """Raises if no row got a new priority: an algorithm without support for priorities would train on biased
+        batches and not report it."""
         stats = self.inner.stats()
         updates = stats["updates_applied"] + stats["updates_stale"]
         if updates == self._updates_seen:
@@ -337,7 +338,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 "update_priorities(data.indices, td_errors); or give the buffer sampler=Uniform(). To look at rows "
                 "only, draw with .inner.sample()"
             )
-        self._updates_seen, self._untold = updates, 0  # by way of .inner, or by another process
+        self._updates_seen, self._untold = updates, 0  # updated through .inner, or by another process
 
     def _to_tensors(self, obs: Any) -> Any:
         if isinstance(obs, dict):
@@ -347,13 +348,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _normalize_returns(self, rewards: np.ndarray[Any, Any], env: Any) -> np.ndarray[Any, Any]:
         if env is None or not env.norm_reward or self._n_steps == 1:
             return self._normalize_reward(rewards, env)  # type: ignore[no-any-return]
-        # A sum of scaled rewards is the scaled sum, and this is exact unless a single reward is clipped. The bound is
-        # that of a sum of clipped ones.
+        # The sum of scaled rewards is the scaled sum, so this is exact unless a single reward is clipped. The bound is
+        # the bound of a sum of clipped rewards.
         bound = env.clip_reward * self._n_steps
         scaled: np.ndarray[Any, Any] = np.clip(rewards / np.sqrt(env.ret_rms.var + env.epsilon), -bound, bound)
         return scaled.astype(np.float32)
 
-    if not TYPE_CHECKING:  # to a type checker every name could be set
+    if not TYPE_CHECKING:  # a type checker would allow any name to be set
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in _ARRAYS:
@@ -367,13 +368,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def dones(self) -> np.ndarray[Any, Any]:  # type: ignore[override]
-        """Never read. A second ``learn`` with ``optimize_memory_usage`` marks a cut here, which the rows see anyway."""
+        """Not used. A second ``learn`` with ``optimize_memory_usage`` writes to it; the rows show the reset already."""
         return np.zeros((self.buffer_size, self.n_envs), bool)
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """For ``save_replay_buffer``: a buffer in memory goes as its snapshot, any other as its address."""
+        """For ``save_replay_buffer``: stores the snapshot of a buffer in memory, and the address of any other."""
         state = self.__dict__ | {"_drawn": None}
         if self.inner.stats()["storage"] == "memory":
             with tempfile.TemporaryDirectory() as folder:
@@ -397,13 +398,13 @@ class _Drawn(NamedTuple):
 
 @functools.cache
 def prioritized(algorithm: _Algorithm) -> _Algorithm:
-    """DQN, SAC, TD3 or DDPG of Stable-Baselines3, trained by priority.
+    """A subclass of DQN, SAC, TD3 or DDPG of Stable-Baselines3 that trains with prioritized replay.
 
-    The subclass runs the algorithm's own ``train``, in which every critic's loss is weighted row by row; a row's new
-    priority is the mean of its TD errors over the critics. An actor's loss stays a plain mean, as is common.
+    It runs the algorithm's own ``train`` with weighted critic losses. A row's new priority is the mean of its absolute
+    TD errors over the critics. The actor's loss stays an unweighted mean, as is common.
 
     Args:
-        algorithm: The class. One that overrides ``train`` is refused: there the losses are the author's, who can use
+        algorithm: The class. A class that overrides ``train`` is refused; its author can use
             ``data.weighted_mean(losses)`` and ``update_priorities(data.indices, td_errors)``.
 
     Example:
@@ -426,7 +427,7 @@ def prioritized(algorithm: _Algorithm) -> _Algorithm:
 
     def train(self: Any, *args: Any, **kwargs: Any) -> None:
         losses = _WeightedLosses(f"prioritized({name})", self)
-        # The same code with another F: what train() calls torch.nn.functional is here, and only here, weighted.
+        # The same code with another F: only in this function is torch.nn.functional replaced by the weighted losses.
         names = {**own.__globals__, "F": losses}
         weighted = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
         weighted(self, *args, **kwargs)
@@ -436,7 +437,7 @@ def prioritized(algorithm: _Algorithm) -> _Algorithm:
 
 
 class _WeightedLosses:
-    """The two losses that the algorithms use, over the batch that the buffer gave last."""
+    """The two losses that the algorithms use, weighted with the weights of the batch drawn last."""
 
     def __init__(self, where: str, model: Any) -> None:
         self._where = where

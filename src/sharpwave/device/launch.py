@@ -1,5 +1,5 @@
-"""Starting kernels. Triton looks at every argument of every launch, which takes longer than a small kernel does; which
-compiled kernel fits depends on a few things only, and is known after the first call."""
+"""The launch of kernels. Triton inspects every argument of every launch, which takes longer than a small kernel. Here
+the compiled kernel is found once, at the first call, and later launches skip the inspection."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _ready: dict[Any, Callable[..., None]] = {}
 
 
 class Kernel:
-    """A Triton kernel with its constants, for one device. Called with addresses and other whole numbers, or tuples of
-    them. The first call compiles it, for what it finds: the same of them must be 0, and multiples of 16, in every call.
-    Later ones ask the driver alone. Products and sums are rounded one by one, as on the host."""
+    """A Triton kernel with its constants, for one device. Arguments are addresses and other whole numbers, or tuples of
+    them. The first call compiles the kernel for its arguments: in later calls the same must be 0, and the same
+    must be multiples of 16. Later calls go to the driver directly. Each product and sum is rounded, as on the host."""
 
     def __init__(self, kernel: Any, constants: tuple[Any, ...], warps: int = 4) -> None:
         self.kernel, self.constants = kernel, constants
         self.options = {"num_warps": warps, "enable_fp_fusion": False}
         self.compiled: Any = None
-        self.run: Any = None  # the driver's way, where there is one
+        self.run: Any = None  # launches through the driver; None where that is not possible
         self.device = 0
 
     def __call__(
         self, grid: tuple[int, int], numbers: tuple[Any, ...], steps: tuple[Any, ...] | None = None, times: int = 0
     ) -> None:
-        """``steps``: how far each number goes on, so many times."""
+        """With ``steps``, each number is increased by ``times`` times its step."""
         if self.run is not None:
             self.run(torch._C._cuda_getCurrentRawStream(self.device), *grid, numbers, steps, times)
             return
         if steps is not None:
             numbers = _moved(numbers, steps, times)
         compiled = self.kernel[grid](*numbers, *self.constants, **self.options)
-        if self.compiled is None and hasattr(compiled, "metadata"):  # the interpreter gives nothing
+        if self.compiled is None and hasattr(compiled, "metadata"):  # Triton's interpreter returns None
             self.compiled = compiled
             self._take_over(compiled, _count(numbers))
 
@@ -49,7 +49,7 @@ class Kernel:
             if any(others) or meta.global_scratch_size or meta.profile_scratch_size:
                 return
             launch = _core.Launch(compiled.function, 32 * meta.num_warps, meta.shared, count)
-        except (AttributeError, TypeError, ValueError):  # a driver or a Triton that does it in another way
+        except (AttributeError, TypeError, ValueError):  # another version of the driver or of Triton
             return
         self.device = torch.cuda.current_device()
         self.run = launch.run
@@ -67,7 +67,7 @@ def _count(numbers: tuple[Any, ...]) -> int:
 
 
 def start(key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-    """Starts a kernel on tensors. ``key`` names all that the compiled code depends on, and the grid."""
+    """Starts a kernel on tensors. ``key`` identifies the grid and everything that the compiled code depends on."""
     ready = _ready.get(key)
     if ready is not None:
         ready(*arguments)
@@ -75,15 +75,15 @@ def start(key: Any, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ..
     options = {"num_warps": 4, "enable_fp_fusion": True}
     compiled = kernel[grid](*arguments, **options)
     if not hasattr(compiled, "__getitem__"):
-        return  # the interpreter has none
+        return  # Triton's interpreter has no compiled kernel
     if len(_ready) > 1000:
         _ready.clear()
     _ready[key] = _once_checked(key, compiled[(*grid, 1, 1)[:3]], functools.partial(kernel[grid], **options))
 
 
 def _once_checked(key: Any, quick: Any, slow: Any) -> Any:
-    """The quick way, unless this version of Triton takes its arguments in another manner: it says so at the first call,
-    before anything is started."""
+    """The quick launch, unless this version of Triton expects other arguments: then the first call raises before the
+    kernel starts, and the slow launch is used."""
 
     def first(*arguments: Any) -> None:
         try:
@@ -98,7 +98,7 @@ def _once_checked(key: Any, quick: Any, slow: Any) -> Any:
 
 
 def on_device_of(call: Any) -> Any:
-    """Kernels start on the current device, which need not be the first argument's."""
+    """Runs a call on the device of its first argument: kernels start on the current device, which may be another."""
 
     @functools.wraps(call)
     def there(first: Any, *arguments: Any, **named: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Returns on a GPU: one launch a call, no wait for the device, no memory but the results.
+"""Returns on a GPU: one launch per call, no wait for the device, no memory except the results.
 
-A backward recursion ``x[t] = b[t] + a[t] * x[t + 1]`` is a scan: a program takes a tile of some envs and up to 128
-steps into registers at once and scans it, so that the time is that of one trip to memory and not of one a step. What
-must not be used is selected away, never multiplied by 0: a NaN there stays there.
+A backward recursion ``x[t] = b[t] + a[t] * x[t + 1]`` is a scan. A program loads a tile of envs and up to 128 steps
+into registers and scans it there, so it waits for memory once and not once per step. Values that do not count are
+replaced by a select, never multiplied by 0: a NaN in them does not spread.
 
 The same kernels run in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``): that is how they are tested without a
 GPU.
@@ -29,14 +29,14 @@ _MOST_STEPS = 128
 
 @triton.jit
 def _follow(later_a, later_b, a, b):
-    """Two maps x -> a * x + b, one after the other."""
+    """The composition of two maps x -> a * x + b."""
     stops = a == 0
     return tl.where(stops, a, later_a * a), tl.where(stops, b, b + a * later_b)
 
 
 @triton.jit
 def _behind(next_value, is_done, truncated, finals, at, inside):
-    """What stands behind each step, and whether nothing passes it backwards."""
+    """The value after each step, and whether the episode ends there, so that nothing propagates back across it."""
     value = tl.where(is_done, 0.0, next_value)
     ends = is_done
     if truncated is not None:
@@ -51,7 +51,7 @@ def _behind(next_value, is_done, truncated, finals, at, inside):
 
 @triton.jit
 def _exact(near, rest, like):
-    """A number that came as float32; with what was cut off it is exact in float64 too."""
+    """A number passed as float32; plus ``rest``, the rounding error of that, it is exact in float64."""
     number = like + near
     if rest is not None:
         number = number + rest
@@ -78,7 +78,7 @@ def _gae(
     STEPS: tl.constexpr,
     ENVS: tl.constexpr,
 ):
-    """GAE; without values the discounted returns alone. What is not there is None, and costs nothing."""
+    """GAE; without values, only the discounted returns. Absent inputs are None and cost nothing."""
     dtype = rewards.dtype.element_ty
     gamma = _exact(gamma, gamma_rest, tl.zeros((1, ENVS), dtype))
     decay = _exact(decay, decay_rest, tl.zeros((1, ENVS), dtype))
@@ -112,7 +112,7 @@ def _gae(
             counts = tl.load(mask + at, inside, other=0) != 0
             a = tl.where(counts, a, tl.zeros((STEPS, ENVS), dtype))
             b = tl.where(counts, b, tl.zeros((STEPS, ENVS), dtype))
-        # Rows past the end hand on what they get.
+        # Steps past the end are identity maps.
         a = tl.where(inside, a, tl.full((STEPS, ENVS), 1.0, dtype))
         b = tl.where(inside, b, tl.zeros((STEPS, ENVS), dtype))
         a, b = tl.associative_scan((a, b), 0, _follow, reverse=True)
@@ -152,7 +152,7 @@ def _vtrace(
     pg_rest,
     ENVS: tl.constexpr,
 ):
-    """A step at a time: the advantages need the next step's target."""
+    """One step at a time: the advantages need the next step's target."""
     dtype = rewards.dtype.element_ty
     zeros = tl.zeros((ENVS,), dtype)
     gamma = _exact(gamma, gamma_rest, zeros)
@@ -173,7 +173,7 @@ def _vtrace(
         rho = tl.exp(tl.load(log_probs + at, inside, other=0.0) - behaviour)
         is_done = tl.load(dones + at, inside, other=0) != 0
         behind, ends = _behind(next_value, is_done, truncated, finals, at, inside)
-        # Behind an end stands a value; behind any other step the target of the next one.
+        # After an end comes a value; after any other step the target of the next step.
         after = tl.where(ends, behind, next_target)
         delta = tl.minimum(rho, rho_clip, propagate_nan=tl.PropagateNan.ALL) * (reward + gamma * behind - value)
         passed = decay * tl.minimum(rho, c_clip, propagate_nan=tl.PropagateNan.ALL) * carry
@@ -196,7 +196,7 @@ def _group(rewards, advantages, size, eps, SCALES: tl.constexpr, OTHERS: tl.cons
     i = tl.arange(0, SIZE)
     inside = i < size
     first = tl.program_id(0).to(tl.int64) * size
-    # Less the first of the group: then equal rewards are exactly 0, whatever rounding does.
+    # Minus the first reward of the group: then equal rewards are exactly 0, without rounding errors.
     reward = tl.load(rewards + first + i, inside, other=0.0) - tl.load(rewards + first)
     reward = tl.where(inside, reward, 0.0)
     off = tl.where(inside, reward - tl.sum(reward, axis=0) / size, 0.0)
@@ -212,14 +212,14 @@ def _group(rewards, advantages, size, eps, SCALES: tl.constexpr, OTHERS: tl.cons
 
 @functools.lru_cache(256)
 def _pair(number: float, is_double: bool) -> tuple[float, float | None]:
-    """As float32, and what that leaves out where it matters."""
+    """The number as float32, and its rounding error where results are float64."""
     near = struct.unpack("f", struct.pack("f", number))[0]
     return near, number - near if is_double and math.isfinite(number) else None
 
 
 @functools.lru_cache(256)
 def _tile(steps: int, envs: int) -> tuple[int, int, tuple[int]]:
-    """Steps and envs of a tile, and how many tiles there are."""
+    """Steps and envs of a tile, and the number of tiles."""
     tall = min(triton.next_power_of_2(steps), _MOST_STEPS)
     wide = max(8, _TILE // tall)
     return tall, wide, (triton.cdiv(envs, wide),)
@@ -244,7 +244,7 @@ def gae(
     advantages: Any,
     returns: Any,
 ) -> None:
-    """All contiguous, (steps, envs), of one float dtype; flags of any."""
+    """All arrays are contiguous, (steps, envs), of one float dtype; flags may have any dtype."""
     steps, envs = rewards.shape
     tall, wide, grid = _tile(steps, envs)
     is_double = rewards.dtype is torch.float64
@@ -314,12 +314,12 @@ def group_relative(rewards: Any, group_size: int, scales: bool, leaves_out: bool
 
 
 def group_relative_of(rewards: Any, group_of: Any, scales: bool, leaves_out: bool, eps: float) -> Any:
-    """Groups in any order, by their numbers: a few launches of torch's own."""
+    """Groups in any order, by group number: a few launches of torch kernels."""
 
     def sums(values: Any) -> Any:
         return torch.zeros_like(rewards).index_add_(0, group_of, values)
 
-    # Less any one of the group: then equal rewards are exactly 0, whatever rounding does.
+    # Minus one reward of the group: then equal rewards are exactly 0, without rounding errors.
     rewards = rewards - torch.zeros_like(rewards).index_copy_(0, group_of, rewards)[group_of]
     count = sums(torch.ones_like(rewards))
     size = count[group_of]

@@ -1,12 +1,11 @@
-"""Kernels of the rows: written in order, drawn at random. A row is a run of bytes, as in the engine; beside it a flag
-byte."""
+"""Kernels that write and draw rows. A row is a sequence of bytes, as in the engine, and has a flag byte."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .copying import below, copy_value, stream_key, unit
+from .random import below, stream_key, unit
 from .state import (
     ADDED,
     BETA,
@@ -33,6 +32,7 @@ from .state import (
     is_last,
 )
 from .tree import descend
+from .value_copy import copy_value
 
 __all__ = ["draw", "weigh", "write"]
 
@@ -66,7 +66,7 @@ def write(
     HAS_TRUNCATED: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Puts n rows behind the newest."""
+    """Appends n rows."""
     state = numbers.to(tl.pointer_type(tl.int64))
     head = tl.load(state + HEAD)
     part = tl.program_id(1)
@@ -114,7 +114,7 @@ def _target(u, i, n, total, NEWEST: tl.constexpr, STRATIFIED: tl.constexpr):
 
 @triton.jit
 def _blind(flags, key, reach, i, slot, bad, FIRST: tl.constexpr):
-    """Draws again where no row is. Returns the slots, and how often a draw met nothing."""
+    """Draws again where a slot has no live row. Returns the slots, and the number of positions drawn again."""
     misses = tl.sum(bad.to(tl.int64), axis=0)
     attempt = tl.full((), FIRST, tl.int64)
     tries = tl.full((), 0, tl.int32)
@@ -130,7 +130,7 @@ def _blind(flags, key, reach, i, slot, bad, FIRST: tl.constexpr):
 
 @triton.jit
 def _newest(flags, head, live, i, slot, CAPACITY: tl.constexpr, NEWEST: tl.constexpr):
-    """The newest rows for the first positions, newest first; where there are fewer, they come again."""
+    """The newest rows for the first positions, newest first; repeated where there are fewer rows than positions."""
     most = tl.minimum(live, NEWEST)
     wanted = i % tl.maximum(most, 1)
     found = head * 0
@@ -195,7 +195,7 @@ def draw(
     PARTS: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """Draws n rows and makes examples of them. Without LEVELS uniformly, with them by priority."""
+    """Draws n rows and makes examples of them: uniformly without LEVELS, by priority with LEVELS."""
     state = numbers.to(tl.pointer_type(tl.int64))
     real = reals.to(tl.pointer_type(tl.float64))
     part = tl.program_id(1)
@@ -217,8 +217,8 @@ def draw(
         mass = leaves.to(tl.pointer_type(tl.float32)) + PADDED
         total = tl.load(sums + LEVELS[len(LEVELS) - 1])
         slot = descend(nodes, _target(unit(key, i, zero), i, n, total, NEWEST, STRATIFIED), TOTAL, LEVELS, CAPACITY)
-        # Sums of the same numbers in two orders may differ by their last bit, and a target may fall in between, where
-        # nobody is. It is drawn anew then.
+        # Sums of the same numbers in different orders may differ in the last bit, so a target may fall on a row without
+        # mass. Such a target is drawn again.
         bad = inside & (zero + total > 0) & (tl.load(mass + slot) <= 0)
         attempt = tl.full((), 1, tl.int64)
         while (tl.sum(bad.to(tl.int32), axis=0) > 0) & (attempt < _BLIND):
@@ -249,7 +249,7 @@ def draw(
         if part == 0:
             tl.store(alarms.to(tl.pointer_type(tl.int64)) + EMPTY, 1)
 
-    # How far the example goes, and what it earned.
+    # The last step of the example, and its discounted reward.
     lap = head // CAPACITY - (slot >= head % CAPACITY).to(tl.int64)
     t = lap * CAPACITY + slot
     last = t
@@ -266,7 +266,7 @@ def draw(
                 ahead = last + ENVS
                 going = going & (ended == 0) & (ahead < head)
                 byte = tl.load(flag + ahead % CAPACITY, going, other=0)
-                passes = going & ((byte & IS_LIVE) == 0)  # masked out: the episode goes on behind it
+                passes = going & ((byte & IS_LIVE) == 0)  # a masked row: the episode continues after it
                 while tl.sum(passes.to(tl.int32), axis=0) > 0:
                     ahead = tl.where(passes, ahead + ENVS, ahead)
                     going = going & (ahead < head)
@@ -339,7 +339,7 @@ def draw(
 
 @triton.jit(do_not_specialize=["n"])
 def weigh(reals, weights, probabilities, n, NEWEST: tl.constexpr, ITEMS: tl.constexpr):
-    """The weights of a large draw, by many programs."""
+    """Computes the weights of a large draw with many programs."""
     real = reals.to(tl.pointer_type(tl.float64))
     first = tl.program_id(0) * ITEMS
     _weigh(weights, probabilities, first, n, tl.load(real + REFERENCE), tl.load(real + BETA), NEWEST, ITEMS)

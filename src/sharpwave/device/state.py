@@ -1,8 +1,7 @@
-"""What a table on a GPU keeps beside its rows: where its numbers stand, and how the programs of a launch know who is
-last.
+"""The counters of a table on a GPU, and how the programs of a launch find out which one is the last.
 
-Everything that changes is on the device: a launch waits for nothing, and a captured graph goes on from where the last
-replay ended.
+All state is on the device: a launch does not wait for the host, and a captured CUDA graph continues from the state that
+its last replay left.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Places in a table's whole numbers.
+# Positions in a table's whole numbers.
 NUMBERS = (
-    "head",  # rows ever written, with those that were masked out
-    "origin",  # rows before it were cleared; a multiple of the capacity
+    "head",  # rows ever written, including masked rows
+    "origin",  # rows before this position were cleared; a multiple of the capacity
     "live",
     "calls",
     "sampled",
@@ -23,11 +22,11 @@ NUMBERS = (
     "episodes",
     "applied",
     "stale",
-    "programs",  # of the launch that is under way, those that are done
-    "least",  # and the smallest probability they met: the bits of a double
+    "programs",  # finished programs of the running launch
+    "least",  # smallest probability in the running launch: the bits of a double
     "seed",
-    "refused",  # whether the update that is under way has a number that is none
-    "applying",  # what its programs have applied so far
+    "refused",  # whether the running update has a priority that is not finite
+    "applying",  # rows that the running update has applied so far
     "updates",
 )
 HEAD = tl.constexpr(0)
@@ -56,10 +55,10 @@ BETA_STEPS = tl.constexpr(3)
 RUNNING_MAX = tl.constexpr(4)
 EPS = tl.constexpr(5)
 MIX = tl.constexpr(6)
-REFERENCE = tl.constexpr(7)  # of the last draw: the probability whose weight is 1 ...
-BETA = tl.constexpr(8)  # ... and the exponent
+REFERENCE = tl.constexpr(7)  # of the last draw: the probability whose weight is 1
+BETA = tl.constexpr(8)  # of the last draw
 
-# What a kernel tells the host without being waited for: words of the host's memory.
+# Words in host memory that kernels set: the host reads them without waiting for the device.
 ALARMS = ("empty", "not_finite")
 EMPTY = tl.constexpr(0)
 NOT_FINITE = tl.constexpr(1)
@@ -68,13 +67,13 @@ NOT_FINITE = tl.constexpr(1)
 IS_LIVE = tl.constexpr(1)
 ENDS = tl.constexpr(2)
 TRUNCATED = tl.constexpr(4)
-STOPS = tl.constexpr(8)  # the row after it is another stream's
+STOPS = tl.constexpr(8)  # the next row belongs to another writer's stream
 
 
 @triton.jit
 def is_last(state):
-    """Whether all other programs of the launch are done: what they wrote can be read, and what they read can be
-    changed. The barrier makes it true of every thread: one alone does the counting."""
+    """Whether all other programs of the launch are finished: their writes can be read, and their inputs can be changed.
+    The barrier is needed because a single thread of the program does the counting."""
     tl.debug_barrier()
     last = tl.atomic_add(state + PROGRAMS, 1) == tl.num_programs(0) * tl.num_programs(1) - 1
     if last:

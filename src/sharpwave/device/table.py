@@ -1,7 +1,7 @@
 """A table on a GPU: rows, flags, priorities and every counter are tensors there.
 
-No call waits for the device, but for those whose answer is a number of Python's (``read_numbers``, ``serials``). What a
-kernel finds out too late for an error of its own call it writes into memory of the host, and the next call raises it.
+Calls do not wait for the device, except those that return numbers to Python (``read_numbers``, ``serials``). A kernel
+that finds an error after its call has returned writes it into host memory, and the next call raises it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from .rows import draw, weigh, write
 from .state import ALARMS, NUMBERS, REALS
 from .tree import apply, enter, mark, refresh, remass
 
-__all__ = ["DeviceTable", "Draws", "Index", "Leaf"]
+__all__ = ["DeviceField", "DeviceTable", "Draws", "PrioritySettings"]
 
-_ENTER_ALONE = 4096  # rows that one program takes into the index; more are many programs' work
+_ENTER_ALONE = 4096  # rows up to which one program updates the index; for more rows, many programs
 _UPDATE_ALONE = 256
 _ITEMS = 128
 _MANY = 1024
-# Nodes at a time, by a program among many and by one alone, and its warps: so much fits into their registers.
+# Nodes at a time and warps, of one program among many and of a single program: as many as fit into the registers.
 _NODES, _WARPS = 32, 4
 _NODES_ALONE, _WARPS_ALONE = 128, 16
-_WEIGH_ALONE = 4096  # draws up to which the weights are worked out by who draws last
-_PART_BYTES = 16 << 10  # of a row: more is shared among programs
-_TILE_BYTES = 8 << 10  # of a program's rows, where they are small
+_WEIGH_ALONE = 4096  # draws up to which the last program of the draw computes the weights
+_PART_BYTES = 16 << 10  # bytes of a row per program: larger rows are divided among programs
+_TILE_BYTES = 8 << 10  # bytes per program where rows are small
 
 
-class Leaf(NamedTuple):
-    """A field of the rows."""
+class DeviceField(NamedTuple):
+    """A field of the rows on a device."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    is_last: bool  # of the example's last row, not of its first
+    is_last: bool  # examples take it from their last row, not from their first
 
     @property
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Index(NamedTuple):
-    """How rows are drawn by priority, as ``settings.engine_settings`` has it."""
+class PrioritySettings(NamedTuple):
+    """How rows are drawn by priority: the numbers of ``settings.engine_settings``."""
 
     eps: float
     stratified: bool
@@ -58,8 +58,8 @@ class Index(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What ``DeviceTable.draw`` needs to know of the memory of batches of one size: numbers of the first, and how far
-    each goes on from one batch to the next."""
+    """The memory of batches of one size, for ``DeviceTable.draw``: the kernel's numbers for the first batch, and the
+    step of each number from one batch to the next."""
 
     numbers: tuple[Any, ...]
     steps: tuple[Any, ...] | None
@@ -68,7 +68,7 @@ class Draws(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Fields as the kernels copy them: one number a field, in each."""
+    """How the kernels copy fields: each tuple has one number per field."""
 
     offsets: tuple[int, ...]
     counts: tuple[int, ...]
@@ -78,7 +78,7 @@ class Moves(NamedTuple):
 
 
 def plan_moves(offsets: Sequence[int], sizes: Sequence[int], stride: int) -> Moves:
-    """The widest units that fit where each field stands."""
+    """The widest units that the alignment of each field allows."""
     widths = [math.gcd(8, offset, size, stride) for offset, size in zip(offsets, sizes, strict=True)]
     counts = [size // width for size, width in zip(sizes, widths, strict=True)]
     aligns = [math.gcd(16, offset, size, stride) for offset, size in zip(offsets, sizes, strict=True)]
@@ -91,18 +91,18 @@ def power_above(count: int) -> int:
 
 
 def tile(stride: int, part: int = _PART_BYTES) -> tuple[int, int]:
-    """Rows of a program, and programs of a row, of which each takes so many bytes or more."""
+    """Rows per program, and programs per row; each program of a row copies ``part`` bytes or more."""
     rows = max(1, min(32, _TILE_BYTES // stride))
     return 1 << (rows.bit_length() - 1), max(1, min(16, stride // part))
 
 
 class DeviceTable:
-    """Rows in a ring. ``span`` is how many serials a round takes; see core/storage/format.h."""
+    """Rows in a ring. ``span`` is the number of serials per lap; see core/storage/format.h."""
 
     def __init__(
         self,
         device: torch.device,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[DeviceField],
         capacity: int,
         span: int,
         num_envs: int,
@@ -112,7 +112,7 @@ class DeviceTable:
         gamma: float = 1.0,
         reward: int = 0,
         newest: int = 0,
-        index: Index | None = None,
+        index: PrioritySettings | None = None,
         exponents: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0),
     ) -> None:
         self.device, self.leaves, self.capacity, self.span = device, list(leaves), capacity, span
@@ -131,7 +131,7 @@ class DeviceTable:
         def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
-        with torch.inference_mode(False):  # whoever makes it there may use it elsewhere
+        with torch.inference_mode(False):  # a table made in inference mode may be used outside of it
             self.rows = torch.empty(capacity * self.stride, dtype=torch.uint8, device=device)
             self.flags = zeros(capacity, torch.uint8)
             self.numbers = zeros(len(NUMBERS), torch.int64)
@@ -145,7 +145,7 @@ class DeviceTable:
             self.powers = torch.tensor(powers, dtype=torch.float64, device=device)
             self.alarms = torch.zeros(len(ALARMS), dtype=torch.int64, pin_memory=device.type == "cuda")
             self.heard = self.alarms.numpy()
-            self.alarm = memoryview(self.heard.data)  # the quickest to look at
+            self.alarm = memoryview(self.heard.data)  # the quickest to read
             self._make_index(zeros)
         self.powers_at = self.powers.data_ptr()
         self.fixed = tuple(
@@ -155,7 +155,7 @@ class DeviceTable:
         self._make_kernels(reward)
 
     def _make_kernels(self, reward: int) -> None:
-        """All of them, each with its constants; compiled when they are used."""
+        """Makes all kernels with their constants; each is compiled at its first use."""
         rows, parts = self.tile
         truths = False, True
         self._write = {
@@ -188,7 +188,7 @@ class DeviceTable:
             for given in truths
         }
         ring = self.capacity, self.span
-        # Levels from here on are small, and done by who is last below them.
+        # Levels from here on are small: the last program of the level below computes them.
         top = max(1, sum(size > _NODES for size in self.level_sizes))
         self.launched_levels = top
         top = top if top < len(self.levels) else 0
@@ -227,8 +227,8 @@ class DeviceTable:
         self.level_sizes = [-(-self.capacity // 32 ** (k + 1)) for k in range(len(starts))]
         leaves = zeros(2 * self.padded, torch.float32)
         leaves[: self.padded] = -1
-        # Sums of 8 bytes, the largest priority, the least mass; then, of 8 bytes, what children come to with those
-        # before them, of nodes and of leaves.
+        # Per node: the sum (8 bytes), the largest priority, the least mass. Then, for each node and each leaf, the sum
+        # of itself and the siblings before it (8 bytes).
         nodes = zeros(self.total * 6 + self.padded * 2, torch.float32)
         nodes[self.total * 2 : self.total * 3] = -1
         nodes[self.total * 3 : self.total * 4] = math.inf
@@ -238,8 +238,9 @@ class DeviceTable:
     # ---- writing ----------------------------------------------------------------------------------------------
 
     def add(self, sources: tuple[int, ...], count: int, flags: tuple[int, int, int], priorities: int) -> None:
-        """Addresses on the device, at multiples of 16: of ``count`` values of each field; of bytes that say which rows
-        end an episode, are cut off, and count; of priorities, float32. 0 where there are none."""
+        """Appends ``count`` rows. All arguments are addresses on the device, at multiples of 16, or 0 for none:
+        ``sources`` of the values of each field; ``flags`` of bytes that tell which rows end an episode, are truncated,
+        and are not masked; ``priorities`` of float32."""
         rows, parts = self.tile
         has = tuple(address != 0 for address in flags)
         self._write[has]((-(-count // rows), parts), (*self.fixed[:3], sources, *flags, count))
@@ -260,7 +261,7 @@ class DeviceTable:
 
     def _refresh_levels(self, which: int, serials: int, count: int) -> None:
         for level, size in enumerate(self.level_sizes[: self.launched_levels]):
-            # The newest rows lie side by side (see _newest_nodes); of many others some share a node.
+            # The newest rows are adjacent and share nodes (see _newest_nodes); other rows may each have their own.
             nodes = (count // 32 ** (level + 1) + 3, count, size)[which]
             if nodes >= size:
                 here, nodes, rows = 2, size, size
@@ -272,7 +273,7 @@ class DeviceTable:
     # ---- drawing ----------------------------------------------------------------------------------------------
 
     def draws(self, count: int, first: Sequence[int], steps: Sequence[int] | None = None) -> Draws:
-        """``first``: addresses of what ``draw`` fills: a field each; discounts, where examples have several steps;
+        """``first``: addresses that ``draw`` writes to: each field; discounts, where examples have several steps;
         weights and probabilities, where there are priorities; serials."""
 
         def numbers(of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
@@ -294,7 +295,7 @@ class DeviceTable:
     draw: Any
 
     def draw_here(self, count: int, draws: Draws, i: int = 0) -> None:
-        """Draws and gathers a batch, into the i-th memory that they know of, with the current device."""
+        """Draws a batch into the i-th batch memory of ``draws``, on the current device."""
         rows, parts = self.tile
         self._draw((-(-count // rows), parts), draws.numbers, draws.steps, i)
         if draws.weigh:
@@ -303,13 +304,13 @@ class DeviceTable:
     # ---- priorities -------------------------------------------------------------------------------------------
 
     def update(self, serials: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:
-        """Contiguous int64 and float32 of one length, at multiples of 16 bytes. Returns how many were applied, and how
-        many were stale."""
+        """Sets priorities: contiguous int64 and float32 of one length, at multiples of 16 bytes. Returns the number
+        of applied rows and the number of stale rows."""
         count = serials.numel()
         assert self.winners is not None
         if count == 0:
             return torch.zeros(2, dtype=torch.int64, device=self.device)
-        counts = torch.empty(2, dtype=torch.int64, device=self.device)  # each its own: it is handed out
+        counts = torch.empty(2, dtype=torch.int64, device=self.device)  # new at each call: it is returned
         names, values, winners = serials.data_ptr(), priorities.data_ptr(), self.winners.data_ptr()
         one = count <= _UPDATE_ALONE
         grid = 1 if one else -(-count // _ITEMS), 1
@@ -322,12 +323,12 @@ class DeviceTable:
         return counts
 
     def remake(self) -> None:
-        """The masses of all rows and everything above them, from priorities and alpha."""
+        """Computes the masses of all rows and the whole tree, from priorities and alpha."""
         assert self.index is not None
         self._remass((-(-self.padded // _MANY), 1), (self.fixed[4], self.fixed[3], self.padded))
         self._refresh_levels(2, 0, 0)
 
-    # ---- what waits -------------------------------------------------------------------------------------------
+    # ---- calls that wait --------------------------------------------------------------------------------------
 
     def read_numbers(self) -> dict[str, int]:
         return dict(zip(NUMBERS, self.numbers.tolist(), strict=True))
@@ -344,7 +345,7 @@ class DeviceTable:
             self.reals[REALS.index(name)] = value
 
     def serials(self) -> torch.Tensor:
-        """Of the live rows, oldest first."""
+        """The serials of the live rows, oldest first."""
         numbers = self.read_numbers()
         head = numbers["head"]
         t = torch.arange(max(numbers["origin"], head - self.capacity), head, device=self.device)
@@ -353,7 +354,7 @@ class DeviceTable:
         return ((t // self.capacity) * self.span + slots)[is_live]
 
     def slots_of(self, serials: torch.Tensor) -> torch.Tensor:
-        """-1 where a row is gone."""
+        """The slots of rows; -1 where a row is no longer there."""
         numbers = self.read_numbers()
         slots = serials % self.span
         t = torch.div(serials, self.span, rounding_mode="floor") * self.capacity + slots

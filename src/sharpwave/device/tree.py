@@ -1,8 +1,8 @@
-"""Kernels of the priorities: a tree of sums with 32 children a node.
+"""Kernels of the priorities: a tree of sums with 32 children per node.
 
-Parents are computed anew from their children and never added to, so no error builds up. Beside the sums stands for each
-child what it and those before it come to: a draw finds its way by halving, in a few reads a node, without a word from
-another thread.
+A parent is always computed from its children and never incremented, so rounding errors do not build up. Each child also
+stores the sum of itself and the children before it: a draw finds its child by binary search, with a few reads per node
+and no communication between threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _mass(priority, real):
 @triton.jit
 def _refresh(leaves, nodes, node, inside, PADDED: tl.constexpr, TOTAL: tl.constexpr, ABOVE: tl.constexpr,
              BELOW: tl.constexpr, KEEPS_ZERO: tl.constexpr):  # fmt: skip
-    """Nodes anew from their children, which stand from BELOW on; -1: these are leaves."""
+    """Computes nodes from their children, which begin at BELOW; -1: the children are leaves."""
     prior = leaves.to(tl.pointer_type(tl.float32))
     mass = prior + PADDED
     sums = nodes.to(tl.pointer_type(tl.float64))
@@ -73,14 +73,14 @@ def _refresh(leaves, nodes, node, inside, PADDED: tl.constexpr, TOTAL: tl.conste
 
 @triton.jit
 def _upto(nodes, TOTAL: tl.constexpr):
-    """What children come to with those before them: of nodes, then of leaves."""
+    """The sums of each child and the children before it: of nodes, then of leaves."""
     return (nodes + TOTAL * 16).to(tl.pointer_type(tl.float64))
 
 
 @triton.jit
 def _newest_nodes(state, n, j, CAPACITY: tl.constexpr, DIVISOR: tl.constexpr):
-    """The nodes of DIVISOR rows above the newest n, and which are there: j counts to n // DIVISOR + 3. The ring's last
-    node may hold fewer rows than others, so that a step leads past it: it has a place of its own."""
+    """The nodes of DIVISOR rows each above the newest n rows, and which of them exist; j counts to n // DIVISOR + 3.
+    The last node of the ring may have fewer rows, and a step of DIVISOR rows could skip it: it is listed separately."""
     start = (tl.load(state + HEAD) - n) % CAPACITY
     steps = n // DIVISOR
     row = tl.where(j <= steps, tl.minimum(j * DIVISOR, n - 1), tl.where(j == steps + 1, n - 1, CAPACITY - 1 - start))
@@ -89,7 +89,7 @@ def _newest_nodes(state, n, j, CAPACITY: tl.constexpr, DIVISOR: tl.constexpr):
 
 @triton.jit
 def _slots(serials, state, n, i, CAPACITY: tl.constexpr, SPAN: tl.constexpr, flags, BY_SERIAL: tl.constexpr):
-    """The rows that a call names: the newest n, or those of some serials; -1 where there is none."""
+    """The slots of a call's rows: the newest n, or those of ``serials``; -1 where there is no such row."""
     head = tl.load(state + HEAD)
     inside = i < n
     if BY_SERIAL:
@@ -125,8 +125,8 @@ def refresh(
     LEVELS: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """One level of the tree, above the rows that a call names (WHICH 0: the newest n; 1: by serial) or whole (2). From
-    TOP on, where it is not 0, levels have at most ITEMS nodes: the last program goes on to them."""
+    """Computes one level of the tree: the nodes above a call's rows (WHICH 0: the newest n; 1: by serial) or all nodes
+    (2). If TOP is not 0, levels from TOP on have at most ITEMS nodes, and the last program computes them too."""
     i = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
     state = numbers.to(tl.pointer_type(tl.int64))
     if WHICH == 2:
@@ -149,7 +149,7 @@ def refresh(
 @triton.jit
 def _refresh_whole(leaves, nodes, k: tl.constexpr, CAPACITY: tl.constexpr, PADDED: tl.constexpr, TOTAL: tl.constexpr,
                    LEVELS: tl.constexpr, KEEPS_ZERO: tl.constexpr, ITEMS: tl.constexpr):  # fmt: skip
-    """A level of at most ITEMS nodes."""
+    """Computes all nodes of a level that has at most ITEMS nodes."""
     node = tl.arange(0, ITEMS).to(tl.int64)
     below_ = LEVELS[k - 1] if k > 0 else -1
     inside = node * 32 ** (k + 1) < CAPACITY
@@ -160,11 +160,11 @@ def _refresh_whole(leaves, nodes, k: tl.constexpr, CAPACITY: tl.constexpr, PADDE
 def _refresh_all(leaves, nodes, state, flags, serials, n, CAPACITY: tl.constexpr, SPAN: tl.constexpr,
                  PADDED: tl.constexpr, TOTAL: tl.constexpr, LEVELS: tl.constexpr, KEEPS_ZERO: tl.constexpr,
                  BY_SERIAL: tl.constexpr, ITEMS: tl.constexpr):  # fmt: skip
-    """Every level above some rows, by one program: what it wrote it can read after a barrier."""
+    """Computes every level above some rows, in one program: after a barrier it can read its own writes."""
     for k in tl.static_range(len(LEVELS)):
         tl.debug_barrier()
         below_ = LEVELS[k - 1] if k > 0 else -1
-        if (CAPACITY - 1) // 32 ** (k + 1) + 1 <= ITEMS:  # of so few all
+        if (CAPACITY - 1) // 32 ** (k + 1) + 1 <= ITEMS:  # a small level is computed whole
             _refresh_whole(leaves, nodes, k, CAPACITY, PADDED, TOTAL, LEVELS, KEEPS_ZERO, ITEMS)
         elif BY_SERIAL:
             for first in range(0, n, ITEMS):
@@ -201,8 +201,8 @@ def enter(
     NODES: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """Gives the newest n rows their priorities. First those leave whose places they took: what the largest priority is,
-    is asked afterwards. PHASE 0: one program does all of it; 1 and 2: the two halves, by many."""
+    """Sets the priorities of the newest n rows. The overwritten rows are removed first, because the largest priority is
+    read after that. PHASE 0: one program does both; 1 and 2: many programs do the removal, then the rest."""
     state = numbers.to(tl.pointer_type(tl.int64))
     real = reals.to(tl.pointer_type(tl.float64))
     prior = leaves.to(tl.pointer_type(tl.float32))
@@ -249,8 +249,8 @@ def enter(
 @triton.jit(do_not_specialize=["n"])
 def mark(numbers, flags, winners, serials, priorities, alarms, n, CAPACITY: tl.constexpr, SPAN: tl.constexpr,
          ITEMS: tl.constexpr):  # fmt: skip
-    """Where a row is named twice the last one holds: each takes the row's place if it is later. A number that is none
-    refuses the call."""
+    """Where a row is given twice, the last one counts: it is found by an atomic maximum. A priority that is not finite
+    makes the call fail."""
     state = numbers.to(tl.pointer_type(tl.int64))
     first = tl.program_id(0).to(tl.int64) * ITEMS
     _mark(state, flags, winners, serials, priorities, alarms, n, first, CAPACITY, SPAN, ITEMS)
@@ -271,7 +271,7 @@ def _mark(state, flags, winners, serials, priorities, alarms, n, first, CAPACITY
 
 @triton.jit
 def _word(state, i):
-    """Who named a row: a later call has a larger one, so those of earlier calls need not be forgotten."""
+    """Call and position that gave a row its priority. Later calls have larger words, so old words need no reset."""
     return ((tl.load(state + UPDATES) + 1) << 32) + i + 1
 
 
@@ -298,7 +298,7 @@ def apply(
     NODES: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """New priorities for the rows of some serials. PHASE 0: one program does all of it; 1: many, behind mark()."""
+    """Sets the priorities of rows by serial. PHASE 0: one program does everything; 1: many programs, after mark()."""
     state = numbers.to(tl.pointer_type(tl.int64))
     real = reals.to(tl.pointer_type(tl.float64))
     prior = leaves.to(tl.pointer_type(tl.float32))
@@ -337,7 +337,7 @@ def apply(
 
 @triton.jit
 def _settle(state, counts, n, applied, is_refused):
-    """The end of an update."""
+    """Writes the result and the counters of an update."""
     tell = counts.to(tl.pointer_type(tl.int64))
     stale = tl.where(is_refused, 0, n - applied)
     tl.store(tell, applied)
@@ -350,7 +350,7 @@ def _settle(state, counts, n, applied, is_refused):
 
 @triton.jit(do_not_specialize=["n"])
 def remass(leaves, reals, n, PADDED: tl.constexpr, ITEMS: tl.constexpr):
-    """All masses anew, for another alpha."""
+    """Computes all masses for a new alpha."""
     i = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
     prior = leaves.to(tl.pointer_type(tl.float32))
     priority = tl.load(prior + i, i < n, other=-1.0)
@@ -360,10 +360,10 @@ def remass(leaves, reals, n, PADDED: tl.constexpr, ITEMS: tl.constexpr):
 
 @triton.jit
 def _child(upto, x, node, NODES: tl.constexpr):
-    """Which child a target lies in, and how far: the first that reaches beyond it."""
+    """The child that a target falls into, the first whose sum is above it, and the target's offset in that child."""
     at = upto + node * 32
     end = tl.load(at + 31)
-    x = tl.minimum(x, end - end * (1.0 / 9007199254740992.0))  # rounding leads past the end at most
+    x = tl.minimum(x, end - end * (1.0 / 9007199254740992.0))  # by rounding, x may be past the end
     passed = node * 0
     for k in tl.static_range(5):
         passed += tl.where(tl.load(at + passed + ((16 >> k) - 1)) <= x, 16 >> k, 0)
@@ -374,7 +374,7 @@ def _child(upto, x, node, NODES: tl.constexpr):
 
 @triton.jit
 def descend(nodes, x, TOTAL: tl.constexpr, LEVELS: tl.constexpr, CAPACITY: tl.constexpr):
-    """The row that a target lies in."""
+    """The row that a target falls into."""
     upto = _upto(nodes, TOTAL)
     slot = tl.zeros_like(x).to(tl.int64)
     for k in tl.static_range(len(LEVELS) - 1, 0, -1):

@@ -1,12 +1,15 @@
-"""The one append-only file of the package: what happened to a SequenceBuffer, or to a folder of trajectories.
+"""The append-only file of the package. It records the changes of a SequenceBuffer, or of a folder of trajectories.
 
-A call returns after its record was written, so a killed process loses nothing that was acknowledged; with ``sync`` it
-also waits for the disk, for power cuts. Opening tells two things apart. A torn last record was never acknowledged, or a
-power cut took it: it is cut off, with a warning and a count. Everything else that does not hold, before a record that
-does or before what was synced when the file was last closed, is damage: it is refused, or ``recover=True`` keeps the
-whole records and counts the rest.
+A call returns after its record was written, so no acknowledged record is lost when the process is killed. With ``sync``
+it also waits for the disk, so none is lost in a power cut.
 
-A journal has one owner: a lock on the file itself, which ends with its process and is not inherited by a forked child.
+Opening distinguishes two cases. An incomplete last record was never acknowledged, or was cut off by a power cut: it is
+removed, with a warning and a count. Any other invalid bytes, before a valid record or before the size that was synced
+when the file was last closed, are damage: the file is refused, or ``recover=True`` keeps the valid records and counts
+the lost ones.
+
+A journal has one owner. The owner holds a lock on the file itself, which ends with its process and is not inherited by
+a forked child.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from typing import Any
 from .. import _core
 from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from . import records as form
+from .new_file import write_pieces
 from .records import HEADER_BYTES, Entry, Header, Loss, Record
-from .replaced import write_pieces
 
 __all__ = ["Journal", "has_magic", "read_journal", "reading", "warn_caller", "write_journal"]
 
 _PACKAGE = str(Path(__file__).parents[1])
-_AT_ONCE = 512  # pieces a system call: the system takes 1024
+_AT_ONCE = 512  # pieces per system call; the limit of the system is 1024
 _WRONG = (
     KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError,
     struct.error, UnicodeError,
@@ -42,24 +45,25 @@ _WRONG = (
 class Journal:
     """A journal that this object owns. Not safe for threads.
 
-    The file is read before it is appended to: ``records()`` to its end, or the first ``append`` does it.
+    The file must be read to its end before a record is appended: iterate ``records()``, or the first ``append`` reads
+    it.
 
     Args:
-        path: Made where it is not there.
-        kind: Whose journal it is, at most 16 letters; another kind is refused.
-        where: Begins every message: the call and argument that name this file.
+        path: Path of the file; it is made where it does not exist.
+        kind: Kind of the journal, at most 16 letters; a file of another kind is refused.
+        where: Start of every error message: the call and argument that name this file.
         sync: Whether each append waits for the disk.
-        recover: Whether a damaged file is opened with its undamaged records.
-        timeout: Seconds to wait for another owner to let go.
+        recover: Whether a damaged file is opened with its valid records.
+        timeout: Seconds to wait until another owner closes the file.
 
     Attributes:
-        cut_bytes: Of a torn last record, cut off.
-        lost_records: Whole records that damage took (``recover``), as far as their numbers tell.
-        lost_bytes: That damage took.
-        size: Of the file; known once it has been read.
+        cut_bytes: Bytes of an incomplete last record that were removed.
+        lost_records: Records lost to damage (``recover``), as far as record numbers tell.
+        lost_bytes: Bytes lost to damage.
+        size: Size of the file; 0 until it has been read.
 
     Raises:
-        StorageError: Another owner has it, it is no journal of that kind, or it cannot be opened.
+        StorageError: It has another owner, is not a journal of that kind, or cannot be opened.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class Journal:
                 made = _core.NewFile(name)
                 made.write(_new_header(self.kind).to_bytes(0))
                 file = made.own()
-                made.sync()  # a file without its header would not be known again after a power cut
+                made.sync()  # after a power cut, a file without its header would not be recognised
                 made.publish(replace=False)
                 return file
         owned = _core.own_file(name, create=True, timeout=timeout)
@@ -126,20 +130,20 @@ class Journal:
 
     @property
     def identity(self) -> bytes:
-        """16 random bytes, of this file and of no other."""
+        """16 random bytes that identify this file."""
         return self._header.identity
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def records(self) -> Iterator[Record]:
-        """The records, in order, one at a time in memory. The first time it also finds the end of the file.
+        """Yields the records in order, one at a time in memory. The first iteration also finds the end of the file.
 
-        A damaged file (``recover``) stays as it is until the first ``append``, which writes the whole records and its
-        own into a new file: what follows from a loss is told in the step that forgets the loss.
+        A damaged file (``recover``) is not changed until the first ``append``. That call writes the valid records and
+        its own into a new file, so the records that describe the loss appear in the same step as the repaired file.
 
         Raises:
-            StorageError: Damage that ``recover`` would pass over. Nothing was changed; what was yielded before it
-                holds.
+            StorageError: The file is damaged and ``recover`` was not given. Nothing was changed; the records yielded
+                before are valid.
         """
         file = self._descriptor("read")
         if self.size:
@@ -180,10 +184,10 @@ class Journal:
             yield
 
     def head(self, record: Record) -> dict[str, Any]:
-        """What a record's head says.
+        """The head of a record, a JSON object.
 
         Raises:
-            StorageError: It is not JSON, or not an object.
+            StorageError: The head is not JSON, or not an object.
         """
         with self.reading(record):
             said = json.loads(record.head)
@@ -194,13 +198,13 @@ class Journal:
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, entries: Iterable[Entry]) -> int:
-        """Writes records behind the last one; returns how many bytes they are.
+        """Appends records; returns their size in bytes.
 
-        All of them, or none if the call fails. A process that is killed in this call may leave the first few: what has
-        to be together goes into one record.
+        All records are written, or none if the call fails. If the process is killed in this call, the first few may be
+        in the file: facts that must stay together belong into one record.
 
         Raises:
-            StorageError: It cannot be written; the file is as before.
+            StorageError: The records cannot be written; the file is unchanged.
             ClosedError: The journal was closed, or belongs to the parent of this process.
         """
         file = self._descriptor("write")
@@ -225,7 +229,7 @@ class Journal:
                 os.fdatasync(file)
             self.size, self._number = end, number
         except BaseException as error:
-            # Also on an interrupt: bytes of an uncounted record would be found when the file is opened again.
+            # Also on an interrupt: otherwise the next open would find bytes of a record that was not acknowledged.
             try:
                 os.ftruncate(file, self.size)
             except OSError as second:
@@ -240,12 +244,12 @@ class Journal:
         return sum(form.encode(entry, 0, self._header.tag)[1] for entry in entries)
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        """Puts a new file with these records in this one's place, in one step; they may come from ``records()``.
+        """Replaces the file, in one step, by a new one with these records; they may come from ``records()``.
 
-        It is on the disk, and owned, before it gets the name.
+        The new file is on the disk, and owned by this object, before it gets the name.
 
         Raises:
-            StorageError: It cannot be written, or another file has the name by now; this one is as before.
+            StorageError: It cannot be written, or another file has taken the name; this file is unchanged.
         """
         old = self._file
         self._descriptor("write")
@@ -303,7 +307,7 @@ class Journal:
         self._header = header
 
     def close(self) -> None:
-        """Lets go of the file. What was appended is on the disk then, and a loss of it is reported as damage."""
+        """Closes the file. All appended records are on the disk then; if some are missing later, that is damage."""
         if not self._is_open:
             return
         self._is_open = False
@@ -317,14 +321,14 @@ class Journal:
 
 @contextmanager
 def reading(where: str, path: str | os.PathLike[str], record: Record) -> Iterator[None]:
-    """Goes around all code that relies on a record's content: an error there becomes a StorageError with its place."""
+    """A context in which a record's content is read: errors become a StorageError that names the record."""
     try:
         yield
     except SharpwaveError as error:
         raise StorageError(f"{where}: {os.fspath(path)}: the record at byte {record.at}: {error}") from None
     except _WRONG as error:
         raise StorageError(
-            f"{where}: {os.fspath(path)}: the record at byte {record.at} is whole, but does not say what it should: "
+            f"{where}: {os.fspath(path)}: the record at byte {record.at} has right checksums and wrong content: "
             f"{type(error).__name__}: {error}"
         ) from None
 
@@ -332,15 +336,15 @@ def reading(where: str, path: str | os.PathLike[str], record: Record) -> Iterato
 def read_journal(
     path: str | os.PathLike[str], kind: str, *, where: str = "journal", recover: bool = False, loss: Loss | None = None
 ) -> Generator[Record, None, None]:
-    """The whole records of a journal that another process may own; nothing is changed.
+    """Yields the valid records of a journal without owning it; nothing is changed.
 
-    A torn last record is left out without a warning: a live owner may be writing it.
+    An incomplete last record is left out without a warning: the owner may be writing it.
 
     Args:
         loss: Counts what ``recover`` passed over; complete when the iterator ends.
 
     Raises:
-        StorageError: It cannot be opened, is no journal of that kind, or is damaged (not with ``recover``).
+        StorageError: It cannot be opened, is not a journal of that kind, or is damaged and ``recover`` was not given.
     """
     name = Path(os.path.abspath(path))
     try:
@@ -376,7 +380,7 @@ def has_magic(path: str | os.PathLike[str]) -> bool:
 
 
 def write_journal(path: str | os.PathLike[str], kind: str, entries: Iterable[Entry], sync: bool = True) -> int:
-    """Writes a whole journal without an owner, in one step; returns its bytes."""
+    """Writes a whole journal in one step and does not keep it open; returns its size in bytes."""
     name = os.path.abspath(path)
     made = _core.NewFile(name)
     header, _ = _write_whole(made, _new_header(kind), entries)
@@ -421,7 +425,7 @@ def _parse_header(where: str, path: Path, kind: str, file: int, raw: bytes, reco
             raise StorageError(f"{where}: {path}: {error}; remove it or give another path") from None
         if not recover:
             raise StorageError(
-                f"{where}: {path}: {error}, but records stand in it; restore the file from a copy, or give "
+                f"{where}: {path}: {error}, but the file has records; restore it from a copy, or give "
                 "recover=True to keep them"
             ) from None
         return Header(kind, tag + secrets.token_bytes(12), HEADER_BYTES, 0, is_whole=False)
@@ -431,7 +435,7 @@ def _parse_header(where: str, path: Path, kind: str, file: int, raw: bytes, reco
 
 
 def _split_tail(loss: Loss, size: int, header: Header) -> int:
-    """Takes a torn tail out of the loss, and returns where it begins; the file's size where there is none."""
+    """Removes an incomplete last record from the loss. Returns where it begins; the file's size if there is none."""
     tail = size
     if loss.ranges and loss.ranges[-1][1] == size and loss.ranges[-1][0] >= header.synced_end:
         tail = loss.ranges.pop()[0]
@@ -450,12 +454,12 @@ def _said_damage(where: str, path: Path, loss: Loss, mend: str) -> str:
         )
     return (
         f"{where}: {path}: damaged at byte {loss.ranges[0][0]}: {loss.bytes} bytes with {loss.records} records or more "
-        f"cannot be read; {loss.found} records are whole, before and behind it: restore the file from a copy, or {mend}"
+        f"cannot be read; {loss.found} records before and after it are whole: restore the file from a copy, or {mend}"
     )
 
 
 def warn_caller(message: str) -> None:
-    """Warns at the line of the user's code that called the package, however deep in the package this is."""
+    """Warns at the line of the user's code that called the package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -463,7 +467,7 @@ def warn_caller(message: str) -> None:
 
 
 def _said_owner(path: str) -> str:
-    """For a message: the number is what the owner calls itself, and may be another process here."""
+    """The owner, for a message. The process id is from the owner's PID namespace."""
     with suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -479,7 +483,7 @@ def _write_all(file: int, pieces: list[Any], at: int) -> None:
     for start in range(0, len(pieces), _AT_ONCE):
         views = [memoryview(piece).cast("B") for piece in pieces[start : start + _AT_ONCE]]
         while views:
-            done = os.pwritev(file, views, at)  # fewer bytes where the disk is full or there are more than 2 GiB
+            done = os.pwritev(file, views, at)  # writes fewer bytes if the disk is full, or above 2 GiB
             at += done
             while views and done >= len(views[0]):
                 done -= len(views.pop(0))

@@ -1,13 +1,13 @@
-"""The bytes of a journal: a header, then numbered records, each with a checksum over its header and one over the rest.
+"""The bytes of a journal: a header, then numbered records. A record has a checksum of its header and one of the rest.
 
-What a reader can tell apart:
+How a reader uses them:
 
-- The header's checksum holds: then the length is the one that was written, and the next record's place is known.
-- The number is not the expected one: records were removed, or a range stands twice.
-- The tag is the file's own: bytes of another journal inside a body, or in a block that the disk gave back after a power
-  cut, are never taken for a record of this one.
+- Header checksum: if it is right, the length is right, and the position of the next record is known.
+- Number: if it is not the expected one, records were removed or a range of the file is repeated.
+- Tag: it is the file's own. Bytes of another journal, inside a body or in an old disk block that appears after a power
+  cut, are never taken for a record of this file.
 
-A bad record is a torn tail only where no record header of this file stands behind it.
+An invalid record is an incomplete last record only if no record header of this file follows it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ VERSION = 1
 HEADER_BYTES = 128
 # Magic, version, reserved, kind, identity, reserved, checksum of these. Written once.
 _HEADER = struct.Struct("<16sII16s16sI")
-# Bytes and records that were on the disk when this was written, checksum of both.
+# Bytes and records that are known to be on the disk, checksum of both.
 _SYNCED = struct.Struct("<QQ")
 _SYNCED_AT = 64
-_PID_AT = 88  # of the present or last owner, for messages; no checksum: it changes whenever a file is opened
+_PID_AT = 88  # process id of the present or last owner, for messages; no checksum covers it
 _CRC = struct.Struct("<I")
 
 _RECORD_MAGIC = b"\x9dSWJ"
@@ -43,7 +43,7 @@ _CHUNK = 1 << 20
 
 
 class Entry(NamedTuple):
-    """A record to be written: a kind (0 to 65535), a head (JSON, or its bytes), and a body in pieces."""
+    """A record to be written: a kind (0 to 65535), a head (JSON, or its bytes) and the pieces of a body."""
 
     kind: int
     head: Any
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record that was read and whose checksums hold."""
+    """A record that was read and whose checksums are right."""
 
     kind: int
     head: bytes
@@ -67,7 +67,7 @@ class Header(NamedTuple):
     identity: bytes
     synced_end: int
     synced_records: int
-    is_whole: bool = True  # False: damaged, and made up from the first record
+    is_whole: bool = True  # False: the header was damaged, and this one was made from the first record
 
     @property
     def tag(self) -> bytes:
@@ -79,14 +79,14 @@ class Header(NamedTuple):
         return (first + self.synced_bytes() + _CRC.pack(0) + _CRC.pack(pid)).ljust(HEADER_BYTES, b"\0")
 
     def synced_bytes(self) -> bytes:
-        """Of ``_SYNCED_AT``. The tag goes into the checksum: the bytes of another file's header do not hold."""
+        """The bytes at ``_SYNCED_AT``. The checksum includes the identity, so the bytes of another file are refused."""
         numbers = _SYNCED.pack(self.synced_end, self.synced_records)
         return numbers + _CRC.pack(_core.crc32c(numbers + self.identity))
 
     @classmethod
     def parse(cls, raw: bytes) -> Header:
         """Raises:
-        ValueError: It is none; the message says why.
+        ValueError: It is not a header; the message says why.
         """
         if not raw.startswith(MAGIC):
             raise ValueError("it is not a journal of this Sharpwave")
@@ -102,12 +102,12 @@ class Header(NamedTuple):
         made = cls(kind.rstrip(b"\0").decode(), identity, end, records)
         (crc,) = _CRC.unpack_from(raw, _SYNCED_AT + _SYNCED.size)
         if crc != _CRC.unpack(made.synced_bytes()[_SYNCED.size :])[0]:
-            made = made._replace(synced_end=HEADER_BYTES, synced_records=0)  # a promise less, no data less
+            made = made._replace(synced_end=HEADER_BYTES, synced_records=0)  # forgets what was synced, loses no record
         return made
 
 
 def pid_of(raw: bytes) -> int | None:
-    """The process that wrote itself into a header."""
+    """The process id in a header."""
     if not raw.startswith(MAGIC) or len(raw) < HEADER_BYTES:
         return None
     (pid,) = _CRC.unpack_from(raw, _PID_AT)
@@ -123,7 +123,7 @@ def write_synced(file: int, header: Header) -> None:
 
 
 def encode(entry: Entry, number: int, tag: bytes) -> tuple[list[Any], int]:
-    """The pieces of a record, and how many bytes they are."""
+    """The pieces of a record, and its size in bytes."""
     head = entry.head if isinstance(entry.head, bytes) else json.dumps(entry.head, separators=(",", ":")).encode()
     crc = _core.crc32c(head)
     if len(head) >> 32:
@@ -139,10 +139,10 @@ def encode(entry: Entry, number: int, tag: bytes) -> tuple[list[Any], int]:
 
 
 class Loss:
-    """What a walk could not read, by range of bytes.
+    """The ranges of bytes that a walk could not read.
 
-    The last range, where it reaches the end of the file, may be a torn tail. ``records`` counts the numbers that are
-    missing between records whose headers hold.
+    A last range that reaches the end of the file may be an incomplete last record. ``records`` counts the numbers that
+    are missing between records with valid headers.
     """
 
     def __init__(self) -> None:
@@ -160,14 +160,15 @@ class Loss:
 
 
 class _Bytes:
-    """A file's bytes by place, a chunk at a time: small records cost no system call each."""
+    """Reads a file in chunks, so that small records do not need a system call each."""
 
     def __init__(self, file: int, size: int) -> None:
         self.file, self.size = file, size
         self._chunk, self._at = b"", 0
 
     def small(self, at: int, length: int) -> tuple[bytes, int]:
-        """A chunk that has these bytes, and their place in it; fewer where the file ends or the length is large."""
+        """A chunk with these bytes, and their position in it. It has fewer at the end of the file or if the length is
+        large."""
         if at < self._at or at + length > self._at + len(self._chunk):
             self._chunk, self._at = os.pread(self.file, min(_CHUNK, self.size - at), at), at
         return self._chunk, at - self._at
@@ -179,12 +180,12 @@ class _Bytes:
         while done < length:
             got = os.preadv(self.file, [view[done:]], at + done)
             if not got:
-                break  # cut short while it was read: the checksum will not hold
+                break  # the file was cut while it was read: the checksum will be wrong
             done += got
         return made
 
     def find(self, what: bytes, at: int) -> int:
-        """The place of ``what`` at or behind ``at``; the file's size where it is nowhere."""
+        """The first position of ``what`` from ``at`` on; the file's size if there is none."""
         while at + len(what) <= self.size:
             chunk = os.pread(self.file, min(_CHUNK, self.size - at), at)
             found = chunk.find(what)
@@ -197,7 +198,7 @@ class _Bytes:
 
 
 def walk(file: int, about: Header, size: int, loss: Loss) -> Iterator[Record]:
-    """The whole records of a file up to ``size``, in order; ``loss`` is complete when the iterator ends."""
+    """The valid records of a file up to ``size``, in order; ``loss`` is complete when the iterator ends."""
     raw = _Bytes(file, size)
     unpack, crc32c, mark = _RECORD.unpack_from, _core.crc32c, _RECORD_MAGIC + about.tag
     at = HEADER_BYTES if about.is_whole else 0
@@ -226,14 +227,14 @@ def walk(file: int, about: Header, size: int, loss: Loss) -> Iterator[Record]:
                     yield Record(kind, head, body, at, end)
                     at = end
                     continue
-        # A record that stands here a second time (its number is behind the expected one) is passed over like damage.
+        # A repeated record, whose number is below the expected one, is skipped like damage.
         further = _find_record(raw, at + 1, mark)
         loss.ranges.append((at, further))
         at = further
 
 
 def _find_record(raw: _Bytes, at: int, mark: bytes) -> int:
-    """The next place with the header of a record."""
+    """The position of the next valid record header."""
     while (at := raw.find(mark, at)) < raw.size:
         chunk, off = raw.small(at, RECORD_BYTES)
         header = chunk[off : off + _RECORD.size]
@@ -244,7 +245,7 @@ def _find_record(raw: _Bytes, at: int, mark: bytes) -> int:
 
 
 def find_tag(file: int, size: int) -> bytes | None:
-    """The tag of the first record that a file has, for a file whose header is gone."""
+    """The tag of a file's first record, for a file without a valid header."""
     raw = _Bytes(file, size)
     at = _find_record(raw, 0, _RECORD_MAGIC)
     return None if at >= size else os.pread(file, 4, at + 4)

@@ -14,7 +14,18 @@ import numpy as np
 from .. import _core, arrays
 from ..checks import whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
-from ..sampling import Linear, Prioritized, Sampler, Uniform, beta_numbers, read_alpha, read_beta, sampler_from_plain
+from ..sampling import (
+    Linear,
+    Prioritized,
+    Sampler,
+    Uniform,
+    beta_numbers,
+    exponents,
+    read_alpha,
+    read_beta,
+    sampler_from_plain,
+    sampler_to_plain,
+)
 from ..schema import Field, Node, is_next
 from ..settings import engine_settings
 from ..views import Transitions
@@ -81,13 +92,14 @@ class DeviceRows:
 
     def _make_table(self, where: str) -> Any:
         try:
-            from ..device.table import DeviceTable, Index, Leaf
+            from ..device.table import DeviceField, DeviceTable, PrioritySettings
         except ImportError as error:
             raise SchemaError(f"{where}: device: rows on a GPU need Triton ({error}); pip install triton") from None
 
         spec, schema = self.spec, self.spec.schema
         leaves = [
-            Leaf(name, field.shape, field.dtype, name == "done" or is_next(name)) for name, field in schema.leaves
+            DeviceField(name, field.shape, field.dtype, is_last=name == "done" or is_next(name))
+            for name, field in schema.leaves
         ]
         for leaf in leaves:
             self.place._dtype(leaf.dtype)  # refused before memory is taken
@@ -98,9 +110,9 @@ class DeviceRows:
             raise SchemaError(f"{where}: field 'reward': n_step > 1 sums it: expected float32 or float64, got {got}")
         blocks, rows = _core.plan_blocks(schema.engine_fields(), spec.capacity, spec.num_envs or 1, spec.writers)
         settings = engine_settings(schema, spec.sampler, spec.view, None).index
-        index = exponents = None
+        index = None
         if settings is not None:
-            index = Index(
+            index = PrioritySettings(
                 settings.eps,
                 settings.stratified,
                 int(settings.normalize),
@@ -108,8 +120,6 @@ class DeviceRows:
                 int(settings.new_rows),
                 settings.new_priority,
             )
-            assert isinstance(spec.sampler, Prioritized)
-            exponents = spec.sampler.numbers()
         torch = self.place.torch
         need = spec.capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26))
         if self.device.type == "cuda" and need > torch.cuda.mem_get_info(self.device)[0]:
@@ -131,7 +141,7 @@ class DeviceRows:
             reward=0 if reward is None else names.index("reward"),
             newest=getattr(spec.sampler, "newest", 0),
             index=index,
-            **({} if exponents is None else {"exponents": exponents}),
+            exponents=exponents(spec.sampler),
         )
 
     def heed(self, where: str) -> None:
@@ -277,7 +287,7 @@ class DeviceRows:
         if isinstance(read, np.ndarray):
             return load.put(arrays.truths(name, read, lead))
         if tuple(read.shape) != lead:
-            raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value a row, got {tuple(read.shape)}")
+            raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value per row, got {tuple(read.shape)}")
         return load.put(read if read.element_size() == 1 else read != 0)
 
     def _magnitudes(self, load: Load, where: str, name: str, value: Any, lead: tuple[int, ...]) -> int:
@@ -285,7 +295,7 @@ class DeviceRows:
         if not (isinstance(value, self.place.torch.Tensor) and value.device == self.device):
             return load.put(arrays.priorities(where, name, value, lead))
         if tuple(read.shape) != lead:
-            raise SchemaError(f"{where}: {name}: expected shape {lead}, one number a row, got {tuple(read.shape)}")
+            raise SchemaError(f"{where}: {name}: expected shape {lead}, one number per row, got {tuple(read.shape)}")
         if read.dtype.is_complex:
             raise SchemaError(f"{where}: {name}: expected numbers, got {read.dtype}")
         return load.put(read.detach().to(self.place.torch.float32))
@@ -573,7 +583,7 @@ class DeviceRows:
         real = self.table.read_reals()
         steps = int(real["beta_steps"])
         beta = [real["beta_start"], real["beta_end"], steps] if steps else real["beta_end"]
-        return sampler_from_plain(built.to_plain() | {"alpha": real["alpha"], "beta": beta})
+        return sampler_from_plain(sampler_to_plain(built) | {"alpha": real["alpha"], "beta": beta})
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes, as plain numbers. Waits for the device."""

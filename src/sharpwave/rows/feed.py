@@ -26,12 +26,12 @@ __all__ = ["GpuFeed"]
 
 def _registered(rows: HostRows) -> Any:
     """The memory of the rows, registered once for all GPUs."""
-    from ..device.registering import Registered
+    from ..device.registered_memory import RegisteredMemory
 
     if rows.registered is None:
         place = rows.table.row_memory()
         is_file = (rows.address or "").startswith("file://")
-        memory = Registered(place.address, place.bytes, rows.table.path if is_file else None, place.file_offset)
+        memory = RegisteredMemory(place.address, place.bytes, rows.table.path if is_file else None, place.file_offset)
         rows.registered = memory
         weakref.finalize(rows, memory.close)  # before the table's memory goes
     return rows.registered
@@ -81,8 +81,8 @@ class GpuFeed:
         if self.device.type != "cuda":
             return f"{self.device.type} is no CUDA device"
         try:
-            from ..device.feeding import Feed
-            from ..device.registering import Unregistered
+            from ..device.registered_memory import Unregistered
+            from ..device.row_reader import RowReader
         except ImportError as error:
             return f"Triton is not there ({error})"
         self.unregistered = Unregistered
@@ -90,7 +90,7 @@ class GpuFeed:
             with self.torch.cuda.device(self.device):
                 memory = _registered(rows)
                 spec, extras = rows.spec, set(self.extras)
-                self.feed = Feed(rows.table, spec.schema, self.device, spec.n_step, self.window, extras, memory)
+                self.feed = RowReader(rows.table, spec.schema, self.device, spec.n_step, self.window, extras, memory)
         except OSError as error:
             return str(error)
         return ""
@@ -175,7 +175,7 @@ class GpuFeed:
             arrays = self.rows.fill(size, None, timeout, False)
             batch = self.convert(self.rows.spread(arrays))
             return batch, arrays["indices"], tuple(_tensors(batch)), None
-        from ..device.pinned import views_of
+        from ..device.pinned_memory import views_of
 
         block = self._take_block(size)
         try:
@@ -198,14 +198,14 @@ class GpuFeed:
 
     def _take_block(self, size: int) -> Any:
         """Pinned memory that nobody reads any more."""
-        from ..device.pinned import Pinned
+        from ..device.pinned_memory import PinnedMemory
 
         with self.lock:
             free = self.pinned.get(size, [])
             for i, block in enumerate(free):
                 if block.event is None or block.event.query():
                     return free.pop(i)
-        return Pinned(self._specs(size), self.device)
+        return PinnedMemory(self._specs(size), self.device)
 
     def _specs(self, size: int) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
         lead = (size, self.window) if self.window else (size,)

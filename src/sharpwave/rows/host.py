@@ -18,12 +18,23 @@ from ..arrays import prepare, refuse_masked
 from ..arrays import priorities as read_priorities
 from ..checks import whole
 from ..errors import SchemaError, StorageError
-from ..sampling import Linear, Prioritized, Sampler, beta_numbers, read_alpha, read_beta, sampler_from_plain
-from ..settings import engine_settings, index_setup
+from ..sampling import (
+    Linear,
+    Prioritized,
+    Sampler,
+    beta_numbers,
+    read_alpha,
+    read_beta,
+    sampler_from_plain,
+    sampler_to_plain,
+)
+from ..settings import achieved_leaf, copies_goals, engine_settings, index_setup
 from ..views import Hindsight, View, Windows
 from .bell import Bell, batches
 from .feed import GpuFeed
+from .goals import put_goals
 from .handles import as_handles, lap_positions
+from .priorities import window_priorities
 from .protocol import Batch
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
@@ -59,9 +70,9 @@ class HostRows:
         self.spec, self.address = spec, address
         self.where = address or "memory"
         if hindsight is not None:
-            field = schema.leaves[hindsight.leaf(schema)][1]
+            field = schema.leaves[achieved_leaf(schema, hindsight)][1]
             shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
-            self._goals = shape, field.dtype, hindsight.puts_as_is(schema)
+            self._goals = shape, field.dtype, copies_goals(schema, hindsight)
         # Whether the engine's own sample() does all that a draw takes.
         self._is_plain = spec.pace is None and hindsight is None and not schema.ragged
         self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
@@ -119,7 +130,7 @@ class HostRows:
             raise SchemaError(f"{where}: exist='attach': {storage!r} has another view") from None
         there = rows.spec
         is_alike = (there.schema, there.capacity, there.num_envs) == (spec.schema, spec.capacity, spec.num_envs)
-        is_drawn_alike = (there.sampler.to_plain(), there.pace) == (spec.sampler.to_plain(), spec.pace)
+        is_drawn_alike = (sampler_to_plain(there.sampler), there.pace) == (sampler_to_plain(spec.sampler), spec.pace)
         if not is_alike or not is_drawn_alike:
             rows.close(False)
             what = "sampler or pace" if is_alike else "schema, capacity or num_envs"
@@ -217,7 +228,7 @@ class HostRows:
         steps = np.empty(count, np.uint32) if n_step > 1 else None
         batch = self.table.sample_in_turn(count, arrays, timeout, False, (goals, after, steps))
         try:
-            hindsight.relabel(batch, n_step, gamma, goals, after, steps, placed)
+            put_goals(hindsight, batch, n_step, gamma, goals, after, steps, placed)
         except BaseException:  # out of the user's functions: the caller does not get the batch
             self.settle(batch["indices"], False)
             raise
@@ -305,7 +316,7 @@ class HostRows:
             return done
         view = self.spec.view
         if isinstance(view, Windows) and np.ndim(priorities) == 2:
-            priorities = view.mix(where, priorities, mask)
+            priorities = window_priorities(where, view, priorities, mask)
         elif mask is not None:
             raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
         serials = as_handles(where, handles)
@@ -333,7 +344,7 @@ class HostRows:
         exponents = self.table.exponents()
         steps, end = int(exponents.beta_steps), exponents.beta_end
         beta = [exponents.beta_start, end, steps] if steps else end
-        return sampler_from_plain(built.to_plain() | {"alpha": exponents.alpha, "beta": beta})
+        return sampler_from_plain(sampler_to_plain(built) | {"alpha": exponents.alpha, "beta": beta})
 
     def stats(self) -> dict[str, Any]:
         stats = {"storage": self.where, **self.table.stats()}
@@ -368,6 +379,8 @@ class HostRows:
 
 class Writer:
     """A stream of rows of its own into a buffer; ``add`` is the buffer's. Made by ``buf.writer()``."""
+
+    add: Callable[..., None]
 
     def __init__(self, writer: _core.Writer) -> None:
         self._writer = writer

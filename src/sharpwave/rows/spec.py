@@ -8,11 +8,11 @@ from typing import Any
 
 from .. import _core
 from ..errors import SchemaError, StorageError
-from ..pace import Pace
-from ..sampling import KINDS, Prioritized, Sampler, sampler_from_plain
+from ..pace import Pace, check_pace
+from ..sampling import KINDS, Prioritized, Sampler, sampler_from_plain, sampler_to_plain
 from ..schema import Schema
-from ..settings import check_together
-from ..views import Hindsight, Transitions, View, Windows, view_from_plain
+from ..settings import achieved_leaf, check_together
+from ..views import Hindsight, Transitions, View, Windows, view_from_plain, view_to_plain
 
 __all__ = ["RowSpec"]
 
@@ -52,9 +52,9 @@ class RowSpec:
         if self.pace is not None and not isinstance(self.pace, Pace):
             raise SchemaError(f"{where}: pace: expected Pace() or None, got {self.pace!r}")
         if self.pace is not None:
-            self.pace.check(where, self.capacity)
+            check_pace(where, self.pace, self.capacity)
         if self.hindsight is not None:
-            self.hindsight.leaf(self.schema)
+            achieved_leaf(self.schema, self.hindsight)
 
     @property
     def n_step(self) -> int:
@@ -93,9 +93,9 @@ class RowSpec:
                 "face": self.face,
                 "schema": self.schema.to_plain(),
                 "num_envs": self.num_envs,
-                "sampler": self.sampler.to_plain(),
-                "view": self.view.to_plain(),
-                "pace": None if self.pace is None else self.pace.to_plain(),
+                "sampler": sampler_to_plain(self.sampler),
+                "view": view_to_plain(self.view),
+                "pace": None if self.pace is None else list(self.pace.numbers.values()),
             }
         )
 

@@ -13,15 +13,15 @@ from sharpwave.tools.watch import format_pids, watch_segment
 if TYPE_CHECKING:
     import typer
 
-# Every module that the command line needs and `import sharpwave` does not. One that is missing and not listed
-# here is a defect of ours, and its traceback is wanted.
+# Modules that the command line needs and `import sharpwave` does not. If another module is missing, that is a bug of
+# ours, and the traceback is shown.
 EXTRA_MODULES = frozenset({"gymnasium", "h5py", "matplotlib", "minari", "rich", "torch", "typer"})
 
 
 def build_app() -> "typer.Typer":
     """Returns the Typer application.
 
-    Typer is an extra and is imported here, not above: `main` can then say how to install it.
+    Typer is an optional dependency. It is imported here so that `main` can say how to install it.
     """
     import typer
 
@@ -45,7 +45,7 @@ def build_app() -> "typer.Typer":
     @app.command()
     def demo(
         steps: Annotated[int, typer.Option(min=1, help="Environment steps to train for.")] = 15_000,
-        seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
         out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results.")] = Path("sharpwave-demo"),
     ) -> None:
         """Train DQN on CartPole-v1 by prioritized 3-step replay and plot its learning curve."""
@@ -59,15 +59,15 @@ def build_app() -> "typer.Typer":
             str, typer.Argument(help="A saved buffer's path, a folder of trajectories, or shm:// or file:// storage.")
         ],
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-        watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, without attaching.")] = False,
+        watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C, without opening it.")] = False,
         interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks of --watch.")] = 1.0,
-        count: Annotated[int | None, typer.Option(min=1, help="End --watch after so many looks.")] = None,
+        count: Annotated[int | None, typer.Option(min=1, help="End --watch after this many looks.")] = None,
     ) -> None:
-        """Show what a saved buffer or a live storage holds."""
+        """Show the numbers of a saved or live buffer, or of a folder of trajectories."""
         if watch:
             watch_segment(address, interval, count, as_json)
         elif count is not None:
-            raise typer.BadParameter("it counts the looks of --watch: give that too", param_hint="--count")
+            raise typer.BadParameter("it counts the looks of --watch; give --watch too", param_hint="--count")
         elif Path(address).is_dir():
             trajectories.print_info(Path(address), as_json)
         else:
@@ -76,8 +76,8 @@ def build_app() -> "typer.Typer":
     source_option = typer.Option("--source-path", help="Where the trajectories are.")
     save_option = typer.Option("--save-path", help="The folder to make.")
     copy_option = typer.Option("--copy", help="Leave the source as it is; otherwise trajectories are moved.")
-    dry_option = typer.Option("--dry-run", help="Say what would be done, and do nothing.")
-    pickle_option = typer.Option("--allow-pickle", help="Trust pkl files: loading one runs what it says.")
+    dry_option = typer.Option("--dry-run", help="Print what would be done, and change nothing.")
+    pickle_option = typer.Option("--allow-pickle", help="Trust pkl files: loading one may run any code.")
 
     @app.command()
     def merge(
@@ -85,34 +85,34 @@ def build_app() -> "typer.Typer":
         source_path: Annotated[Path, source_option] = Path("."),
         copy: Annotated[bool, copy_option] = False,
         order: Annotated[
-            str, typer.Option(help="Of ranks: numeric, or string as RLinf (rank_10, rank_2).")
+            str, typer.Option(help="Order of ranks: numeric, or string as in RLinf (rank_10 before rank_2).")
         ] = "numeric",
         dry_run: Annotated[bool, dry_option] = False,
         allow_pickle: Annotated[bool, pickle_option] = False,
     ) -> None:
-        """Make one folder of trajectories of the rank_* folders in the source, in the order of their ids."""
+        """Merge the rank_* folders of the source into one folder of trajectories, in the order of their ids."""
         trajectories.run_merge(source_path, save_path, copy, order, dry_run, allow_pickle)
 
     @app.command()
     def split(
         save_path: Annotated[Path, save_option],
-        split_count: Annotated[int, typer.Option(help="How many trajectories, from the first one on.")],
+        split_count: Annotated[int, typer.Option(help="Number of trajectories to take, from the first.")],
         source_path: Annotated[Path, source_option] = Path("."),
         copy: Annotated[bool, copy_option] = False,
         dry_run: Annotated[bool, dry_option] = False,
         allow_pickle: Annotated[bool, pickle_option] = False,
     ) -> None:
-        """Make a folder of the first trajectories of another one."""
+        """Make a folder with the first trajectories of another folder."""
         trajectories.run_split(source_path, save_path, split_count, copy, dry_run, allow_pickle)
 
     @app.command()
     def convert(
         source: Annotated[str, typer.Argument(help="A folder of trajectories, or minari:NAME.")],
         target: Annotated[str, typer.Argument(help="A new folder, or minari:NAME.")],
-        storage_format: Annotated[str | None, typer.Option("--format", help="Of a folder: pt or safetensors.")] = None,
+        storage_format: Annotated[str | None, typer.Option("--format", help="Of the files: pt or safetensors.")] = None,
         allow_pickle: Annotated[bool, pickle_option] = False,
     ) -> None:
-        """Turn a Minari data set into a folder of trajectories, a folder into a data set, or into another format."""
+        """Convert a Minari data set to a folder of trajectories, a folder to a data set, or a folder's file format."""
         trajectories.run_convert(source, target, storage_format, allow_pickle)
 
     @app.command()
@@ -124,7 +124,7 @@ def build_app() -> "typer.Typer":
     def rm(
         addresses: Annotated[list[str], typer.Argument(metavar="ADDRESS...", help="shm://name or file://path.")],
     ) -> None:
-        """Remove live buffers at once, with what killed processes left of them. Never asks."""
+        """Remove live buffers and the files that killed processes left of them. Does not ask."""
         if not _remove(addresses):
             raise typer.Exit(1)
 
@@ -132,7 +132,7 @@ def build_app() -> "typer.Typer":
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake ends in one line on stderr and exit code 1."""
+    """Runs the command line; on an error of the user it prints one line to stderr and exits with code 1."""
     try:
         build_app()()
     except ModuleNotFoundError as error:
@@ -180,7 +180,9 @@ def _print_info(address: str, as_json: bool) -> None:
     for name, value in stats.items():
         table.add_row(name, _format(value))
     console = Console()
-    console.print(address, highlight=False, markup=False, soft_wrap=True)  # no title: one wraps at a narrow table
+    console.print(
+        address, highlight=False, markup=False, soft_wrap=True
+    )  # not the table's title, which would wrap in a narrow table
     console.print(table)
 
 
@@ -202,13 +204,13 @@ def _print_segments(as_json: bool) -> None:
             table.add_row(entry.address, "-", "-", "-", "-", "-", entry.problem)
             continue
         numbers = f"{entry.size:,}", f"{entry.capacity:,}", _format_bytes(entry.allocated_bytes), _format_s(entry.age_s)
-        table.add_row(entry.address, entry.face, *numbers, format_pids(entry.pids) or "nobody")
-    # What another program reads is never folded.
+        table.add_row(entry.address, entry.face, *numbers, format_pids(entry.pids) or "no process")
+    # Lines that another program reads are never wrapped.
     Console(width=None if sys.stdout.isatty() else 1_000).print(table, highlight=False, markup=False)
 
 
 def _remove(addresses: list[str]) -> bool:
-    """Removes each; returns whether all went well."""
+    """Removes each buffer; returns whether all could be removed."""
     went_well = True
     for address in addresses:
         try:

@@ -1,4 +1,4 @@
-"""`sharpwave demo`: watch DQN learn CartPole-v1 by prioritized 3-step replay; see where the time goes."""
+"""`sharpwave demo`: DQN learns CartPole-v1 with prioritized 3-step replay; prints results and timings."""
 
 from pathlib import Path
 
@@ -19,10 +19,10 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
 
     Args:
         steps: Environment steps to train for.
-        seed: Seed of everything random.
+        seed: Seed of all random numbers.
         out: Folder for the policy, the curve, the buffer and `learning_curve.png`; made where it is missing.
     """
-    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told before training, not after
+    out.mkdir(parents=True, exist_ok=True)  # an error here comes before training, not after it
     console = Console()
     result = _train_with_bar(per_dqn.Config(steps=steps, seed=seed), console)
     per_dqn.save(result, out)
@@ -52,7 +52,7 @@ def summary_table(result: per_dqn.Result) -> Table:
 
 def plot_learning_curve(result: per_dqn.Result, path: Path) -> None:
     """Writes return per episode, its running mean and the greedy evaluations as a PNG."""
-    # A Figure of its own on the Agg canvas: no display is needed and pyplot's global state stays untouched.
+    # A Figure on the Agg canvas needs no display and does not change pyplot's global state.
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

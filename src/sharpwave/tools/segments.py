@@ -1,7 +1,7 @@
-"""Live buffers seen from outside: who is there, what they hold, and how they go.
+"""Live buffers seen from outside: lists, reads and removes them without opening them.
 
-Nothing here attaches: that would take a seat, and could repair what a killed process left before anybody saw it.
-Numbers are read from the file as docs/format.md lays them out.
+Opening would take one of the places for processes, and could repair what a killed process left before it was seen.
+Numbers are read from the file at the offsets of docs/format.md.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _RUNTIME, _COUNTERS, _WRITERS, _DESCRIPTION = 0, 1, 2, 5  # regions
 _VERSION = 2
 _WRITER = struct.Struct("<Q16xQqQ208x")  # owner, origin, live, added
 _SHM_FILE = re.compile(r"sharpwave-([A-Za-z0-9_.-]{1,200})\.sw")
-_TEMPORARY = r"\.(?:[A-Za-z0-9]{6}|next)"  # what stands behind a name that is being made, or made anew
+_TEMPORARY = r"\.(?:[A-Za-z0-9]{6}|next)"  # suffix of a file that is being created or replaced
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What a live buffer says of itself, at one moment."""
+    """The numbers of a live buffer at one moment."""
 
     address: str
     uuid: str
@@ -53,19 +53,19 @@ class Segment:
     bytes: int
     allocated_bytes: int  # less than `bytes` where heaps are not full yet
     age_s: float
-    pids: list[int]  # that have it open, as each sees itself: another PID namespace has other numbers
+    pids: list[int]  # processes that have it open; each number is from the PID namespace of that process
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file in a live buffer's place that is none, or what a killed creator left there."""
+    """A file with the name of a live buffer that is not one, or that a killed creator left."""
 
     address: str
     problem: str
 
 
 def find() -> Iterator[Segment | Damaged]:
-    """Everything in the shared-memory folder that has the name of one of our files, by name."""
+    """All files in the shared-memory folder that are named like ours, sorted by name."""
     folder = Path(_core.shared_memory_folder)
     left = re.compile(rf"({_SHM_FILE.pattern}){_TEMPORARY}")
     for name in sorted(os.listdir(folder)):
@@ -135,7 +135,7 @@ def _read(address: str, path: Path, descriptor: int) -> Segment:
     if used > max_writers or max_writers > 4096 or max_writers * _WRITER.size != regions[_WRITERS][1]:
         raise damaged("is damaged: its counters contradict its header")
     writers = list(_WRITER.iter_unpack(take(regions[_WRITERS][0], used * _WRITER.size)))
-    # Writers go on while they are read, so the sum may be some rows off either way.
+    # Writers keep adding rows while this reads, so the sum may be a few rows too large or too small.
     size = sum(live for _, its_origin, live, _ in writers if its_origin == origin)
     try:
         face = json.loads(take(regions[_DESCRIPTION][0], min(regions[_DESCRIPTION][1], 1 << 20)))["face"]
@@ -166,25 +166,25 @@ def _read(address: str, path: Path, descriptor: int) -> Segment:
 
 @dataclass
 class Removed:
-    """What `remove` took away."""
+    """What `remove` removed."""
 
     paths: list[Path] = field(default_factory=list)
-    pids: list[int] = field(default_factory=list)  # that had it open, and keep their mapping
+    pids: list[int] = field(default_factory=list)  # processes that had it open; their mapping stays valid
 
 
 def remove(address: str) -> Removed:
-    """Removes a live buffer's file, and what killed creators left of the same address.
+    """Removes a live buffer's file, and files that killed creators left under the same address.
 
-    Processes that have it open keep what they have mapped; the name is free at once.
+    Processes that have the buffer open keep their mapping. The name is free at once.
 
     Raises:
-        StorageError: There is nothing of that address, or it is not ours. Nothing was removed.
+        StorageError: Nothing has that address, or the file is not ours. Nothing was removed.
     """
     path = _live_path(address, "rm")
     removed = Removed()
-    left = _leftovers(path)  # before the table: a name that its creator could not take back is the same file
+    left = _leftovers(path)  # before the table is removed: one of them may be a second name of the same file
     _refuse_foreign(path)
-    with contextlib.suppress(StorageError):  # one that is damaged is open nowhere
+    with contextlib.suppress(StorageError):  # no process has a damaged file open
         removed.pids = sorted(_core.Table.holders(str(path)))
     for name in [path, *left]:
         try:
@@ -213,9 +213,9 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """Files that a killed creator of `path` left: under a name of its kind, without a row, and open nowhere.
+    """Files that a killed creator of `path` left: named like its temporary files, without rows, open in no process.
 
-    A copy that somebody made under such a name (`live.sw.backup`) has rows, or is not ours.
+    A user's copy under such a name (`live.sw.backup`) has rows, or is not ours.
     """
     pattern = re.compile(re.escape(path.name) + _TEMPORARY)
     try:
@@ -237,9 +237,9 @@ def _leftovers(path: Path) -> list[Path]:
 
 
 def _is_second_name(path: Path, descriptor: int) -> bool:
-    """Whether a creator was killed between link() and the end of its first name: the table, under both names."""
+    """Whether a creator was killed after link() and before it removed the temporary name: both name the table."""
     if path.parent != Path(_core.shared_memory_folder):
-        return False  # where people keep files, a second name may be one of theirs
+        return False  # in other folders a second name may be a user's hard link
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -257,7 +257,7 @@ def _is_unfinished(descriptor: int) -> bool:
         (counters,) = struct.unpack_from("<Q", page, 432 + 16 * _COUNTERS)
         return counters < info.st_size and os.pread(descriptor, 8, counters) == bytes(8)  # no block was ever claimed
     try:
-        # The header is written last. Before, its page was allocated and never written: no data there.
+        # The header is written last. Until then its page is allocated and not written: the file has a hole there.
         return os.lseek(descriptor, 0, os.SEEK_DATA) >= _PAGE
     except OSError as error:
         return error.errno == errno.ENXIO
@@ -271,7 +271,7 @@ def _is_open_elsewhere(info: os.stat_result) -> bool:
         try:
             descriptors = os.listdir(process / "fd")
         except OSError:
-            continue  # it ended, or is another user's, whose files these are not
+            continue  # it has ended, or belongs to another user, who cannot have this file open
         for descriptor in descriptors:
             try:
                 if os.path.samestat(os.stat(process / "fd" / descriptor), info):
@@ -281,7 +281,7 @@ def _is_open_elsewhere(info: os.stat_result) -> bool:
     return False
 
 
-# ---- small things ----------------------------------------------------------------------------------------------------
+# ---- addresses -------------------------------------------------------------------------------------------------------
 
 
 def _live_path(address: str, where: str) -> Path:

@@ -17,7 +17,7 @@ MINARI = "minari:"
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What a folder of trajectories holds, told by its index; of a folder of ranks, all together."""
+    """Facts about a folder of trajectories, read from its index; for a folder of ranks, of all ranks together."""
     index, _ = open_checkpoint("info", path, allow_pickle=False)
     steps, envs = ([getattr(entry, name) for entry in index.entries] for name in ("steps", "envs"))
     formats = sorted({index.layouts[entry.layout].format for entry in index.entries})
@@ -50,7 +50,7 @@ def print_info(path: Path, as_json: bool) -> None:
     keys = facts.pop("keys")
     for name, value in facts.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
-    rows = Table("key", "a row")
+    rows = Table("key", "one row")
     for name, kind in keys.items():
         rows.add_row(name, kind.replace("[", r"\["))
     console = Console()
@@ -88,7 +88,7 @@ def run_convert(source: str, target: str, storage_format: str | None, allow_pick
         from sharpwave.trajectories.minari import to_minari
 
         if storage_format is not None:
-            raise SchemaError("convert: --format is of folders; Minari has its own")
+            raise SchemaError("convert: --format applies to folders; a Minari data set has its own format")
         count = to_minari(source, target.removeprefix(MINARI), allow_pickle, progress("converting"))
         print(f"{count:,} episodes in {target}")
     else:
@@ -110,7 +110,7 @@ def _reformat(source: Path, target: Path, storage_format: str, allow_pickle: boo
 
 
 def _device() -> str | None:
-    """bfloat16 needs torch; everything else does not."""
+    """The device for tensors where torch is installed; only bfloat16 needs it."""
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError:

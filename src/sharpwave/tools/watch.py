@@ -1,4 +1,4 @@
-"""`sharpwave info --watch`: a live buffer's numbers again and again, read from outside."""
+"""`sharpwave info --watch`: a live buffer's numbers at intervals, read without opening it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["format_pids", "watch_segment"]
 
 @dataclass(frozen=True)
 class Look:
-    """A buffer at one moment, and how fast it went since the look before; None at the first."""
+    """A buffer at one moment, and its rates since the previous look; None at the first look."""
 
     segment: segments.Segment
     added_per_s: float | None = None
@@ -31,12 +31,12 @@ class Look:
 def watch_segment(address: str, interval_s: float, count: int | None, as_json: bool) -> None:
     """Shows a live buffer every `interval_s` seconds, `count` times or until Ctrl-C.
 
-    A table that is drawn anew on a terminal; elsewhere one line a look, and with `as_json` one object a line.
+    On a terminal it redraws a table; elsewhere it prints one line per look, with `as_json` one JSON object per line.
     """
     looks = _look(address, interval_s, count)
     try:
         if as_json or not sys.stdout.isatty():
-            next(looks)  # the first knows no rates
+            next(looks)  # the first look has no rates
             for look in looks:
                 print(_json(look) if as_json else _line(look), flush=True)
             return
@@ -47,17 +47,17 @@ def watch_segment(address: str, interval_s: float, count: int | None, as_json: b
             for look in looks:
                 live.update(_table(look), refresh=True)
     except KeyboardInterrupt:
-        pass  # the way out
+        pass  # Ctrl-C is how a watch ends
 
 
 def _look(address: str, interval_s: float, count: int | None) -> Iterator[Look]:
-    """One look at once, then `count` more, each with the rates since the one before."""
+    """One look immediately, then `count` more, each with the rates since the previous one."""
     before, then = _read(address), time.monotonic()
     yield Look(before)
     for _ in itertools.count() if count is None else range(count):
         time.sleep(interval_s)
         segment, now = _read(address), time.monotonic()
-        # A new buffer under the old name began at nothing.
+        # The counters of a new buffer under the same name began at 0.
         added, sampled = (before.rows_added, before.rows_sampled) if segment.uuid == before.uuid else (0, 0)
         yield Look(
             segment, (segment.rows_added - added) / (now - then), (segment.rows_sampled - sampled) / (now - then)
@@ -77,7 +77,7 @@ def _line(look: Look) -> str:
     return (
         f"{time.strftime('%H:%M:%S')}  {now.size:,} of {now.capacity:,} rows  added {look.added_per_s:,.0f}/s  "
         f"sampled {look.sampled_per_s:,.0f}/s  {now.writers} of {now.max_writers} writers  {now.waiting} waiting  "
-        f"open in {format_pids(now.pids) or 'nobody'}"
+        f"open in {format_pids(now.pids) or 'no process'}"
     )
 
 
@@ -103,10 +103,10 @@ def _table(look: Look) -> Table:
     table.add_row("writers", f"{now.writers} of {now.max_writers}")
     table.add_row("waiting for their turn", f"{now.waiting}")
     table.add_row("recoveries, rows lost", f"{now.recoveries}, {now.rows_lost}")
-    table.add_row("open in", format_pids(now.pids) or "nobody")
+    table.add_row("open in", format_pids(now.pids) or "no process")
     return table
 
 
 def format_pids(pids: list[int]) -> str:
-    """Process ids as people read them; one of another PID namespace has no number here."""
+    """Process ids as text; a process of another PID namespace has no number here and is shown as '?'."""
     return ", ".join(str(pid) if pid else "?" for pid in pids)

@@ -22,7 +22,7 @@ import numpy as np
 from .. import _core
 from ..checks import one_of
 from ..errors import SchemaError, SharpwaveError, StorageError
-from ..files.replaced import write_pieces
+from ..files.new_file import write_pieces
 from .torch_zip import ALIGN, Array, Storage, Stored, finish, header_bytes, locate_tensors
 from .trajectory import (
     BITS,

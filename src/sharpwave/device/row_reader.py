@@ -1,8 +1,8 @@
-"""Batches of a table on the host for a GPU, which reads the rows itself where it may.
+"""Batches for a GPU that reads the rows of a table in host memory itself.
 
-The engine draws and names the rows; the GPU copies them; then the engine looks whether they held still. A batch in
-which a row was written over meanwhile is drawn again, through pinned memory of the host: there the engine checks every
-row while it copies.
+The engine draws the rows and lists their places; the GPU copies them; then the engine checks whether a row was
+overwritten during the copy. Such a batch is drawn again and copied by the engine into pinned memory: there every row is
+checked while it is copied.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from .._core import Role
 from ..schema import Field, Schema
 from .launch import Kernel
-from .pinned import Pinned, views_of
-from .pulling import pull
-from .registering import Registered
+from .pinned_memory import PinnedMemory, views_of
+from .pull import pull
+from .registered_memory import RegisteredMemory
 from .table import Moves, plan_moves, power_above, tile
 
-__all__ = ["Feed", "Ticket"]
+__all__ = ["RowReader", "Ticket"]
 
-_ASKEW_FROM = 64  # bytes of a value
-# A bus is kept busy by what is on its way: a few programs that ask for much at a time. Each takes registers from
-# whoever is learning: with rows of 56 KB 16 of them fetch at 87 % of the link and cost a DQN 3 % of its time, 24 at
-# 90 % and 4 %, 64 at 89 % and 8 %. That many bytes make it 20.
-_ON_THE_WAY = 640 << 10
+_SHIFT_FROM = 64  # bytes: larger unaligned values are read as shifted words
+# Outstanding loads keep the bus busy, so a few programs with many loads each are enough. Each program takes registers
+# from the training: with rows of 56 KB, 16 programs reach 87 % of the link and slow a DQN by 3 %, 24 programs 90 % and
+# 4 %, 64 programs 89 % and 8 %. With this many bytes in flight there are 20 programs.
+_BYTES_IN_FLIGHT = 640 << 10
 _FEWEST, _MOST = 16, 64
-_LARGE = 1024  # bytes of a value that counts there
+_LARGE = 1024  # bytes: only values of this size or more count for the number of programs
 _PIECE = 32 << 10
 _PART = 64 << 10
 _EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
@@ -37,8 +37,8 @@ _DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
 
 
 def _narrow(moves: Moves, sizes: list[int], shifts: list[int], together: list[int]) -> Moves:
-    """Words of 4 bytes for those that stand askew; and no more at a time than a program holds, of so many values
-    together."""
+    """The moves with words of 4 bytes for unaligned fields (``shifts``), and with ``wides`` so small that the registers
+    of a program hold ``together`` values at a time."""
     rows = []
     for (offset, count, width, align, _), size, shift, values in zip(
         zip(*moves, strict=True), sizes, shifts, together, strict=True
@@ -49,26 +49,26 @@ def _narrow(moves: Moves, sizes: list[int], shifts: list[int], together: list[in
     return Moves(*map(tuple, zip(*rows, strict=True)))
 
 
-class _Direct(NamedTuple):
+class _DirectField(NamedTuple):
     """A field that the kernel copies."""
 
     offset: int
-    before: int  # of the frames before the last
-    size: int  # of a frame
+    before: int  # offset of the frames before the last
+    size: int  # bytes of a frame
     depth: int
     kind: str
     spills: bool
 
 
-class Plan:
-    """What the kernel copies, and what comes from the host: the same for all batches of a buffer."""
+class ReadPlan:
+    """Which fields the kernel copies and which the host copies: the same for all batches of a buffer."""
 
     def __init__(self, schema: Schema, offsets: list[int], stride: int, n_step: int, window: int) -> None:
         self.schema, self.stride, self.window = schema, stride, window
         self.stack = max(field.stack for _, field in schema.leaves)
         self.direct: list[int] = []
         self.by_host: list[int] = []
-        of_direct: list[_Direct] = []
+        of_direct: list[_DirectField] = []
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
             if field.compression or field.ragged or (role == Role.reward and n_step > 1):
                 self.by_host.append(leaf)
@@ -79,11 +79,11 @@ class Plan:
                 kind = "own_frames" if role == Role.own else "next_frames"
             before = offsets[older] if role == Role.last and field.stack > 1 else offsets[number]
             self.direct.append(leaf)
-            of_direct.append(_Direct(offsets[number], before, size, field.stack, kind, role == Role.next))
+            of_direct.append(_DirectField(offsets[number], before, size, field.stack, kind, role == Role.next))
         sizes = [one.size for one in of_direct]
-        # Large values that stand askew, images behind a flag, are read in words all the same.
+        # Large unaligned values, such as an image after a flag byte, are read as shifted words.
         self.shifts = [
-            one.offset % 4 if one.size % 4 == 0 and one.size >= _ASKEW_FROM and one.offset % 4 == one.before % 4 else 0
+            one.offset % 4 if one.size % 4 == 0 and one.size >= _SHIFT_FROM and one.offset % 4 == one.before % 4 else 0
             for one in of_direct
         ]
         at = [
@@ -109,13 +109,13 @@ class Plan:
             parts,
         )
         self.tile = rows, parts
-        # Of a stack that goes on from another the GPU's cache has all frames but one: less is on the way.
+        # Of the stack of a next observation, all frames but one are in the GPU's cache: fewer bytes are in flight.
         holds = [
             rows * (1 if one.kind == "next_frames" else power) * wide * width
             for one, power, wide, width in zip(of_direct, powers, moves.wides, moves.widths, strict=True)
         ]
         large = [held for held, one in zip(holds, of_direct, strict=True) if one.size >= _LARGE] or holds
-        self.programs = max(_FEWEST, min(_MOST, _ON_THE_WAY * len(large) // max(sum(large), 1)))
+        self.programs = max(_FEWEST, min(_MOST, _BYTES_IN_FLIGHT * len(large) // max(sum(large), 1)))
         self.pull = Kernel(pull, shape)
 
     def batch_shape(self, leaf: int, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -125,9 +125,9 @@ class Plan:
 
 
 class Ticket:
-    """One batch on its way: memory for it, and what must be asked when it has arrived."""
+    """One batch in transfer: its memory, and the engine's record of the rows that it reads."""
 
-    def __init__(self, plan: Plan, size: int, device: torch.device, extras: set[str]) -> None:
+    def __init__(self, plan: ReadPlan, size: int, device: torch.device, extras: set[str]) -> None:
         rows = size * max(plan.window, 1)
         lead = (size, plan.window)
         names: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -136,17 +136,17 @@ class Ticket:
         if plan.stack > 1:
             for name in ("own_frames", "next_frames"):
                 names[name] = (rows * plan.stack,), np.dtype(np.int64)
-        self.named = Pinned(names, device)
+        self.named = PinnedMemory(names, device)
         specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for leaf in plan.by_host:
             specs[leaf] = plan.batch_shape(leaf, size)
         for name, kind in zip(_EXTRAS, _DTYPES, strict=True):
             if name in extras:
                 specs[name] = (lead if name in ("valid", "mask", "first") else (size,)), np.dtype(kind)
-        self.sent = Pinned(specs, device)
-        # They stand as askew as in the rows.
+        self.sent = PinnedMemory(specs, device)
+        # With the same alignment as in the rows.
         shifts = dict(zip(plan.direct, plan.shifts, strict=True))
-        self.spills = Pinned({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device, shifts)
+        self.spills = PinnedMemory({leaf: plan.batch_shape(leaf, size) for leaf in plan.spilled}, device, shifts)
         places = self.named.arrays
         self.places = [places.get(name) for name in ("own", "last", "next", "own_frames", "next_frames")]
         self.leaves = [
@@ -155,7 +155,7 @@ class Ticket:
         self.extras = [self.sent.arrays.get(name) for name in _EXTRAS]
         self.spill_addresses = tuple(self.spills.address(leaf) if leaf in plan.spilled else 0 for leaf in plan.direct)
         self.place_addresses = tuple(self.named.address(kind) for kind in plan.kinds)
-        # One piece of memory for all: to make a tensor takes longer than to launch the kernel.
+        # One block of memory for all fields: to make a tensor takes longer than to launch the kernel.
         self.outs, self.out_starts, self.out_bytes = [], [], 0
         for leaf in plan.direct:
             shape, dtype = plan.batch_shape(leaf, size)
@@ -175,11 +175,11 @@ class Ticket:
         self.feed: Any = None
         self.event = torch.cuda.Event() if device.type == "cuda" else None
         self.tensors: dict[Any, torch.Tensor] = {}
-        self.blocks: tuple[torch.Tensor, ...] = ()  # the memory behind them
+        self.blocks: tuple[torch.Tensor, ...] = ()  # the memory of the tensors
 
 
-class Feed:
-    """Reads a table's rows on a device. ``memory``: the rows, as the device may read them.
+class RowReader:
+    """Reads a table's rows on a device. ``memory``: the memory of the rows, registered for the device.
 
     Raises:
         Unregistered: The memory cannot be registered.
@@ -193,11 +193,11 @@ class Feed:
         n_step: int,
         window: int,
         extras: set[str],
-        memory: Registered | None,
+        memory: RegisteredMemory | None,
     ) -> None:
         rows = table.row_memory()
         self.table, self.device, self.extras = table, device, extras
-        self.plan = Plan(schema, table.field_offsets, rows.row_bytes, n_step, window)
+        self.plan = ReadPlan(schema, table.field_offsets, rows.row_bytes, n_step, window)
         self.free: dict[int, list[Ticket]] = {}
         self.memory = memory
         self.base = rows.address if memory is None else memory.base
@@ -215,7 +215,7 @@ class Feed:
             self.reached = slots * self.plan.stride
 
     def begin(self, size: int, timeout: float | None, deliver: bool, stream: Any = None) -> Ticket:
-        """Draws a batch and lets the current stream, which is this one, fetch it."""
+        """Draws a batch and starts its copy in ``stream``, which is the current stream."""
         free = self.free.get(size)
         ticket = free.pop() if free else Ticket(self.plan, size, self.device, self.extras)
         ticket.feed = self
@@ -227,15 +227,15 @@ class Feed:
         try:
             self._reach()
             self.fetch(ticket, stream)
-        except BaseException:  # the rows reach nobody; a kernel may be at the ticket's memory
+        except BaseException:  # the batch is not delivered; the ticket is not reused, a kernel may still write to it
             if not deliver:
                 self.table.settle(ticket.extras[-1], False)
             raise
         return ticket
 
     def fetch(self, ticket: Ticket, stream: Any = None) -> None:
-        """Lets the current stream, which is this one, copy what a ticket names."""
-        if torch.is_inference_mode_enabled():  # whoever draws it there may learn from it elsewhere
+        """Starts the copy of a ticket's rows in ``stream``, which is the current stream."""
+        if torch.is_inference_mode_enabled():  # the batch may be used for training outside of inference mode
             with torch.inference_mode(False):
                 return self.fetch(ticket, stream)
         plan = self.plan
@@ -248,12 +248,12 @@ class Feed:
         plan.pull(grid, (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, *made, ticket.rows))
         if ticket.event is not None:
             ticket.event.record(stream)
-        # While the device is at work.
+        # After the launch: the device copies meanwhile.
         ticket.blocks = (out,)
         ticket.tensors = views_of(out, ticket.outs)
 
     def end(self, ticket: Ticket) -> dict[Any, torch.Tensor] | None:
-        """The tensors of a batch that has arrived, by leaf and by name; None if a row changed on the way."""
+        """Waits for a batch and returns its tensors, by leaf and by name; None if a row changed during the copy."""
         if ticket.event is not None:
             ticket.event.synchronize()
         held = ticket.reading.holds()

@@ -1,4 +1,4 @@
-"""A file that is replaced in one step: readers find the old one or the new one, whole."""
+"""Files that are replaced in one step: a reader finds the complete old file or the complete new one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _TOGETHER = 1 << 20  # bytes of small pieces that are joined before they are wri
 
 
 def replace_file(path: str | os.PathLike[str], pieces: Iterable[Any], sync: bool = True) -> int:
-    """Writes a file that takes the name ``path`` when it is whole, readable by its owner only.
+    """Writes a file that gets the name ``path`` when it is complete. Only its owner may read it.
 
     Args:
-        path: Its name. What has the name already is replaced.
-        pieces: Its bytes, in order: anything with the buffer protocol.
-        sync: Whether the bytes are on the disk before the file gets its name: without it a power cut may leave the name
-            and no bytes.
+        path: Name of the file. An existing file of this name is replaced.
+        pieces: The bytes of the file, in order: objects with the buffer protocol.
+        sync: Whether the bytes are on the disk before the file gets its name. Without it, a power cut may leave the
+            name without the bytes.
 
     Returns:
-        Its bytes.
+        The size of the file in bytes.
 
     Raises:
-        StorageError: It cannot be written; what had the name before is unchanged.
+        StorageError: It cannot be written; the old file is unchanged.
     """
     made = _core.NewFile(os.path.abspath(path))
     write_pieces(made, pieces)
@@ -37,7 +37,7 @@ def replace_file(path: str | os.PathLike[str], pieces: Iterable[Any], sync: bool
 
 
 def write_pieces(made: _core.NewFile, pieces: Iterable[Any]) -> None:
-    """Writes each piece behind the last one; small ones together."""
+    """Writes the pieces in order; small ones are joined."""
     waiting: list[Any] = []
     size = 0
     for piece in pieces:

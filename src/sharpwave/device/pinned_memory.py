@@ -1,4 +1,4 @@
-"""Memory of the host that a GPU reads without the processor's help."""
+"""Pinned host memory for batches on their way to a GPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Pinned", "views_of"]
+__all__ = ["PinnedMemory", "views_of"]
 
 
-class Pinned:
-    """Arrays side by side in memory that a GPU reads: on the host as NumPy's, on the device, once sent, as tensors."""
+class PinnedMemory:
+    """Arrays in one block of pinned memory: NumPy arrays on the host; after ``send``, tensors on the device."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Pinned:
         shifts: dict[Any, int] | None = None,
     ) -> None:
         self.device = device
-        self.event: Any = None  # after which it may be written to again
+        self.event: Any = None  # when it has happened, the block may be written to again
         self.starts: dict[Any, int] = {}
         total = 0
         for name, (shape, dtype) in specs.items():
@@ -50,8 +50,8 @@ class Pinned:
 
 
 def views_of(block: torch.Tensor, views: list[Any]) -> dict[Any, torch.Tensor]:
-    """Tensors inside a block of bytes: (name, dtype, shape, strides, offset) each. To autograd they are not views of
-    one another: one may be changed in place while a gradient through another is still to come."""
+    """Tensors in a block of bytes, each from (name, dtype, shape, strides, offset). To autograd they are not views of
+    one another: one may be changed in place before the backward pass through another."""
     by_dtype: dict[torch.dtype, torch.Tensor] = {}
     made = {}
     for name, dtype, shape, strides, offset in views:

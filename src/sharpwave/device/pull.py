@@ -1,7 +1,7 @@
-"""A kernel that reads rows out of the host's memory: every field from the row it stands in, in one launch.
+"""A kernel that reads rows from host memory: all fields of a batch in one launch.
 
-A bus is kept busy by few programs with many loads each; more would only take the processors from whoever is learning
-meanwhile. So a program goes from piece to piece, and asks for a large one at once.
+A few programs with many loads each keep the bus busy. More programs would take processors from the training that runs
+on the GPU at the same time. So each program copies several pieces, one after the other, each with many loads at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .copying import copy_shifted, copy_value
+from .value_copy import copy_shifted, copy_value
 
 __all__ = ["pull"]
 
@@ -39,11 +39,11 @@ def pull(
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """``places``: for each field the numbers of its rows, ``STACKS`` a position, of which the last ``DEPTHS`` are its
-    frames (``POWERS``: up to a power of two). A negative one: the value is in ``spills``, at the same place as in the
-    batch. The frames before a stored next observation stand at ``OLDER``. A piece is ROWS rows, or one of PARTS parts
-    of a large one. ``made``: what the host worked out, so many words of 8 bytes, copied as it is.
-    Frames that a stack and the next one share cross the bus once by themselves: the GPU's cache has them."""
+    """``places``: for each field the numbers of its rows, ``STACKS`` per position; the last ``DEPTHS`` of them are its
+    frames (``POWERS``: rounded up to a power of two). Where a number is negative, the value is in ``spills``, at the
+    same position as in the batch. The frames before a stored next observation are at ``OLDER``. A piece is ROWS rows,
+    or one of PARTS parts of a large row. ``made``: arrays that the host computed, ``words`` words of 8 bytes, copied
+    unchanged. Frames that two stacks share cross the bus once: the second read hits the GPU's cache."""
     column = tl.arange(0, 512)
     for first in range(tl.program_id(0) * 512, words, tl.num_programs(0) * 512):
         there = first + column < words
@@ -53,7 +53,7 @@ def pull(
     for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
         part = piece % PARTS
         for k in tl.static_range(len(COUNTS)):
-            turn = (part + k) % PARTS  # small fields are the first part's: each another's
+            turn = (part + k) % PARTS  # a small field is copied by one part: another part for each field
             item = tl.arange(0, ROWS * POWERS[k]).to(tl.int64)
             i = item // POWERS[k] + piece // PARTS * ROWS
             frame = item % POWERS[k]

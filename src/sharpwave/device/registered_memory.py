@@ -1,7 +1,6 @@
-"""The host's memory, made readable for a GPU: pages are pinned once, a part at a time as rows fill them.
+"""Host memory registered for a GPU: pages are pinned once, in parts, as rows fill them.
 
-Through the driver and not through torch: a refusal there stays a refusal, and does not turn up as the error of somebody
-else's next call.
+It calls the CUDA driver and not torch: an error of torch's call would be raised again by the next, unrelated CUDA call.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Registered", "Unregistered"]
+__all__ = ["RegisteredMemory", "Unregistered"]
 
 _PAGE = 4096
 _HUGE_PAGE = 2 << 20
@@ -30,18 +29,18 @@ def _driver() -> Any:
 
 
 class Unregistered(OSError):
-    """The driver refuses to let a GPU read memory of the host."""
+    """The CUDA driver cannot register host memory."""
 
 
-class Registered:
-    """Memory from ``address`` on, which a GPU may read as far as ``reach()`` was asked for.
+class RegisteredMemory:
+    """Host memory that a GPU may read, up to the size given to ``reach()``.
 
     Args:
-        address: Of the first byte.
-        size: In bytes.
-        path: Of the file behind the memory, if there is one: pages of files are pinned for reading only, so it is
+        address: Address of the first byte.
+        size: Size in bytes.
+        path: Path of the file behind the memory, or None. Pages of a file can be pinned for reading only, so it is
             mapped a second time.
-        offset: Where in the file the memory begins.
+        offset: Offset of the memory in the file.
     """
 
     def __init__(self, address: int, size: int, path: str | None = None, offset: int = 0) -> None:
@@ -56,7 +55,7 @@ class Registered:
         self.end = -(-(self.base + size) // _PAGE) * _PAGE
         self.part = max(_PART, -(-(self.end - self.begin) // _MOST_PARTS // _HUGE_PAGE) * _HUGE_PAGE)
         self.parts: list[int] = []
-        self.lock = threading.Lock()  # threads sample at once
+        self.lock = threading.Lock()  # several threads may sample at the same time
 
     def _map(self, path: str, offset: int) -> None:
         page = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -72,15 +71,15 @@ class Registered:
         self.base = self.begin + offset - page
 
     def reach(self, size: int) -> None:
-        """Lets the GPU read the first so many bytes.
+        """Registers at least the first ``size`` bytes.
 
         Raises:
-            Unregistered: The driver refuses; the message is its own.
+            Unregistered: The driver cannot register them; the message has its error.
         """
         with self.lock:
             want = min(self.base + size, self.end)
             if self.begin + self.bytes < want:
-                torch.cuda.mem_get_info()  # the driver knows no context in a thread that has not asked for anything
+                torch.cuda.mem_get_info()  # makes a CUDA context in a thread that has none
             while self.begin + self.bytes < want:
                 at = self.begin + self.bytes
                 length = min(self.part, self.end - at)
@@ -93,12 +92,12 @@ class Registered:
                 code = _driver().cuMemHostGetDevicePointer_v2(ctypes.byref(there), ctypes.c_void_p(at), 0)
                 if code or there.value != at:
                     _driver().cuMemHostUnregister(ctypes.c_void_p(at))
-                    raise Unregistered("this GPU has another address for memory of the host")
+                    raise Unregistered("this GPU does not use the host's addresses for host memory")
                 self.parts.append(at)
                 self.bytes += length
 
     def close(self) -> None:
-        """Waits for whoever reads it."""
+        """Unregisters the memory, after all kernels have finished."""
         if self.parts:
             torch.cuda.synchronize()
         for at in self.parts:

@@ -1,0 +1,33 @@
+"""Priorities of windows, from the errors at their places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import SchemaError
+from ..views import Windows
+
+__all__ = ["window_priorities"]
+
+
+def window_priorities(where: str, view: Windows, errors: Any, mask: Any) -> np.ndarray[Any, Any]:
+    """One priority per window: eta times the largest error among the places learnt from, plus the rest times their
+    mean."""
+    shape = tuple(np.shape(errors))
+    if mask is None:
+        raise SchemaError(
+            f"{where}: got errors of shape {shape}; give mask=batch['mask'] with them, or one priority per window"
+        )
+    learnt = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
+    if learnt.shape != shape or learnt.dtype != bool:
+        raise SchemaError(f"{where}: mask: expected bool of shape {shape}, got {learnt.dtype} of {learnt.shape}")
+    counts = learnt.sum(axis=1)
+    if not counts.all():
+        raise SchemaError(f"{where}: mask: expected a True in every window, got none in window {counts.argmin()}")
+    raw = errors.detach().cpu() if hasattr(errors, "detach") else errors
+    sizes = np.where(learnt, np.abs(np.asarray(raw, np.float64)), 0.0)
+    eta = view.priority_eta
+    mixed: np.ndarray[Any, Any] = eta * sizes.max(axis=1) + (1 - eta) * sizes.sum(axis=1) / counts
+    return mixed
