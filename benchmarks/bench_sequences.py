@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,7 +56,7 @@ class Ours:
                 sw.Consumer("train", set(KEYS), batch_size=BATCH),
             ]
         )
-        self.seq = sw.SequenceBuffer(flow, capacity, **options)
+        self.seq = sw.SequenceBuffer(capacity, flow=flow, **options)
         self.seq.put(make([f"old{at}" for at in range(BEHIND)], "rewards"))
 
     def put(self, samples: list[sw.SequenceSample]) -> Any:
@@ -192,7 +193,7 @@ def getters(rounds: int) -> Document:
     batches = 16 * rounds
 
     def fill() -> sw.SequenceBuffer:
-        return sw.SequenceBuffer(sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=4)]), 10**6)
+        return sw.SequenceBuffer(10**6, flow=sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=4)]))
 
     def puts() -> list[list[sw.SequenceSample]]:
         return [make([f"{turn}-{at}" for at in range(4 * 16)], "ids") for turn in range(batches // 16)]
@@ -265,8 +266,8 @@ def streams(count: int) -> Document:
     for form in ("safetensors", "lists in JSON"):
         reads: Callable[[], Any]
         if form == "safetensors":
-            puller = Puller(timeout=60)
-            address, reads, end = puller.address, puller.pull, puller.close
+            puller = Puller()
+            address, reads, end = puller.address, partial(puller.pull, 60), puller.close
         else:
             place = zmq.Context()
             socket = place.socket(zmq.PULL)

@@ -181,7 +181,7 @@ def train(config: Config) -> Result:
     made = {"question", "answer", "log_probs", "versions", "rewards"}
     prox = sw.Consumer("prox", {"question", "answer"}, {"prox_log_probs"}, batch_size=config.batch)
     flow = sw.Dataflow([prox, sw.Consumer("train", made | {"prox_log_probs"}, batch_size=config.batch)])
-    seq = sw.SequenceBuffer(flow, 4096, max_staleness=config.max_staleness, watchdog_timeout=60)
+    seq = sw.SequenceBuffer(4096, flow=flow, max_staleness=config.max_staleness, watchdog_timeout=60)
     gate = seq.admission(config.batch)
     context = mp.get_context("spawn")
     version, permits, stop = context.Value("q", 0), context.Semaphore(0), context.Event()
@@ -240,7 +240,7 @@ def main() -> None:
     print(f"idle: trainer {result.trainer_idle:.0%}, generators {result.generator_idle:.0%}")
     for age, count in sorted(result.staleness.items()):
         print(f"staleness {age}: {count / total:6.1%} of the tokens")
-    print(f"evicted as too old: {result.stats['evicted']} of {result.stats['puts']} questions")
+    print(f"evicted as too old: {result.stats['evicted']} of {result.stats['added']} questions")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ from sharpwave.errors import NotReady
 FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 4), sw.Consumer("train", {"a", "b"}, batch_size=4)])
 STALENESS = 3
 Op = dict[str, Any]
+WEIGHTS = (5, 5, 5, 1, 1, 2, 0.3)  # of the calls that a driver makes
 
 
 def open_journal(path: Path, **options: Any) -> sw.SequenceBuffer:
-    return sw.SequenceBuffer(FLOW, 1000, journal=path, max_staleness=STALENESS, **options)
+    return sw.SequenceBuffer(1000, flow=FLOW, journal=path, max_staleness=STALENESS, **options)
 
 
 def payload(name: str, key: str, revision: int) -> np.ndarray[Any, Any]:
@@ -100,6 +101,8 @@ class Model:
                 if self.held[name]["inf"] and self.held[name]["train"]:
                     del self.held[name]
                     self.used.append(name)
+        elif kind == "clear":
+            self.held.clear()
         elif kind == "version":
             for name in op["evicted"]:
                 self.held.pop(name, None)
@@ -151,7 +154,7 @@ class Driver:
         self.handles = _handles(seq)
 
     def step(self) -> None:
-        kind = self.stream.choices(("put", "inf", "train", "again", "version", "mark"), (5, 5, 5, 1, 1, 2))[0]
+        kind = self.stream.choices(("put", "inf", "train", "again", "version", "mark", "clear"), WEIGHTS)[0]
         getattr(self, f"_{kind}")()
 
     def _do(self, op: Op, call: Callable[[], Any]) -> Any:
@@ -208,6 +211,9 @@ class Driver:
         version = self.model.version + self.stream.randint(1, 2)
         op = {"op": "version", "version": version, "evicted": self.model.stale(version)}
         self._do(op, lambda: self.seq.set_version(version))
+
+    def _clear(self) -> None:
+        self._do({"op": "clear"}, self.seq.clear)
 
     def _mark(self) -> None:
         self.count += 1

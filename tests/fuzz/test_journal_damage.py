@@ -17,6 +17,7 @@ import pytest
 from crash.journal_ops import Driver, Model, observe, open_journal
 
 from sharpwave.errors import StorageError
+from sharpwave.files.records import HEADER_BYTES
 from sharpwave.sequences import store
 
 DAMAGED = 5000 if os.environ.get("SHARPWAVE_SOAK") == "1" else 60
@@ -39,7 +40,7 @@ def grow(folder: Path, seed: int) -> tuple[Whole, Whole]:
     model = Model()
     seq = open_journal(path)
     driver = Driver(seq, model, seed)
-    states, ends = [model.seen()], {path.stat().st_size}
+    states, ends = [model.seen()], {HEADER_BYTES, path.stat().st_size}
     values: set[tuple[str, str, int]] = set()
 
     def after(op: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ class Known:
     reason: str
 
 
-KNOWN = (Known("src/sharpwave/sequences/stream.py", "buffers", "a type only: the puller is given the buffer it fills"),)
+KNOWN: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,9 @@ class Model:
         for out in [out for out in self.leases if out.owner == owner]:
             self.end(out, False)
 
+    def clear(self) -> None:
+        self.held, self.leases = [], []
+
     def restart(self) -> None:
         for out in list(self.leases):
             self.end(out, False)

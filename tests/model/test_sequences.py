@@ -31,7 +31,18 @@ from sequence_model import Model, Out
 SOAK = os.environ.get("SHARPWAVE_SOAK") == "1"
 KEYS = ("x", "y", "z")
 GROUP = 3
-CALLS = (*("put",) * 3, *("work",) * 4, "get", "end", "amend", "wait", "version", "restart")  # by how often
+CALLS = (
+    *("put",) * 3,
+    *("work",) * 4,
+    "get",
+    "end",
+    "amend",
+    "wait",
+    "version",
+    "restart",
+    "clear",
+    "move",
+)  # by how often
 PUT = [("x",), ("x", "y"), ("x", "y", "z"), ("z",)]  # what comes with a put
 
 FLOWS = {
@@ -117,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         self.way = self.ways()
         self.pending: dict[str, concurrent.futures.Future[Any]] = {}
         self.folder = Path(tempfile.mkdtemp())
-        self.made = 0
+        self.made = self.moves = 0
 
     @initialize(
         flow=st.sampled_from(sorted(FLOWS)),
@@ -146,7 +157,7 @@ class Machine(RuleBasedStateMachine):
             self.options["journal"] = self.folder / "journal"
         self.capacity, self.has_births = capacity, births
         self.model = Model(self.flow, capacity, max_tokens, max_staleness)
-        self.seq = sw.SequenceBuffer(self.flow, capacity, **self.options)
+        self.seq = sw.SequenceBuffer(capacity, flow=self.flow, **self.options)
         self.leases: list[tuple[Out, Any]] = []
         self.burst(seed)
 
@@ -171,7 +182,7 @@ class Machine(RuleBasedStateMachine):
             self.made += count  # a member that is refused would leave its group short: the model has none of these
         try:
             put = [make(*sample) for sample in samples]
-            got: Any = self.way.call(self.seq, "put", put, version=version, births=given).tolist()
+            got: Any = self.way.call(self.seq, "put", put, version=version, births=given, timeout=0).tolist()
         except BufferFull:
             got = "full"
         except SchemaError:
@@ -279,6 +290,12 @@ class Machine(RuleBasedStateMachine):
                 self.put(births=births, **{key: stream.choice(options) for key, options in put.items()})
             elif name == "version":
                 self.set_version(more=stream.choice((0, 0, 1)))
+            elif name == "clear":
+                if stream.random() < 0.2:
+                    self.clear()
+            elif name == "move":
+                if stream.random() < 0.3:
+                    self.move(in_place=stream.choice((True, False)))
             elif name == "restart":
                 if "journal" in self.options and stream.random() < 0.5:
                     self.restart(torn=stream.randint(0, 30))
@@ -313,15 +330,34 @@ class Machine(RuleBasedStateMachine):
         self.model.set_version(self.model.version + more)
         self.seq.set_version(self.model.version)
 
+    @rule()
+    def clear(self) -> None:
+        self.model.clear()
+        self.way.call(self.seq, "clear")
+
+    @rule(in_place=st.booleans())
+    def move(self, in_place: bool) -> None:
+        """Goes on with what ``save`` wrote: a copy in memory, or the file itself as the journal."""
+        self.moves += 1
+        path = self.folder / f"saved-{self.moves}"
+        self.way.call(self.seq, "save", path)
+        self.close()
+        self.seq = sw.open(f"file://{path}" if in_place else path)
+        self.options = {name: value for name, value in self.options.items() if name != "journal"}
+        if in_place:
+            self.options["journal"] = path
+        self.leases = []
+        self.model.restart()
+
     @precondition(lambda self: "journal" in self.options)
     @rule(torn=st.integers(0, 30))
     def restart(self, torn: int) -> None:
         self.close()
         rest = b"\x01\x02\x03\x00\x7f"[: torn % 6] + bytes(torn // 6)
-        with (self.folder / "journal").open("ab") as file:
+        with self.options["journal"].open("ab") as file:
             file.write(rest)
         with pytest.warns(UserWarning, match=f"{len(rest)} bytes are cut off") if rest else nullcontext():
-            self.seq = sw.SequenceBuffer(self.flow, self.capacity, **self.options)
+            self.seq = sw.SequenceBuffer(self.capacity, flow=self.flow, **self.options)
         assert self.seq.stats()["cut_bytes"] == len(rest)
         self.leases = []
         self.model.restart()

@@ -87,7 +87,7 @@ buffer.unknown()  # type: ignore[attr-defined]
 sw.open(5)  # type: ignore[arg-type]
 
 flow = sw.Dataflow([sw.Consumer("train", inputs={"input_ids"}, batch_size=2, window=4, reuse=2)])
-llm_buffer = sw.SequenceBuffer(flow, 1000, max_tokens=10_000, max_staleness=4, stale="mask", journal=Path("journal"))
+llm_buffer = sw.SequenceBuffer(1000, flow=flow, max_tokens=10_000, max_staleness=4, stale="mask", journal=Path("j"))
 answers = sw.SequenceSample(["a", "b"], {"input_ids": [3, 2]}, {"input_ids": None}, metadata={"task": ["x", "y"]})
 handles = llm_buffer.put(answers, version=7, timeout=None)
 llm_buffer.amend(handles, [answers, answers])
@@ -95,5 +95,10 @@ with llm_buffer.get("train", timeout=1.5, partial=True, owner="me") as lease:
     assert_type(lease.batch, sw.SequenceSample)
     assert_type(lease.batch.split_by_tokens(max_tokens=8), tuple[list[sw.SequenceSample], list[int], list[int]])
 assert_type(llm_buffer.explain("train"), str)
+llm_buffer.mark_used(["a"])
+llm_buffer.save(Path("saved"))
+llm_buffer.flush()
+llm_buffer.clear()
+assert_type(llm_buffer.stats(), dict[str, Any])
 assert_type(llm_buffer.wanted(["a"]), list[str])
 assert_type(llm_buffer.admission(batch_size=64).start(2), bool)

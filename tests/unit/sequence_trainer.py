@@ -64,9 +64,9 @@ def main(folder: Path, epochs: int, form: str) -> None:
         options |= {"journal": folder / "journal", "resume": f"step-{state['step']}" if state["step"] else None}
     if form == "journal" and not state["step"]:
         (folder / "journal").unlink(missing_ok=True)  # nothing was ever checkpointed: begin anew
-    seq = sw.SequenceBuffer(flow, 450, **options)
+    seq = sw.SequenceBuffer(450, flow=flow, **options)
     if form != "journal":
-        seq.take_up(state["used"])
+        seq.mark_used(state["used"])
     trained: list[str] = state["trained"]
     loader = Loader(len(trained) // IDS)
     print("ready", flush=True)

@@ -22,7 +22,7 @@ FACES: dict[str, Any] = {
     "RolloutBuffer": lambda: sw.RolloutBuffer(2, 3, obs_shape=4),
     "DistillationBuffer": lambda: sw.DistillationBuffer(8, obs_shape=2),
     "TrajectoryReplayBuffer": lambda: sw.TrajectoryReplayBuffer(None, seed=0),
-    "SequenceBuffer": lambda: sw.SequenceBuffer(FLOW, capacity=8),
+    "SequenceBuffer": lambda: sw.SequenceBuffer(8, flow=FLOW),
     "apexrl.ReplayBuffer": lambda: apexrl.ReplayBuffer(8, (2,)),
     "apexrl.RolloutBuffer": lambda: apexrl.RolloutBuffer(2, 3, (4,)),
     "replay_buffer.ReplayBuffer": lambda: seed.ReplayBuffer(seed.BufferConfig(8), (2,), 1),

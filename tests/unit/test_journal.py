@@ -199,7 +199,7 @@ def test_a_flipped_bit_in_a_record_header_is_refused_and_recovered(tmp_path: Pat
     raw[ends[2] + byte] ^= 0x10
     (tmp_path / "j").write_bytes(raw)
     size = ends[3] - ends[2]
-    message = rf"damaged at byte {ends[2]}: {size} bytes with 1 records or more cannot be read; 5 records are whole"
+    message = rf"damaged at byte {ends[2]}: {size} bytes with 1 records or more cannot be read; 5 records before"
     with pytest.raises(StorageError, match=message):
         read(tmp_path / "j")
     assert (tmp_path / "j").read_bytes()[:88] == raw[:88]
@@ -302,7 +302,7 @@ def test_content_that_makes_no_sense_is_a_storage_error_that_names_the_byte(tmp_
     journal = Journal(tmp_path / "j", "test")
     journal.append([Entry(0, b"{"), Entry(0, b"[1]"), Entry(0, b'{"a": 1}')])
     first, second, third = journal.records()
-    with pytest.raises(StorageError, match=r"record at byte 128 is whole, but does not say"):
+    with pytest.raises(StorageError, match=r"record at byte 128 has right checksums and wrong content"):
         journal.head(first)
     with pytest.raises(StorageError, match="expected an object, got list"):
         journal.head(second)

@@ -21,7 +21,7 @@ import sharpwave as sw
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.files import Entry, Journal
 from sharpwave.sequences import store as store_module
-from sharpwave.sequences.journal import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, pack_samples
+from sharpwave.sequences.history import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, pack_samples
 
 Sample = sw.SequenceSample
 FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 2), sw.Consumer("train", {"a", "b"}, batch_size=2)])
@@ -33,7 +33,7 @@ def sample(names: Any, key: str = "a", length: int = 3) -> Sample:
 
 
 def open_at(path: Path, **options: Any) -> sw.SequenceBuffer:
-    return sw.SequenceBuffer(FLOW, 100, journal=path / "journal", **options)
+    return sw.SequenceBuffer(100, flow=FLOW, journal=path / "journal", **options)
 
 
 def infer(seq: sw.SequenceBuffer) -> None:
@@ -90,8 +90,8 @@ def test_wanted_leaves_out_what_is_held_and_once_what_was_trained(tmp_path: Path
     infer(seq)
     train(seq)
     assert seq.wanted("abcdef") == list("abcdef"), "the next epoch wants them again"
-    other = sw.SequenceBuffer(FLOW, 100)  # the seed's form: ids saved beside the checkpoint, data made anew
-    other.take_up(["a", "b"])
+    other = sw.SequenceBuffer(100, flow=FLOW)  # the seed's form: ids saved beside the checkpoint, data made anew
+    other.mark_used(["a", "b"])
     assert other.wanted("abcd") == ["c", "d"]
 
 
@@ -227,7 +227,7 @@ def test_one_flipped_bit_is_refused_and_recovered_with_the_loss_counted(tmp_path
     ends = written(tmp_path, "a", "b", "c", "d", "e")
     damage(tmp_path, ends[1] + byte, 1 << byte % 8)
     size = ends[2] - ends[1]
-    message = rf"damaged at byte {ends[1]}: {size} bytes with 1 records or more .*; 4 records are whole.*recover=True"
+    message = rf"damaged at byte {ends[1]}: {size} bytes with 1 records or more .*; 5 records .*recover=True"
     with pytest.raises(StorageError, match=message):
         open_at(tmp_path)
     assert (tmp_path / "journal").stat().st_size == ends[5], "refused, not mended"
@@ -267,7 +267,7 @@ def test_what_a_producer_made_is_made_again_where_its_record_is_lost(tmp_path: P
 
 def test_an_id_that_was_put_again_is_there_once_after_a_loss(tmp_path: Path) -> None:
     flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=1)])
-    seq = sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal")
+    seq = sw.SequenceBuffer(10, flow=flow, journal=tmp_path / "journal")
     seq.put(sample("a"))
     at = (tmp_path / "journal").stat().st_size
     train(seq)
@@ -275,7 +275,7 @@ def test_an_id_that_was_put_again_is_there_once_after_a_loss(tmp_path: Path) -> 
     seq.close()
     damage(tmp_path, at)
     with pytest.warns(UserWarning, match="1 records"):
-        seq = sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal", recover=True)
+        seq = sw.SequenceBuffer(10, flow=flow, journal=tmp_path / "journal", recover=True)
     assert seq.ids() == ["a"]
     assert seq.get("train", timeout=0).batch["a"].tolist() == [0, 1, 2, 3, 4]
 
@@ -291,12 +291,12 @@ def test_foreign_and_busy_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a journal"):
         open_at(tmp_path)
     with pytest.raises(StorageError, match="No such file"):
-        sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "no" / "folder")
+        sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "no" / "folder")
     for options in ({"sync": True}, {"resume": "x"}, {"recover": True}):
         with pytest.raises(SchemaError, match="need journal="):
-            sw.SequenceBuffer(FLOW, 10, **options)
+            sw.SequenceBuffer(10, flow=FLOW, **options)
     with pytest.raises(SchemaError, match="needs SequenceBuffer"):
-        sw.SequenceBuffer(FLOW, 10).checkpoint("x")
+        sw.SequenceBuffer(10, flow=FLOW).checkpoint("x")
 
 
 def test_records_of_a_newer_version_are_refused(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_another_dataflow_is_refused(tmp_path: Path) -> None:
     infer(seq)
     seq.close()
     with pytest.raises(StorageError, match="consumers that are not here"):
-        sw.SequenceBuffer(sw.Dataflow([sw.Consumer("train", {"a"})]), 10, journal=tmp_path / "journal")
+        sw.SequenceBuffer(10, flow=sw.Dataflow([sw.Consumer("train", {"a"})]), journal=tmp_path / "journal")
 
 
 def test_journal_is_private_and_may_wait_for_the_disk(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ from sharpwave.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=1)])
-seq = sw.SequenceBuffer(flow, 100, journal={str(tmp_path / "journal")!r})
+seq = sw.SequenceBuffer(100, flow=flow, journal={str(tmp_path / "journal")!r})
 seq.put(sw.SequenceSample(["a"], {{"a": [1000]}}, {{"a": np.arange(1000)}}))
 try:
     seq.put(sw.SequenceSample(["b"], {{"a": [3000]}}, {{"a": np.arange(3000)}}))
@@ -395,7 +395,7 @@ except StorageError as error:
 print(seq.ids())
 seq.put(sw.SequenceSample(["c"], {{"a": [5]}}, {{"a": np.arange(5)}}))
 seq.close()
-print(sw.SequenceBuffer(flow, 100, journal={str(tmp_path / "journal")!r}).ids())
+print(sw.SequenceBuffer(100, flow=flow, journal={str(tmp_path / "journal")!r}).ids())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

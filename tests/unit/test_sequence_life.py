@@ -50,7 +50,7 @@ def in_child(work: Callable[[], None]) -> int:
 @pytest.mark.parametrize("journal", [True, False])
 def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) -> None:
     options: dict[str, Any] = {"journal": tmp_path / "journal"} if journal else {}
-    seq = sw.SequenceBuffer(FLOW, 10, max_staleness=1, **options)
+    seq = sw.SequenceBuffer(10, flow=FLOW, max_staleness=1, **options)
     handles = seq.put(sample("a"), version=0)
     lease = seq.get("inf", timeout=0)
     gate = seq.admission(4)
@@ -70,7 +70,7 @@ def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) 
         lambda: seq.checkpoint("x"),
         lambda: asyncio.run(seq.checkpoint_async("x")),
         lambda: seq.used_ids,
-        lambda: seq.take_up(["a"]),
+        lambda: seq.mark_used(["a"]),
         lambda: seq.wanted(["a"]),
         lambda: seq.explain("inf"),
         seq.stats,
@@ -98,31 +98,31 @@ def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) 
     seq.put(sample("c"), version=0)
     seq.close()
     if journal:
-        again = sw.SequenceBuffer(FLOW, 10, max_staleness=1, **options)
+        again = sw.SequenceBuffer(10, flow=FLOW, max_staleness=1, **options)
         assert again.ids() == ["a", "b", "c"]
         assert again.stats()["cut_bytes"] == 0
 
 
 def test_a_forked_child_may_have_a_journal_of_its_own(tmp_path: Path) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "parent")
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "parent")
     seq.put(sample("a"))
 
     def work() -> None:
-        mine = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "child")
+        mine = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "child")
         mine.put(sample("b"))
         mine.close()
         with pytest.raises(StorageError, match="has it open"):
-            sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "parent")
+            sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "parent")
 
     assert in_child(work) == 0
-    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "child").ids() == ["b"]
+    assert sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "child").ids() == ["b"]
 
 
 def test_a_killed_trainer_with_a_living_worker_starts_again(tmp_path: Path) -> None:
     code = f"""
 import os, time, numpy as np, sharpwave as sw
 flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=1)])
-seq = sw.SequenceBuffer(flow, 10, journal={str(tmp_path / "journal")!r})
+seq = sw.SequenceBuffer(10, flow=flow, journal={str(tmp_path / "journal")!r})
 seq.put(sw.SequenceSample(["a"], {{"a": [3]}}, {{"a": np.arange(3)}}))
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # it runs: until then it has all that its parent has
@@ -136,7 +136,7 @@ time.sleep(600)
         try:
             trainer.kill()
             trainer.wait()
-            assert sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal").ids() == ["a"]
+            assert sw.SequenceBuffer(10, flow=flow, journal=tmp_path / "journal").ids() == ["a"]
         finally:
             os.kill(worker, signal.SIGKILL)
 
@@ -194,7 +194,7 @@ class Heart:
 
 def test_no_disk_work_runs_on_an_event_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(store_module.Store, "is_wasteful", lambda self, journal: True)  # every checkpoint rewrites
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", sync=True, lease_timeout=100, max_staleness=0)
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal", sync=True, lease_timeout=100, max_staleness=0)
     heart = Heart()
     disk = SlowDisk(monkeypatch, heart.three_more)  # every call of the disk waits for the loop
 
@@ -218,12 +218,12 @@ def test_no_disk_work_runs_on_an_event_loop(tmp_path: Path, monkeypatch: Any) ->
     assert disk.threads
     assert threading.get_ident() not in disk.threads
     seq.close()
-    again = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", max_staleness=0)
+    again = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal", max_staleness=0)
     assert (again.ids(), again.used_ids, again.version) == ([], ["a"], 1)
 
 
 def test_an_event_loop_goes_on_while_a_thread_writes(tmp_path: Path, monkeypatch: Any) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", sync=True)
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal", sync=True)
     seq.put(sample("a"))
     done = threading.Event()
     disk = SlowDisk(monkeypatch, lambda: done.is_set)
@@ -245,7 +245,7 @@ def test_an_event_loop_goes_on_while_a_thread_writes(tmp_path: Path, monkeypatch
 
 
 def test_coroutines_put_while_the_loops_own_threads_all_wait(tmp_path: Path) -> None:
-    seq = sw.SequenceBuffer(FLOW, 100, journal=tmp_path / "journal")
+    seq = sw.SequenceBuffer(100, flow=FLOW, journal=tmp_path / "journal")
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -261,7 +261,7 @@ def test_coroutines_put_while_the_loops_own_threads_all_wait(tmp_path: Path) -> 
 
 
 def test_a_write_that_fails_leaves_lease_keys_and_handles_as_they_were(tmp_path: Path, monkeypatch: Any) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", lease_timeout=100)
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal", lease_timeout=100)
     (handle,) = seq.put(sample("a"))
     lease = seq.get("inf", timeout=0)
     real = os.pwritev
@@ -285,20 +285,20 @@ def test_a_write_that_fails_leaves_lease_keys_and_handles_as_they_were(tmp_path:
     lease.ack()
     assert seq.put(sample("b")).tolist() == [1]
     seq.close()
-    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal").ids() == ["a", "b"]
+    assert sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal").ids() == ["a", "b"]
 
 
 def test_a_rewrite_that_fails_is_told_and_the_checkpoint_holds(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(store_module.Store, "is_wasteful", lambda self, journal: True)
     folder = tmp_path / "folder"
     folder.mkdir()
-    seq = sw.SequenceBuffer(FLOW, 10, journal=folder / "journal")
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=folder / "journal")
     seq.put(sample("a"))
     os.rename(folder / "journal", tmp_path / "moved")
     with pytest.warns(UserWarning, match="the name is written, but the journal could not be made smaller"):
         seq.checkpoint("x")
     seq.close()
-    assert sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "moved", resume="x").ids() == ["a"]
+    assert sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "moved", resume="x").ids() == ["a"]
 
 
 # ---- deadlines and interrupts ----------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def held_elsewhere(lock: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("in_main", [True, False])
 def test_a_timeout_holds_while_another_thread_has_the_lock(tmp_path: Path, in_main: bool) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal")
 
     def work() -> None:
         for lock in (seq._gate.lock, seq._commits._writing):
@@ -351,7 +351,7 @@ def test_a_timeout_holds_while_another_thread_has_the_lock(tmp_path: Path, in_ma
 
 
 def test_a_timeout_holds_behind_a_coroutines_long_write(tmp_path: Path, monkeypatch: Any) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal", sync=True)
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal", sync=True)
     done = threading.Event()
     disk = SlowDisk(monkeypatch, lambda: done.is_set)
 
@@ -438,7 +438,7 @@ print(interrupts)
 
 
 def test_waiting_takes_no_processor_time() -> None:
-    seq = sw.SequenceBuffer(FLOW, 1, lease_timeout=1000, watchdog_timeout=1000)
+    seq = sw.SequenceBuffer(1, flow=FLOW, lease_timeout=1000, watchdog_timeout=1000)
     seq.put(sample("a"))
     seq.get("inf", timeout=0)
 
@@ -458,7 +458,7 @@ def test_waiting_takes_no_processor_time() -> None:
 
 
 def test_waiting_in_threads_leaves_no_descriptor_behind() -> None:
-    seq = sw.SequenceBuffer(FLOW, 10)
+    seq = sw.SequenceBuffer(10, flow=FLOW)
     gc.collect()  # what earlier tests left behind is not closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
@@ -473,12 +473,12 @@ def test_an_interrupt_ends_a_wait_at_once(verb: str, timeout: str) -> None:
     code = f"""
 import numpy as np, sharpwave as sw
 flow = sw.Dataflow([sw.Consumer("train", {{"a"}}, batch_size=2)])
-seq = sw.SequenceBuffer(flow, 1)
+seq = sw.SequenceBuffer(2, flow=flow)
 one = lambda name: sw.SequenceSample([name], {{"a": [3]}}, {{"a": np.arange(3)}})
 seq.put(one("a"))
 print("waits", flush=True)
 try:
-    seq.get("train", timeout={timeout}) if {verb == "get"} else seq.put(one("b"), timeout={timeout})
+    seq.get("train", timeout={timeout}) if {verb == "get"} else seq.put([one("b"), one("c")], timeout={timeout})
 except KeyboardInterrupt:
     print("interrupted", seq.stats()["waiting_puts"], seq.stats()["consumers"]["train"]["waiting"])
 """
@@ -493,7 +493,7 @@ except KeyboardInterrupt:
 
 
 def test_arguments_of_the_wrong_kind_are_schema_errors(tmp_path: Path) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal")
     seq.put(sample("a"))
     wrong: list[Callable[[], Any]] = [
         lambda: seq.amend([0.9], sample("a", "b")),
@@ -517,12 +517,12 @@ def test_arguments_of_the_wrong_kind_are_schema_errors(tmp_path: Path) -> None:
         lambda: seq.release(None),  # type: ignore[arg-type]
         lambda: seq.explain(None),  # type: ignore[arg-type]
         lambda: seq.checkpoint(3),  # type: ignore[arg-type]
-        lambda: seq.take_up(3),  # type: ignore[arg-type]
+        lambda: seq.mark_used(3),  # type: ignore[arg-type]
         lambda: seq.wanted(3),  # type: ignore[arg-type]
-        lambda: sw.SequenceBuffer(FLOW, 10, journal=3),  # type: ignore[arg-type]
-        lambda: sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "j", sync="False"),  # type: ignore[arg-type]
-        lambda: sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "j", resume=3),  # type: ignore[arg-type]
-        lambda: sw.SequenceBuffer(FLOW, 10, journal="a\0b"),
+        lambda: sw.SequenceBuffer(10, flow=FLOW, journal=3),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "j", sync="False"),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "j", resume=3),  # type: ignore[arg-type]
+        lambda: sw.SequenceBuffer(10, flow=FLOW, journal="a\0b"),
     ]
     for verb in wrong:
         with pytest.raises(SchemaError):
@@ -533,7 +533,7 @@ def test_arguments_of_the_wrong_kind_are_schema_errors(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_nobody_holds_lets_its_journal_go(tmp_path: Path) -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal")
+    seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal")
     seq.put(sample("a"))
     asyncio.run(seq.put_async(sample("b")))
     gc.disable()  # no cycle of references: it goes when the last thread lets go of it, not when the collector runs
@@ -543,7 +543,7 @@ def test_a_buffer_that_nobody_holds_lets_its_journal_go(tmp_path: Path) -> None:
 
         def is_free() -> bool:
             with contextlib.suppress(StorageError):
-                again.append(sw.SequenceBuffer(FLOW, 10, journal=tmp_path / "journal"))
+                again.append(sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal"))
             return bool(again)
 
         until(is_free)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.errors import SchemaError, StorageError
-from sharpwave.sequences.packing import ffd_allocate
+from sharpwave.sequences.packs import ffd_allocate
 
 torch = pytest.importorskip("torch")
 Sample = sw.SequenceSample

@@ -67,7 +67,7 @@ def test_many_processes_push_and_each_one_s_order_is_kept() -> None:
 
 
 def test_a_full_buffer_stops_the_pushers() -> None:
-    seq = sw.SequenceBuffer(FLOW, 3)
+    seq = sw.SequenceBuffer(3, flow=FLOW)
     with Puller() as puller:
         pusher = Pusher(puller.address, window=2)
         for at in range(2):
@@ -78,7 +78,7 @@ def test_a_full_buffer_stops_the_pushers() -> None:
         for at in range(3, 5):
             pusher.push(sample(at))
         with pytest.raises(sw.errors.BufferFull):
-            seq.put(sample(99))
+            seq.put(sample(99), timeout=0)
         with pytest.raises(NotReady, match="2 items wait at"):
             pusher.push(sample(5), timeout=0.1)
         assert pusher.unacknowledged == 2
@@ -93,12 +93,12 @@ def test_a_full_buffer_stops_the_pushers() -> None:
 
 def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> None:
     monkeypatch.setattr(stream, "_AGAIN_S", 0.1)
-    seq = sw.SequenceBuffer(FLOW, 1)
+    seq = sw.SequenceBuffer(1, flow=FLOW)
     seq.put(sample(7))
     with Puller() as puller, Pusher(puller.address) as pusher:
         pusher.push(sample(8))
         waiter = threading.Thread(target=lambda: seq.get("train").ack())
-        closed = sw.SequenceBuffer(FLOW, 1)
+        closed = sw.SequenceBuffer(1, flow=FLOW)
         closed.close()
         with pytest.raises(ClosedError):
             puller.pull_into(closed, timeout=HANG_S)
@@ -113,7 +113,7 @@ def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> 
 
 
 def test_ids_that_are_held_are_not_put_again() -> None:
-    seq = sw.SequenceBuffer(FLOW, 10, max_staleness=3)
+    seq = sw.SequenceBuffer(10, flow=FLOW, max_staleness=3)
     with Puller() as puller, Pusher(puller.address) as pusher:
         many = sw.SequenceSample(["1", "2"], {"x": [1, 1]}, {"x": np.array([1, 2])}, metadata={"version": [0, 0]})
         pusher.push(many)
@@ -131,7 +131,7 @@ RECEIVER = """
 import sys, sharpwave as sw
 from sharpwave.sequences.stream import Puller
 flow = sw.Dataflow([sw.Consumer("train", {"x"}, batch_size=1)])
-seq = sw.SequenceBuffer(flow, 10_000, journal=sys.argv[2])
+seq = sw.SequenceBuffer(10_000, flow=flow, journal=sys.argv[2])
 with Puller(sys.argv[1]) as puller:
     print("ready", flush=True)
     while True:
@@ -172,7 +172,7 @@ def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
         assert pusher.wait(2 * HANG_S) == 0, "everything was acknowledged"
     receiver.send_signal(signal.SIGKILL)
     receiver.wait()
-    seq = sw.SequenceBuffer(FLOW, 10_000, journal=journal)
+    seq = sw.SequenceBuffer(10_000, flow=FLOW, journal=journal)
     expected = [str(1000 * number + at) for number in range(2) for at in range(150)]
     assert sorted(seq.ids(), key=int) == sorted(expected, key=int)
     with seq.get("train", timeout=0) as lease:

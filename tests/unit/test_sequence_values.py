@@ -230,6 +230,7 @@ def test_areal_buffers_with_a_journal_keep_disk_work_off_the_loop(tmp_path: Path
 
     async def run() -> None:
         buffer = areal.AsyncIOSequenceBuffer([call], 10, journal=tmp_path / "journal")
+        threads.clear()  # to open a journal is disk work; no verb is
         slots = await buffer.put_batch([one("x"), one("y")])
         await buffer.amend_batch(slots[:1], [one("x")])
         with pytest.raises(sw.errors.StaleHandle, match="expected the id"):
@@ -244,7 +245,7 @@ def test_areal_buffers_with_a_journal_keep_disk_work_off_the_loop(tmp_path: Path
     assert threads
     assert threading.get_ident() not in threads
     flow = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=1)])
-    assert sw.SequenceBuffer(flow, 10, journal=tmp_path / "journal").ids() == ["y"]
+    assert sw.SequenceBuffer(10, flow=flow, journal=tmp_path / "journal").ids() == ["y"]
 
 
 # ---- values of every wrong kind --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from .. import _core
 from ..address import to_address, to_path
 from ..checks import number, told, truth
 from ..errors import SchemaError, StorageError
+from ..files import has_magic
 from ..rows.host import HostRows
 from ..rows.rollout_file import is_rollout_file
 from ..rows.tensors import read_device
@@ -22,6 +23,7 @@ from ..views import View
 from .distillation import DistillationBuffer
 from .replay import ReplayBuffer
 from .rollout import RolloutBuffer
+from .sequence import SequenceBuffer
 from .trajectory import TrajectoryReplayBuffer, open_trajectories
 
 __all__ = ["open"]
@@ -80,6 +82,8 @@ def open(
         _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
     if is_rollout_file(Path(text) if path is None else path):
         return _open_rollout(text, path, view, device)
+    if has_magic(text if path is None else path):
+        return _open_sequences(text, path, recover, view=view, device=device, verify=None if verify else False)
     if path is None:
         table = _core.Table.load(text, recover)
     else:
@@ -92,6 +96,14 @@ def open(
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer if device is None else _move(rows, face, text, device)
+
+
+def _open_sequences(text: str, path: Path | None, recover: bool, **given: Any) -> SequenceBuffer:
+    """A copy of what ``SequenceBuffer.save`` wrote, or its journal in place."""
+    for name, value in given.items():
+        if value is not None:
+            raise SchemaError(f"open(): {name}: {text!r} is a SequenceBuffer, which has no {name}; leave out {name}=")
+    return SequenceBuffer._open(text if path is None else str(path), path is not None, recover)
 
 
 def _open_trajectories(

@@ -9,67 +9,70 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import check_settable, number, one_of, truth, whole
-from ..errors import NotReady, SchemaError
-from ..sequences import insight
+from ..checks import check_settable, truth, whole
+from ..errors import SchemaError
 from ..sequences.commits import Commits
 from ..sequences.dataflow import Dataflow
-from ..sequences.gate import Gate
-from ..sequences.incoming import Incoming
+from ..sequences.gate import Gate, to_deadline
+from ..sequences.history import check_journal, read_options
 from ..sequences.index import Line
-from ..sequences.leases import Claim, Lease
+from ..sequences.intake import Incoming, read_handles, read_ids
+from ..sequences.leases import Lease, Lender
+from ..sequences.options import Options
 from ..sequences.sample import SequenceSample
-from ..sequences.staleness import Admission, mark_fresh
+from ..sequences.staleness import Admission
 from ..sequences.store import Change, Store
-from ..sequences.turns import Turns
-from ..sequences.waiting import CoroutineWaiter, ThreadWaiter, Waiter
+from ..sequences.turns import WRITE, Turns
+from ..sequences.waiter import CoroutineWaiter, ThreadWaiter
+from ..sequences.worker import Worker
 
 __all__ = ["SequenceBuffer"]
 
 _Handles = np.ndarray[Any, np.dtype[np.int64]]
-_STALE = ("evict", "mask", "keep")
-_WRITE: _Handles = np.empty(0, np.int64)
 
 
 class SequenceBuffer:
-    """A join buffer for sequences: producers ``put`` samples, consumers ``get`` what is complete for them and ``amend``
-    it with what they made, until everybody is done with a sample and it leaves.
+    """A join buffer for sequences. Producers ``put`` samples; consumers ``get`` those that are complete for them and
+    ``amend`` them with further keys. A sample leaves when every consumer has acknowledged it.
 
     Samples are held by reference. One object serves threads and coroutines of any event loop at once; plain verbs
     block, their ``*_async`` forms are awaited and do no disk work on the event loop. Every call costs O(batch),
-    whatever the capacity. A forked child cannot use its parent's buffer: it gets ClosedError.
+    independent of the capacity. ``put`` and ``get`` wait, for room and for samples; the other verbs wait for the disk
+    only, where there is a journal. A forked child cannot use its parent's buffer: it gets ClosedError.
 
     Args:
-        flow: Who reads and makes which keys.
-        capacity: Most samples held; a put that does not fit waits or raises, nothing is thrown away for it.
+        capacity: Most samples held. A put that does not fit waits; no sample is thrown away for it.
+        flow: The consumers, with the keys that each reads and makes.
         max_tokens: Most tokens held, None for no bound. Amended keys count but are never refused: they are what lets
             samples leave.
         max_bytes: Most bytes held, likewise.
         max_staleness: Most versions between the policy that made a sample and the present one. None for no bound.
-        stale: What is too old: ``"evict"`` throws it away (not while it is leased), ``"mask"`` hands it out with the
-            key ``fresh`` False on the tokens that are too old, ``"keep"`` hands it out and counts it.
+        stale: What happens to samples that are too old: ``"evict"`` throws them away (not while they are leased),
+            ``"mask"`` hands them out with the key ``fresh`` False on the tokens that are too old, ``"keep"`` hands them
+            out and counts them.
         lease_timeout: Seconds after which a lease that was not acknowledged is given back; None for never.
         watchdog_timeout: Seconds without any put, amend, get or acknowledgement after which waiting calls raise.
         duplicate_ids: Whether an id may be put while a sample of that id is held.
-        journal: A file in which everything survives the process; opened again, the buffer is what it was. One buffer
-            at a time has it open. A last record that was not written whole is cut off, with a warning.
+        journal: A file in which everything survives the process; opened again, the buffer has the same samples. One
+            buffer at a time has it open. A last record that was not written completely is cut off, with a warning.
+            The file keeps the options; others than it has are written into it, which rewrites it.
         sync: Whether each call waits for the disk: then the journal also survives a power cut.
-        recover: Whether a damaged journal is opened with what is whole in it; what is lost is told by a warning and
-            counted by ``stats()`` (``lost_records``, ``lost_bytes``).
-        resume: The name of the ``checkpoint`` to take up from: what consumers without outputs acknowledged since is
+        recover: Whether a damaged journal is opened with its undamaged records; a warning and ``stats()``
+            (``lost_records``, ``lost_bytes``) say what is lost.
+        resume: The name of the ``checkpoint`` to continue from: what consumers without outputs acknowledged since is
             undone, since it is not in the model that you saved.
         epoch_size: How many ids make an epoch: ``used_ids`` forgets an epoch that is over.
-        version: The policy's version to begin with, where no journal knows it.
+        version: The policy's version to begin with, where no journal holds it.
 
     Raises:
-        SchemaError: A setting makes no sense.
+        SchemaError: An option has a value that makes no sense.
         StorageError: The journal cannot be opened, or is damaged.
 
     Example:
         >>> import numpy as np
         >>> import sharpwave as sw
         >>> flow = sw.Dataflow([sw.Consumer("train", inputs={"input_ids", "rewards"}, batch_size=2)])
-        >>> seq = sw.SequenceBuffer(flow, capacity=1000)
+        >>> seq = sw.SequenceBuffer(1000, flow=flow)
         >>> handles = seq.put(sw.SequenceSample(["a", "b"], {"input_ids": [3, 2]}, {"input_ids": np.arange(5)}))
         >>> seq.amend(handles, sw.SequenceSample(["a", "b"], {"rewards": [1, 1]}, {"rewards": np.ones(2)}))
         >>> with seq.get("train") as lease:
@@ -85,9 +88,9 @@ class SequenceBuffer:
 
     def __init__(
         self,
-        flow: Dataflow,
         capacity: int,
         *,
+        flow: Dataflow,
         max_tokens: int | None = None,
         max_bytes: int | None = None,
         max_staleness: int | None = None,
@@ -103,46 +106,38 @@ class SequenceBuffer:
         version: int | None = None,
     ) -> None:
         where = "SequenceBuffer()"
-        if not isinstance(flow, Dataflow):
-            raise SchemaError(f"{where}: flow: expected a Dataflow, got {type(flow).__name__}")
-        self.flow = flow
-        self.capacity = whole(where, "capacity", capacity)
-        self.max_tokens = None if max_tokens is None else whole(where, "max_tokens", max_tokens)
-        self.max_bytes = None if max_bytes is None else whole(where, "max_bytes", max_bytes)
-        self.max_staleness = None if max_staleness is None else whole(where, "max_staleness", max_staleness, 0)
-        self._stale = one_of(where, "stale", stale, _STALE)
-        lease_s = None if lease_timeout is None else number(where, "lease_timeout", lease_timeout, 1e-3, 1e9)
-        self._watchdog_s = (
-            None if watchdog_timeout is None else number(where, "watchdog_timeout", watchdog_timeout, 1e-3, 1e9)
-        )
-        sync, recover = truth(where, "sync", sync), truth(where, "recover", recover)
-        if journal is None and (sync or recover or resume is not None):
-            raise SchemaError(f"{where}: sync=, resume= and recover= need journal=")
-        if journal is not None and not isinstance(journal, (str, os.PathLike)):
-            raise SchemaError(f"{where}: journal: expected a path, got {journal!r}")
-        if resume is not None and not isinstance(resume, str):
-            raise SchemaError(f"{where}: resume: expected the name of a checkpoint, got {resume!r}")
-        if journal is not None and version is not None:
-            raise SchemaError(f"{where}: version= and journal= exclude each other: the journal knows the version")
-        oldest = self.max_staleness if self._stale == "evict" else None
-        self._store = Store(
-            flow,
-            self.capacity,
-            self.max_tokens,
-            self.max_bytes,
-            oldest,
-            lease_s,
-            truth(where, "duplicate_ids", duplicate_ids),
-            self.max_staleness is not None,
-            None if epoch_size is None else whole(where, "epoch_size", epoch_size),
-            0 if version is None else whole(where, "version", version, 0),
-        )
+        options = Options.read(
+            where, flow=flow, capacity=capacity, max_tokens=max_tokens, max_bytes=max_bytes,
+            max_staleness=max_staleness, stale=stale, lease_timeout=lease_timeout, watchdog_timeout=watchdog_timeout,
+            duplicate_ids=duplicate_ids, epoch_size=epoch_size, sync=sync,
+        )  # fmt: skip
+        check_journal(where, journal, sync, resume, recover, version)
+        store = Store(options, 0 if version is None else whole(where, "version", version, 0))
         if journal is not None:
-            self._store.open_journal(journal, sync, resume, recover, time.monotonic())
-        self._lines = self._store.index.lines
+            store.open_journal(f"{where}: journal", journal, resume, recover, time.monotonic())
+        self._take(store)
+
+    def _take(self, store: Store) -> None:
+        options = store.options
+        self.flow, self.capacity, self.max_staleness = options.flow, options.capacity, options.max_staleness
+        self.max_tokens, self.max_bytes = options.max_tokens, options.max_bytes
+        self._store = store
         self._gate = Gate()
-        self._turns = Turns(self._gate, self._lines.values())
-        self._commits = Commits(self._gate, self._store, self._turns)
+        self._turns = Turns(self._gate, store)
+        self._commits = Commits(self._gate, store, self._turns)
+        self._lender = Lender(self._gate, store, self._turns, self._commits)
+
+    @classmethod
+    def _open(cls, path: str, in_place: bool, recover: bool) -> SequenceBuffer:
+        """What ``save`` wrote, or a journal: a copy in memory, or in place with the file as the journal."""
+        store = Store(read_options(path, "open()", recover))
+        if in_place:
+            store.open_journal("open()", path, None, recover, time.monotonic())
+        else:
+            store.load("open()", path, recover, time.monotonic())
+        made = cls.__new__(cls)
+        made._take(store)
+        return made
 
     # ---- put ---------------------------------------------------------------------------------------------------------
 
@@ -152,7 +147,7 @@ class SequenceBuffer:
         *,
         version: int | Sequence[int] | None = None,
         births: Sequence[int] | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
     ) -> _Handles:
         """Adds samples, all or none.
 
@@ -160,28 +155,30 @@ class SequenceBuffer:
             samples: One sample or several; each datum is held for itself.
             version: Of the policy that made them, one or one a datum. None takes the smallest of the key ``versions``,
                 which has one a token.
-            births: One a datum, whole numbers above 0; the smallest is handed out first. Unless told, the order of
+            births: One a datum, whole numbers above 0; the smallest is handed out first. None takes the order of
                 puts. Do not mix the two.
-            timeout: Seconds to wait for room; None for ever, 0 not at all.
+            timeout: Seconds to wait for room; None waits for ever, 0 tries once.
 
         Returns:
             A handle a datum, in order.
 
         Raises:
-            BufferFull: There was no room, in time.
-            SchemaError: An id is held already, or a key has another dtype or shape than before.
+            BufferFull: There was no room until the timeout.
+            NotReady: Other calls wrote the journal until the timeout, or nothing moved for ``watchdog_timeout``.
+            SchemaError: An id is held already, a key has another dtype or shape than before, or the samples would not
+                fit into an empty buffer.
         """
-        incoming = self._read(samples, version, births)
+        incoming = self._read("put()", samples, version, births)
         waiter = ThreadWaiter(len(incoming.entries))
-        deadline = _deadline("put()", timeout)
+        deadline = to_deadline("put()", timeout)
         try:
             while True:
-                handles = self._try_put("put()", waiter, incoming, deadline)
+                handles = self._turns.try_put("put()", waiter, incoming, deadline)
                 if handles is None:
-                    waiter.wait(self._pause(None, deadline))
+                    waiter.wait(self._turns.pause(None, deadline))
                     continue
-                if handles is _WRITE:
-                    handles = self._commits.commit("put()", lambda: self._plan_put(waiter, incoming), deadline)
+                if handles is WRITE:
+                    handles = self._commits.commit("put()", lambda: self._turns.plan_put(waiter, incoming), deadline)
                 if handles is not None:
                     return handles
         finally:
@@ -193,53 +190,33 @@ class SequenceBuffer:
         *,
         version: int | Sequence[int] | None = None,
         births: Sequence[int] | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
     ) -> _Handles:
         """``put`` that lets the event loop go on while it waits and while the journal is written.
 
         Cancelled while its record is being written, it has put the samples all the same.
         """
-        incoming = self._read(samples, version, births)
+        incoming = self._read("put_async()", samples, version, births)
         waiter = CoroutineWaiter(len(incoming.entries))
-        deadline = _deadline("put_async()", timeout)
+        deadline = to_deadline("put_async()", timeout)
         try:
             while True:
-                handles = self._try_put("put_async()", waiter, incoming, deadline)
+                handles = self._turns.try_put("put_async()", waiter, incoming, deadline)
                 if handles is None:
-                    await waiter.wait(self._pause(None, deadline))
+                    await waiter.wait(self._turns.pause(None, deadline))
                     continue
-                if handles is _WRITE:
-                    handles = await self._commits.commit_async("put_async()", lambda: self._plan_put(waiter, incoming))
+                if handles is WRITE:
+                    handles = await self._commits.commit_async(
+                        "put_async()", lambda: self._turns.plan_put(waiter, incoming), deadline
+                    )
                 if handles is not None:
                     return handles
         finally:
             self._turns.leave(self._turns.putters, waiter)
 
-    def _read(self, samples: Any, version: Any, births: Any) -> Incoming:
+    def _read(self, where: str, samples: Any, version: Any, births: Any) -> Incoming:
+        self._gate.check(where)
         return self._store.intake.read(samples, version, births, self._store.journal is not None)
-
-    def _try_put(self, where: str, waiter: Waiter, incoming: Incoming, deadline: float | None) -> _Handles | None:
-        """The handles where it is its turn and there is room, or ``_WRITE`` where there is a journal to be written
-        first. Else None: it is in the list of those who wait."""
-        with self._gate.locked(where, deadline):
-            self._gate.check_open(where)
-            waiter.arm()
-            self._tick()
-            if not incoming.entries:
-                return np.empty(0, np.int64)
-            if self._turns.is_next(waiter) and self._store.fits(incoming):
-                return _WRITE if self._store.journal is not None else self._commits.make(self._store.admit(incoming))
-            self._store.refuse_unfit(incoming)
-            if waiter not in self._turns.putters:
-                self._turns.putters.append(waiter)
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                raise self._store.full(incoming, len(self._turns.putters) - 1)
-            self._check_moving("put()", now)
-            return None
-
-    def _plan_put(self, waiter: Waiter, incoming: Incoming) -> Change[_Handles] | None:
-        return self._store.admit(incoming) if self._turns.is_next(waiter) and self._store.fits(incoming) else None
 
     # ---- amend -------------------------------------------------------------------------------------------------------
 
@@ -261,8 +238,8 @@ class SequenceBuffer:
         await self._commits.commit_async("amend_async()", self._plan_amend(handles, samples))
 
     def _plan_amend(self, handles: Any, samples: Any) -> Callable[[], Change[None]]:
-        self._gate.check_process("amend()")
-        serials = _read_handles("amend()", handles)
+        self._gate.check("amend()")
+        serials = read_handles("amend()", handles)
         parts = self._store.intake.unpack("amend()", samples)
         if len(parts) != len(serials):
             raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
@@ -284,25 +261,25 @@ class SequenceBuffer:
 
         Args:
             consumer: Its name.
-            batch_size: How many; the consumer's own unless told.
-            timeout: Seconds to wait; None for ever, 0 not at all.
-            partial: Whether to take fewer, at least one, when the time is up.
-            owner: Who gets them: ``release(owner)`` gives back whatever is still in their hands.
+            batch_size: How many; None takes the consumer's own.
+            timeout: Seconds to wait for them; None waits for ever, 0 tries once.
+            partial: Whether to take fewer, at least one, at the timeout.
+            owner: A name for the caller: ``release(owner)`` gives back all that it has leased.
 
         Raises:
-            NotReady: Not enough in time, or nothing moved for ``watchdog_timeout``; the message is ``explain()``'s.
+            NotReady: Not enough until the timeout, or nothing moved for ``watchdog_timeout``; the message is that of
+                ``explain()``.
+            SchemaError: No such consumer, or the capacity is smaller than ``batch_size``.
         """
-        self._gate.check_process("get()")
-        _check_owner("get()", partial, owner)
-        line, count = self._asked("get()", consumer, batch_size)
+        line, count = self._asked("get()", consumer, batch_size, owner, partial)
         waiter = ThreadWaiter(count)
-        deadline = _deadline("get()", timeout)
+        deadline = to_deadline("get()", timeout)
         try:
-            while (claim := self._try_get(waiter, line, partial, owner, deadline)) is None:
-                waiter.wait(self._pause(line, deadline))
+            while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
+                waiter.wait(self._turns.pause(line, deadline))
         finally:
             self._turns.leave(line.waiters, waiter)
-        return self._lease(claim)
+        return self._lender.lend(claim)
 
     async def get_async(
         self,
@@ -314,127 +291,40 @@ class SequenceBuffer:
         owner: str | None = None,
     ) -> Lease:
         """``get`` that lets the event loop go on while it waits."""
-        self._gate.check_process("get_async()")
-        _check_owner("get_async()", partial, owner)
-        line, count = self._asked("get_async()", consumer, batch_size)
+        line, count = self._asked("get_async()", consumer, batch_size, owner, partial)
         waiter = CoroutineWaiter(count)
-        deadline = _deadline("get_async()", timeout)
+        deadline = to_deadline("get_async()", timeout)
         try:
-            while (claim := self._try_get(waiter, line, partial, owner, deadline)) is None:
-                await waiter.wait(self._pause(line, deadline))
+            while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
+                await waiter.wait(self._turns.pause(line, deadline))
         finally:
             self._turns.leave(line.waiters, waiter)
-        return self._lease(claim)
+        return self._lender.lend(claim)
 
-    def _asked(self, where: str, consumer: str, batch_size: int | None) -> tuple[Line, int]:
-        line = self._lines.get(consumer) if isinstance(consumer, str) else None
-        if line is None:
-            names = ", ".join(self._lines)
-            raise SchemaError(f"{where}: consumer: expected one of {names}, got {consumer!r}")
-        if batch_size is None:
-            return line, line.consumer.batch_size
-        count = whole(where, "batch_size", batch_size, 1, line.consumer.window or 2**63 - 1)
-        if line.consumer.group_size is not None and count % line.consumer.group_size:
-            raise SchemaError(f"{where}: batch_size: expected a multiple of group_size={line.consumer.group_size}")
-        return line, count
-
-    def _try_get(
-        self, waiter: Waiter, line: Line, partial: bool, owner: str | None, deadline: float | None
-    ) -> Claim | None:
-        with self._gate.locked("get()", deadline):
-            self._gate.check_open("get()")
-            waiter.arm()
-            self._tick()
-            count = waiter.need
-            now = time.monotonic()
-            if not line.has(count):
-                if waiter not in line.waiters:
-                    line.waiters.append(waiter)
-                if deadline is None or now < deadline:
-                    self._check_moving("get()", now, line)
-                    return None
-                count = line.ready
-                if not partial or not count:
-                    raise NotReady(f"get(): {self._explain(line, now)}")
-            self._turns.moved_at = now
-            return self._store.lease(line, count, owner, now)
-
-    def _lease(self, claim: Claim) -> Lease:
-        """What the caller gets. The samples are put together outside the lock: nothing changes them."""
-        try:
-            name = claim.line.consumer.name
-            keys = sorted(claim.line.consumer.inputs)
-            batch = self._store.intake.gather(claim.samples, keys)
-            versions = [entry.version for entry in claim.entries]
-            if self.max_staleness is not None and self._stale != "evict":
-                batch = self._mark_stale(batch, versions)
-            handles = np.array([entry.serial for entry in claim.entries], np.int64)
-        except BaseException:
-            self._end(claim, False)
-            raise
-        return Lease(
-            batch,
-            handles,
-            name,
-            versions,
-            lambda done: self._end(claim, done),
-            lambda: self._renew(claim),
-            lambda: self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim)),
-        )
-
-    def _mark_stale(self, batch: SequenceSample, versions: list[int | None]) -> SequenceSample:
-        oldest = self._store.version - (self.max_staleness or 0)
-        samples = sum(version is not None and version < oldest for version in versions)
-        marked, tokens = mark_fresh(batch, versions, oldest)
-        with self._gate.lock:
-            self._store.counters["stale_samples"] += samples
-            self._store.counters["stale_tokens"] += tokens
-        return marked if self._stale == "mask" else batch
+    def _asked(self, where: str, consumer: str, batch_size: int | None, owner: Any, partial: Any) -> tuple[Line, int]:
+        self._gate.check(where)
+        truth(where, "partial", partial)
+        if owner is not None and not isinstance(owner, str):
+            raise SchemaError(f"{where}: owner: expected text, got {owner!r}")
+        line = self._store.index.line(where, consumer)
+        return line, line.count(where, batch_size, self.capacity)
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     def release(self, owner: str) -> int:
-        """Gives back whatever an owner has leased: it is gone. Returns how many samples."""
-        if not isinstance(owner, str):
-            raise SchemaError(f"release(): owner: expected text, got {owner!r}")
-        with self._gate.locked("release()"):
-            self._gate.check_open("release()")
-            now = time.monotonic()
-            count = self._store.give_back_all(owner, now)
-            self._turns.moved(now)
-            return count
-
-    def _end(self, claim: Claim, done: bool) -> None:
-        if done:
-            self._commits.commit("ack()", lambda: self._plan_ack(claim))
-            return
-        self._gate.check_process("release()")
-        with self._gate.lock:
-            if not self._gate.is_closed:  # a lease of a closed buffer was given back by close()
-                self._tick()
-                now = time.monotonic()
-                self._store.give_back(claim, now)
-                self._turns.moved(now)
-
-    def _plan_ack(self, claim: Claim) -> Change[None]:
-        self._tick()
-        return self._store.finish(claim)
-
-    def _renew(self, claim: Claim) -> None:
-        with self._gate.locked("renew()"):
-            self._gate.check_open("renew()")
-            self._tick()
-            self._store.renew(claim, time.monotonic())
+        """Gives back all that an owner has leased, for instance because it died. Returns how many samples."""
+        return self._lender.give_back_all(owner)
 
     # ---- versions ----------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """The present policy's."""
+        self._gate.check("version")
         return self._store.version
 
     def set_version(self, version: int) -> None:
-        """The policy is newer now; what has become too old leaves, unless it is leased or ``stale`` says otherwise.
+        """The policy is newer now. Samples that are too old leave, unless they are leased or ``stale`` keeps them.
 
         Raises:
             SchemaError: Smaller than before.
@@ -454,22 +344,24 @@ class SequenceBuffer:
             batch_size: Samples that one version trains on.
             max_concurrent: Most rollouts that run at once.
         """
+        self._gate.check("admission()")
         if self.max_staleness is None:
             raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
+        return Admission(batch_size, self.max_staleness, max_concurrent, self._progress)
 
-        def progress() -> tuple[int, int]:
-            with self._gate.locked("admission()"):
-                return self._store.version - self._store.first_version, self._store.accepted
-
-        return Admission(batch_size, self.max_staleness, max_concurrent, progress)
+    def _progress(self) -> tuple[int, int]:
+        with self._gate.locked("admission()"):
+            return self._store.version - self._store.first_version, self._store.accepted
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
     def checkpoint(self, name: str) -> None:
-        """Names this moment in the journal, so that a restart can take up from it: write your own checkpoint next.
+        """Names this moment in the journal, so that a restart can continue from it (``resume=``). Then write your own
+        checkpoint.
 
-        The last two names can be resumed from: if you die between this call and your own checkpoint, the one before
-        still fits.
+        The last two names can be resumed from: if the process dies between this call and your own checkpoint, the one
+        before still fits. A checkpoint is a mark in the journal and no copy: resuming from it undoes what trainers
+        acknowledged since, and keeps what was put and amended since. ``save`` writes a copy of one instant.
         """
         if not isinstance(name, str):
             raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
@@ -482,75 +374,116 @@ class SequenceBuffer:
 
     @property
     def used_ids(self) -> list[str]:
-        """The ids that everybody is done with, in that order, of the epoch that is not over."""
+        """The ids that every consumer is done with, in that order, of the present epoch."""
         with self._gate.locked("used_ids"):
             return list(self._store.ledger.used)
 
-    def take_up(self, used_ids: Iterable[Any]) -> None:
-        """After a restart without a journal: these were used, as your checkpoint knows; ``wanted`` skips each once."""
-        listed = _read_ids("take_up()", used_ids)
-        with self._gate.locked("take_up()"):
-            self._store.ledger.take_up(listed)
+    def mark_used(self, ids: Iterable[Any]) -> None:
+        """For a restart without a journal: these ids were used, as your checkpoint says; ``wanted`` skips each once."""
+        listed = read_ids("mark_used()", ids)
+        with self._gate.locked("mark_used()"):
+            self._store.ledger.mark_used(listed)
 
     def wanted(self, ids: Iterable[Any]) -> list[str]:
         """Which of these ids are still to be made, for a loader that begins its epoch anew after a restart.
 
         Left out are ids that are held, and, once each, those that were held or used already at the restart.
         """
-        names = _read_ids("wanted()", ids)
+        names = read_ids("wanted()", ids)
         with self._gate.locked("wanted()"):
-            return [
-                one for one in names if not self._store.ledger.skips_now(one) and one not in self._store.index.by_id
-            ]
+            return self._store.wanted(names)
 
     # ---- insight -----------------------------------------------------------------------------------------------------
 
     def explain(self, consumer: str) -> str:
         """Why a consumer's batch is or is not ready, in words."""
-        self._gate.check_process("explain()")
-        line, _ = self._asked("explain()", consumer, None)
-        with self._gate.lock:
-            return self._explain(line, time.monotonic())
-
-    def _explain(self, line: Line, now: float) -> str:
-        return insight.explain(self.flow, self._store.index, self._store.book, line.consumer.name, now)
+        with self._gate.locked("explain()"):
+            return self._store.explain(self._store.index.line("explain()", consumer), time.monotonic())
 
     def stats(self) -> dict[str, Any]:
-        """Sizes, tokens, bytes, ages, staleness, and counters of everything that ever happened here."""
-        self._gate.check_process("stats()")
-        with self._gate.lock:
-            store = self._store
-            counters = {**store.counters, "accepted": store.accepted, "waiting_puts": len(self._turns.putters)}
-            for name in ("cut_bytes", "lost_records", "lost_bytes"):
-                counters[name] = 0 if store.journal is None else getattr(store.journal, name)
-            return insight.stats(store.index, store.book, counters, store.version, time.monotonic())
+        """``size``, ``capacity``, ``tokens``, ``data_bytes`` of the samples held; ``added``, ``trained`` and further
+        counters since the buffer was opened; ages, staleness, ``journal_bytes``; per consumer what is ready."""
+        with self._gate.locked("stats()"):
+            return self._store.stats(len(self._turns.putters), time.monotonic())
 
     def __len__(self) -> int:
-        self._gate.check_process("len()")
+        self._gate.check("len()")
         return len(self._store.index.entries)
 
     def __contains__(self, handle: object) -> bool:
         """Whether the sample of a handle is still here."""
-        self._gate.check_process("in")
+        self._gate.check("in")
         return isinstance(handle, (int, np.integer)) and handle in self._store.index.entries
 
     def ids(self) -> list[str]:
         """Of the samples held, oldest put first."""
-        self._gate.check_process("ids()")
-        with self._gate.lock:
+        with self._gate.locked("ids()"):
             return [entry.sample._ids[0] for entry in self._store.index.entries.values()]
+
+    def __repr__(self) -> str:
+        store = self._store
+        where = "in memory" if store.journal is None else f"journal {store.journal.path}"
+        if self._gate.is_closed:
+            return f"<SequenceBuffer {where}: closed>"
+        held = f"{len(store.index.entries)} of {self.capacity} samples"
+        return f"<SequenceBuffer {where}: {held}, consumers {', '.join(store.index.lines)}>"
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Waiting calls raise, later ones too; leases count as given back. The journal has everything, on the disk.
+    def clear(self) -> None:
+        """Drops all samples, in the journal too; waiting puts go on. The version and ``used_ids`` stay.
 
-        In a forked child this does nothing: the buffer is its parent's.
+        Leases end: their ``ack`` and ``amend`` are a StaleHandle afterwards, their ``release`` does nothing. A restart
+        that resumes from an earlier checkpoint does not bring the samples back.
+        """
+        self._commits.commit("clear()", self._store.clear)
+
+    async def clear_async(self) -> None:
+        """``clear`` that lets the event loop go on while the journal is written."""
+        await self._commits.commit_async("clear_async()", self._store.clear)
+
+    def flush(self) -> None:
+        """Waits until the journal is on the disk, so that it survives a power cut. Does nothing without a journal."""
+        self._commits.flush("flush()")
+
+    async def flush_async(self) -> None:
+        """``flush`` that lets the event loop go on meanwhile."""
+        await self._commits.flush_async("flush_async()")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a copy of one instant to a file, completely or not at all: samples, keys, versions, how far each
+        consumer is, ``used_ids`` and the options. Other calls go on meanwhile.
+
+        ``sw.open(path)`` loads it into memory, ``sw.open("file://path")`` continues in place with the file as its
+        journal. Leases count as given back in the copy. ``checkpoint`` marks a moment in the journal instead; the copy
+        has no marks.
+
+        Raises:
+            StorageError: It cannot be written; a file that had the name before is unchanged.
+            SchemaError: A sample has a dtype that safetensors lacks, or metadata that JSON cannot hold.
+        """
+        self._save("save()", path)
+
+    async def save_async(self, path: str | os.PathLike[str]) -> None:
+        """``save`` that lets the event loop go on meanwhile. Cancelled while it writes, it still writes the file."""
+        self._gate.check("save_async()")
+        await Worker("sharpwave-save").do(lambda: self._save("save_async()", path))
+
+    def _save(self, where: str, path: Any) -> None:
+        with self._gate.locked(where):
+            instant = self._store.instant()
+        instant.write(where, path)
+
+    def close(self) -> None:
+        """Waiting calls raise, and all later calls; leases count as given back. The journal is on the disk.
+
+        In a forked child this does nothing: the buffer belongs to its parent.
         """
         if self._gate.is_mine:
             self._commits.close()
 
     def __enter__(self) -> SequenceBuffer:
+        self._gate.check("with")
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -558,54 +491,3 @@ class SequenceBuffer:
 
     def __reduce__(self) -> Any:
         raise TypeError("a SequenceBuffer lives in one process; let others push into it: sharpwave.sequences.stream")
-
-    # ---- waiting; the lock is held -----------------------------------------------------------------------------------
-
-    def _tick(self) -> None:
-        """What time alone brings: leases that expire, groups whose time is up."""
-        if self._store.has_clock():
-            now = time.monotonic()
-            if self._store.tick(now):
-                self._turns.moved(now)
-
-    def _pause(self, line: Line | None, deadline: float | None) -> float | None:
-        """Seconds until there is something to look at although nobody wakes us."""
-        with self._gate.lock:
-            times = [deadline, self._store.book.next_expiry(), None if line is None else line.next_deadline()]
-            if self._watchdog_s is not None:
-                times.append(self._turns.moved_at + self._watchdog_s)
-        due = [moment for moment in times if moment is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
-
-    def _check_moving(self, where: str, now: float, line: Line | None = None) -> None:
-        if self._watchdog_s is None or now - self._turns.moved_at < self._watchdog_s:
-            return
-        lines = [line] if line is not None else list(self._lines.values())
-        why = "\n".join(self._explain(one, now) for one in lines)
-        raise NotReady(f"{where}: nothing has moved for watchdog_timeout={self._watchdog_s:g} s\n{why}")
-
-
-def _read_handles(where: str, handles: Any) -> list[int]:
-    try:
-        listed = np.asarray(handles).reshape(-1)
-    except ValueError:
-        listed = np.empty(1, object)
-    if listed.size and listed.dtype.kind not in "iu":
-        raise SchemaError(f"{where}: handles: expected whole numbers of put() or of a lease, got {handles!r:.100}")
-    return [int(one) for one in listed]
-
-
-def _read_ids(where: str, ids: Any) -> list[str]:
-    if not isinstance(ids, Iterable):
-        raise SchemaError(f"{where}: ids: expected a list, got {ids!r}")
-    return [str(one) for one in ids]
-
-
-def _check_owner(where: str, partial: Any, owner: Any) -> None:
-    truth(where, "partial", partial)
-    if owner is not None and not isinstance(owner, str):
-        raise SchemaError(f"{where}: owner: expected text, got {owner!r}")
-
-
-def _deadline(where: str, timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + number(where, "timeout", timeout, 0, 1e9)

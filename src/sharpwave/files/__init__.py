@@ -4,8 +4,19 @@
 encodes its records; ``new_file.py`` writes whole files.
 """
 
-from .journal import Journal, read_journal, write_journal
+from .journal import Journal, has_magic, read_journal, reading, warn_caller, write_journal
 from .new_file import replace_file
-from .records import Entry, Record
+from .records import Entry, Loss, Record
 
-__all__ = ["Entry", "Journal", "Record", "read_journal", "replace_file", "write_journal"]
+__all__ = [
+    "Entry",
+    "Journal",
+    "Loss",
+    "Record",
+    "has_magic",
+    "read_journal",
+    "reading",
+    "replace_file",
+    "warn_caller",
+    "write_journal",
+]

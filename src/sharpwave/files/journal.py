@@ -20,7 +20,7 @@ import secrets
 import struct
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from . import records as form
 from .new_file import write_pieces
 from .records import HEADER_BYTES, Entry, Header, Loss, Record
 
-__all__ = ["Journal", "read_journal", "write_journal"]
+__all__ = ["Journal", "has_magic", "read_journal", "reading", "warn_caller", "write_journal"]
 
 _PACKAGE = str(Path(__file__).parents[1])
 _AT_ONCE = 512  # pieces per system call; the limit of the system is 1024
@@ -159,12 +159,14 @@ class Journal:
             if not self._recover:
                 raise StorageError(_said_damage(self.where, self.path, loss, "give recover=True to keep them"))
             self.lost_records, self.lost_bytes = loss.records, loss.bytes
-            _warn(
+            warn_caller(
                 f"{self.where}: {self.path}: was damaged: {loss.records} records ({loss.bytes} bytes) are lost, "
                 f"{loss.found} are whole"
             )
         if tail < size:
-            _warn(f"{self.where}: {self.path}: its last record was not written whole: {size - tail} bytes are cut off")
+            warn_caller(
+                f"{self.where}: {self.path}: its last record was not written whole: {size - tail} bytes are cut off"
+            )
             self.cut_bytes = size - tail
         self._is_damaged = bool(loss)
         if tail < size and not loss:
@@ -177,16 +179,9 @@ class Journal:
 
     @contextmanager
     def reading(self, record: Record) -> Iterator[None]:
-        """A context in which a record's content is read: errors become a StorageError that names the record."""
-        try:
+        """``reading`` of a record of this file."""
+        with reading(self.where, self.path, record):
             yield
-        except SharpwaveError as error:
-            raise StorageError(f"{self.where}: {self.path}: the record at byte {record.at}: {error}") from None
-        except _WRONG as error:
-            raise StorageError(
-                f"{self.where}: {self.path}: the record at byte {record.at} has right checksums and wrong content: "
-                f"{type(error).__name__}: {error}"
-            ) from None
 
     def head(self, record: Record) -> dict[str, Any]:
         """The head of a record, a JSON object.
@@ -286,30 +281,67 @@ class Journal:
                 "a journal with a path of its own after the fork"
             ) from None
 
+    def flush(self) -> None:
+        """Waits until everything that was appended is on the disk; a loss of it is reported as damage from then on.
+
+        Raises:
+            StorageError: The disk failed; the last records may be lost.
+        """
+        self._descriptor("write")
+        if self._why_broken is not None:
+            raise StorageError(f"{self.where}: {self.path}: {self._why_broken}; close it and open it again")
+        try:
+            self._sync()
+        except OSError as error:
+            raise StorageError(f"{self.where}: {self.path}: {error.strerror}; the last records may be lost") from None
+
+    def _sync(self) -> None:
+        if not self._file.is_open or not self.size or self._why_broken is not None or self._is_damaged:
+            return
+        if (self.size, self._number) == (self._header.synced_end, self._header.synced_records):
+            return
+        file = self._file.fileno()
+        os.fdatasync(file)
+        header = self._header._replace(synced_end=self.size, synced_records=self._number)
+        form.write_synced(file, header)
+        self._header = header
+
     def close(self) -> None:
         """Closes the file. All appended records are on the disk then; if some are missing later, that is damage."""
         if not self._is_open:
             return
         self._is_open = False
         try:
-            if self._file.is_open and self.size and self._why_broken is None and not self._is_damaged:
-                file = self._file.fileno()
-                if (self.size, self._number) != (self._header.synced_end, self._header.synced_records):
-                    os.fdatasync(file)
-                    header = self._header._replace(synced_end=self.size, synced_records=self._number)
-                    form.write_synced(file, header)
+            self._sync()
         except OSError as error:
             raise StorageError(f"{self.where}: {self.path}: {error.strerror}; the last records may be lost") from None
         finally:
             self._file.close()
 
 
+@contextmanager
+def reading(where: str, path: str | os.PathLike[str], record: Record) -> Iterator[None]:
+    """A context in which a record's content is read: errors become a StorageError that names the record."""
+    try:
+        yield
+    except SharpwaveError as error:
+        raise StorageError(f"{where}: {os.fspath(path)}: the record at byte {record.at}: {error}") from None
+    except _WRONG as error:
+        raise StorageError(
+            f"{where}: {os.fspath(path)}: the record at byte {record.at} has right checksums and wrong content: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+
+
 def read_journal(
-    path: str | os.PathLike[str], kind: str, *, where: str = "journal", recover: bool = False
-) -> Iterator[Record]:
+    path: str | os.PathLike[str], kind: str, *, where: str = "journal", recover: bool = False, loss: Loss | None = None
+) -> Generator[Record, None, None]:
     """Yields the valid records of a journal without owning it; nothing is changed.
 
     An incomplete last record is left out without a warning: the owner may be writing it.
+
+    Args:
+        loss: Counts what ``recover`` passed over; complete when the iterator ends.
 
     Raises:
         StorageError: It cannot be opened, is not a journal of that kind, or is damaged and ``recover`` was not given.
@@ -322,13 +354,27 @@ def read_journal(
     try:
         size = os.fstat(file).st_size
         header = _parse_header(where, name, kind, file, os.pread(file, HEADER_BYTES, 0), recover)
-        loss = Loss()
+        loss = Loss() if loss is None else loss
         for record in form.walk(file, header, size, loss):
             if not loss or recover:
                 yield record
         _split_tail(loss, size, header)
         if loss and not recover:
             raise StorageError(_said_damage(where, name, loss, "open it with recover=True to keep them"))
+    finally:
+        os.close(file)
+
+
+def has_magic(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as journals do. False where it cannot be read: opening it says why."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return False
+    try:
+        return os.pread(file, len(form.MAGIC), 0) == form.MAGIC
+    except OSError:  # a folder
+        return False
     finally:
         os.close(file)
 
@@ -412,7 +458,7 @@ def _said_damage(where: str, path: Path, loss: Loss, mend: str) -> str:
     )
 
 
-def _warn(message: str) -> None:
+def warn_caller(message: str) -> None:
     """Warns at the line of the user's code that called the package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -1,1 +1,1 @@
-"""Packed sequences and the graph of who reads and makes their keys: what ``SequenceBuffer`` is built from."""
+"""Packed sequences, the graph of their consumers, and the parts that ``SequenceBuffer`` is built from."""

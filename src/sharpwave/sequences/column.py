@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
 
 def is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # who has a tensor has imported torch
+    torch = sys.modules.get("torch")  # without it there are no tensors
     return torch is not None and isinstance(value, torch.Tensor)
 
 

@@ -1,27 +1,26 @@
-"""The way of a change: checked, written to the journal, made; all of it or nothing.
+"""Commits: a change is checked, written to the journal, then made in memory; all of it or nothing.
 
-Two locks. ``_writing`` is around each change that has a record, from its check to its making, disk work included; it is
-taken first, and never on an event loop. The gate's lock is around memory alone: a get, and every coroutine, needs only
-that one, so neither waits for a disk.
+There are two locks. ``_writing`` is held for each change that has a record, from its check until it is made, disk work
+included; it is taken first, and never on an event loop. The gate's lock protects memory alone: a get, and every
+coroutine, needs only that one, so neither waits for a disk.
 
-With a journal, coroutines and the main thread hand their changes to one thread that makes them: coroutines because of
-the disk, the main thread because a signal's exception (Ctrl-C) may come between any two of its instructions, and one
+With a journal, coroutines and the main thread hand their changes to one worker thread. Coroutines do so because of the
+disk. The main thread does so because a signal's exception (Ctrl-C) may come between any two of its instructions; one
 between the write and the change would leave a buffer that differs from its journal.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ..errors import NotReady, StorageError
+from ..errors import NotReady, SharpwaveError, StorageError
 from ..files import Journal
 from .gate import Gate, wait_s
-from .journal import needed
+from .history import needed
 from .store import Change, Store
 from .turns import Turns
 from .worker import Worker
@@ -33,7 +32,7 @@ _Plan = Callable[[], Change[_Result] | None]
 
 
 class Commits:
-    """Makes the changes of one buffer, for threads and coroutines, and wakes those who wait for them."""
+    """Makes the changes of one buffer, for threads and coroutines, and wakes the calls that wait for them."""
 
     def __init__(self, gate: Gate, store: Store, turns: Turns) -> None:
         self._gate, self._store, self._turns = gate, store, turns
@@ -51,7 +50,7 @@ class Commits:
             with gate.lock:
                 gate.check_open(where)
                 change = plan()
-                return None if change is None else self.make(change)
+                return None if change is None else self._turns.make(change)
         return self._undisturbed(where, lambda: self._write(where, plan, deadline), deadline)
 
     def _write(self, where: str, plan: _Plan[_Result], deadline: float | None) -> _Result | None:
@@ -73,7 +72,7 @@ class Commits:
             with gate.lock:
                 if change.records:
                     store.say(unsaid)
-                result = self.make(change)
+                result = self._turns.make(change)
                 late = store.unsaid()
             if late:
                 try:
@@ -84,14 +83,23 @@ class Commits:
                     store.say(late)
             return result
 
-    async def commit_async(self, where: str, plan: _Plan[_Result]) -> _Result | None:
+    async def commit_async(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
         """``commit`` without disk work on the event loop."""
         if self._store.journal is None:
             return self.commit(where, plan)
-        return await self.off_loop(where, lambda: self._write(where, plan, None))
+        return await self.off_loop(where, lambda: self._write(where, plan, deadline), deadline)
 
-    async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
-        return await self._started(where).do(work)
+    async def off_loop(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
+        wait = wait_s(deadline)
+        try:
+            return await self._started(where).do(work, None if wait < 0 else wait)
+        except TimeoutError as error:
+            if isinstance(error, SharpwaveError):
+                raise  # of the work itself
+            raise self._still_writing(where) from None
+
+    def _still_writing(self, where: str) -> NotReady:
+        return NotReady(f"{where}: other calls have written the journal until the timeout; give a larger one")
 
     def _undisturbed(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
         """The result of work that no signal's exception may cut in two."""
@@ -101,7 +109,7 @@ class Commits:
         try:
             # Once it runs it has the deadline itself.
             if not task.wait(wait_s(deadline)) and task.cancel():
-                raise NotReady(f"{where}: other calls have written the journal until the timeout")
+                raise self._still_writing(where)
             task.wait()
         except BaseException:
             task.cancel()  # not begun: then it never is
@@ -116,13 +124,6 @@ class Commits:
                 self._worker = Worker("sharpwave-journal")
             return self._worker
 
-    def make(self, change: Change[_Result]) -> _Result:
-        """The last step of a change. The lock is held."""
-        now = time.monotonic()
-        result = change.make(now)
-        self._turns.moved(now)
-        return result
-
     @contextmanager
     def _journal(self, where: str, deadline: float | None) -> Iterator[Journal]:
         """The journal, for one thread at a time."""
@@ -136,7 +137,7 @@ class Commits:
             self._writing.release()
 
     def rewrite(self, where: str) -> None:
-        """Leaves out of the journal what no restart needs. Gets go on meanwhile, what is to be written waits."""
+        """Rewrites the journal without the records that no restart needs. Gets go on meanwhile; writes wait."""
         error = self._undisturbed(where, lambda: self._leave_out(where))
         if error is not None:
             message = f"{where}: the name is written, but the journal could not be made smaller: {error}"
@@ -146,18 +147,40 @@ class Commits:
         with self._journal(where, None) as journal:
             with self._gate.lock:
                 self._gate.check_open(where)
-                base, serials, first = self._store.needed()
+                keep = self._store.needed()
                 waste, self._store.waste_bytes = self._store.waste_bytes, 0
             try:
-                journal.replace(needed(journal, base, serials, first))
+                journal.replace(needed(journal, *keep))
             except StorageError as error:
                 with self._gate.lock:
                     self._store.waste_bytes += waste
                 return error
         return None
 
+    def flush(self, where: str) -> None:
+        """Waits until the journal is on the disk."""
+        self._gate.check(where)
+        if self._store.journal is not None:
+            self._undisturbed(where, lambda: self._flush(where))
+
+    async def flush_async(self, where: str) -> None:
+        self._gate.check(where)
+        if self._store.journal is not None:
+            await self.off_loop(where, lambda: self._flush(where))
+
+    def _flush(self, where: str) -> None:
+        with self._journal(where, None) as journal:
+            with self._gate.lock:
+                self._gate.check_open(where)
+                unsaid = self._store.unsaid()
+            if unsaid:
+                journal.append(unsaid)
+                with self._gate.lock:
+                    self._store.say(unsaid)
+            journal.flush()
+
     def close(self) -> None:
-        """Everybody who waits is woken, and finds the buffer closed; the journal has everything, on the disk."""
+        """Every waiting call is woken, and finds the buffer closed; the journal has everything, on the disk."""
         with self._writing:
             with self._gate.lock:
                 if self._gate.is_closed:

@@ -1,4 +1,4 @@
-"""Who reads which keys and makes which: the graph that a SequenceBuffer serves."""
+"""The dataflow of a SequenceBuffer: which consumer reads and makes which keys."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Consumer:
     """Something that takes batches out of the buffer: a reference model, a critic, the trainer.
 
     Args:
-        name: Unlike any other's.
+        name: Different from that of every other consumer.
         inputs: The keys that a sample must have before it is handed out; the batch has these.
         outputs: The keys that it adds by ``amend``.
         batch_size: How many samples a batch has.
         reuse: How often each sample is handed out, each time after the last was acknowledged.
-        window: Stragglers: look no further than so many of the oldest samples that are still to come.
-            ``window=batch_size`` is strict order; None takes whatever is ready.
-        group_size: Samples with the same ``metadata["group"]`` come together, so many of them; ``batch_size`` is a
+        window: Only this many of the oldest outstanding samples may be handed out, so that a late sample is not
+            overtaken for ever. ``window=batch_size`` is strict order; None takes any sample that is ready.
+        group_size: This many samples with the same ``metadata["group"]`` are handed out together; ``batch_size`` is a
             multiple of it.
-        group_timeout: Seconds after which a group comes although some are missing; None waits for all.
+        group_timeout: Seconds after which an incomplete group is handed out; None waits for all members.
 
     Example:
         >>> import sharpwave as sw
@@ -97,7 +97,7 @@ class Dataflow:
     """Consumers, joined by the keys that one makes and another reads.
 
     Args:
-        consumers: At least one; names unlike each other; no key made twice; no circle.
+        consumers: At least one; different names; no key made by two of them; no cycle.
 
     Raises:
         SchemaError: One of these does not hold.
@@ -148,17 +148,17 @@ class Dataflow:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Every key that somebody reads."""
+        """Every key that a consumer reads."""
         return frozenset(key for consumer in self for key in consumer.inputs)
 
     @property
     def given_keys(self) -> frozenset[str]:
-        """The keys that nobody here makes: those that ``put`` has to bring, at once or later."""
+        """The keys that no consumer makes: ``put`` or ``amend`` has to bring them."""
         return self.keys - set(self.producers)
 
     @property
     def order(self) -> list[str]:
-        """All names, nobody before those it waits for."""
+        """All names, each behind those whose keys it reads."""
         return list(self._order)
 
     @property
@@ -173,12 +173,12 @@ class Dataflow:
 
     @property
     def sources(self) -> list[str]:
-        """Those that wait for nobody."""
+        """The consumers that read no key of another consumer."""
         return [consumer.name for consumer in self if not self.parents(consumer.name)]
 
     @property
     def sinks(self) -> list[str]:
-        """Those for whom nobody waits."""
+        """The consumers whose keys no other consumer reads."""
         return [consumer.name for consumer in self if not self.children(consumer.name)]
 
     def parents(self, name: str) -> list[str]:
@@ -190,7 +190,7 @@ class Dataflow:
         return [one.name for one in self if one.inputs & outputs]
 
     def successors(self, name: str) -> list[str]:
-        """Everybody who waits for it, at whatever distance."""
+        """All consumers that read its keys, directly or through others."""
         found, look = set(), self.children(name)
         while look:
             one = look.pop()

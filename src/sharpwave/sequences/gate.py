@@ -1,4 +1,4 @@
-"""Who may use a SequenceBuffer: the process that built it, while it is open, one thread at a time."""
+"""The gate of a SequenceBuffer: it admits the process that made the buffer, while it is open, one thread at a time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import threading
 import time
 from typing import Any
 
+from ..checks import seconds
 from ..errors import ClosedError, NotReady
 from ..process import fork_count
 
-__all__ = ["Gate", "wait_s"]
+__all__ = ["Gate", "to_deadline", "wait_s"]
 
 _LEAST_WAIT_S = 0.1
 _TURN_S = 10.0
+
+
+def to_deadline(where: str, timeout: Any) -> float | None:
+    """The moment of the steady clock at which a timeout that begins now ends; None for never."""
+    length = seconds(where, timeout)
+    return None if length is None else time.monotonic() + length
 
 
 def wait_s(deadline: float | None) -> float:
@@ -31,7 +38,7 @@ class Gate:
     """``lock`` is around everything that the buffer has in memory, and held for no disk work."""
 
     def __init__(self) -> None:
-        # It knows its owner, so that an interrupt behind acquire() cannot leave it locked. Nobody takes it twice.
+        # It knows its owner, so that an interrupt behind acquire() cannot leave it locked. No thread takes it twice.
         self.lock: Any = threading.RLock()
         self.is_closed = False
         self._forks = fork_count()
@@ -48,14 +55,19 @@ class Gate:
                 "own, or push into the parent's with sharpwave.sequences.stream.Pusher"
             )
 
+    def check(self, where: str) -> None:
+        """For calls that only read: the right process, and not closed."""
+        self.check_process(where)
+        self.check_open(where)
+
     def check_open(self, where: str) -> None:
         if self.is_closed:
             more = "; the samples count as not used" if where.startswith("ack") else ""
             raise ClosedError(f"{where}: the buffer was closed{more}")
 
     def locked(self, where: str, deadline: float | None = None) -> Any:
-        """For a ``with``: the lock, in time."""
-        self.check_process(where)
+        """For a ``with``: the lock, before a deadline. ``close`` may run until it is taken: changes check again."""
+        self.check(where)
         return self.lock if deadline is None else _InTime(self.lock, where, deadline)
 
 

@@ -1,7 +1,7 @@
-"""What is held and who may have it next, in time that depends on the batch and never on the capacity.
+"""The index of the samples held: what each consumer may get next, in time that depends on the batch only.
 
-Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: an entry
-costs memory when it comes and gives it back when it goes.
+Not safe for threads: the buffer's one lock is around every call. Nothing here is as long as the capacity: memory is
+taken for the samples that are held.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
+from ..checks import whole
+from ..errors import SchemaError
 from .dataflow import Consumer, Dataflow
 from .sample import SequenceSample
 
-__all__ = ["Entry", "Index", "Line"]
+__all__ = ["HeldSample", "Line", "SampleIndex"]
 
 
-class Entry:
-    """One datum: its sample, and per consumer (one bit each) where it stands."""
+class HeldSample:
+    """One sample and its state for each consumer (one bit each): queued, leased, done."""
 
     __slots__ = (
         "birth", "bytes", "done", "gone", "group", "have", "leased", "put_at", "queued", "sample", "serial", "tokens",
@@ -38,16 +40,16 @@ class Entry:
 
 
 class _Unit:
-    """Entries that come together."""
+    """Entries that are handed out together."""
 
     __slots__ = ("gone", "members")
 
-    def __init__(self, members: list[Entry]) -> None:
+    def __init__(self, members: list[HeldSample]) -> None:
         self.members = members
         self.gone = False
 
 
-class Order:
+class BirthOrder:
     """Items by (birth, serial), smallest first. Births mostly rise: then both ends cost O(1); the rest is a heap."""
 
     def __init__(self) -> None:
@@ -92,12 +94,27 @@ class Line:
         self.bit = 1 << number
         self.waiters: list[Any] = []
         self.taken = 0  # samples handed out
-        self._order = Order()
+        self._order = BirthOrder()
 
-    def enter(self, entry: Entry) -> None:
+    def count(self, where: str, batch_size: int | None, capacity: int) -> int:
+        """The samples of a batch: those asked for, or the consumer's own number.
+
+        Raises:
+            SchemaError: No such batch can ever be ready.
+        """
+        consumer = self.consumer
+        count = consumer.batch_size if batch_size is None else whole(where, "batch_size", batch_size)
+        if count > min(consumer.window or capacity, capacity):
+            bound = f"window={consumer.window}" if consumer.window and consumer.window < count else f"{capacity=}"
+            raise SchemaError(f"{where}: batch_size: {count} samples are never ready: {bound}; ask for fewer")
+        if consumer.group_size is not None and count % consumer.group_size:
+            raise SchemaError(f"{where}: batch_size: expected a multiple of group_size={consumer.group_size}")
+        return count
+
+    def enter(self, entry: HeldSample) -> None:
         """A new entry, ready or not."""
 
-    def make_ready(self, entry: Entry, now: float) -> None:
+    def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
         self._order.push(entry.birth, entry.serial, entry)
 
@@ -109,23 +126,29 @@ class Line:
         """How many samples could be handed out now."""
         return self._order.count
 
-    def take(self, count: int) -> list[Entry]:
-        """The next ``count``, which are there."""
+    def take(self, count: int) -> list[HeldSample]:
+        """The next ``count``; the caller has checked that there are so many."""
         pop, keep = self._order.pop, ~self.bit
         taken = [pop() for _ in range(count)]
         for entry in taken:
             entry.queued &= keep
         return taken
 
-    def give_back(self, entries: list[Entry], now: float) -> None:
+    def give_back(self, entries: list[HeldSample], now: float) -> None:
         for entry in entries:
             self.make_ready(entry, now)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: HeldSample) -> None:
         """The entry is ``gone`` already."""
         if entry.queued & self.bit:
             entry.queued &= ~self.bit
             self._order.lost_one()
+
+    def uses(self, entry: HeldSample) -> int:
+        """How often the consumer has acknowledged it."""
+        if entry.done & self.bit:
+            return self.consumer.reuse
+        return 0 if entry.uses is None else entry.uses.get(self.number, 0)
 
     def next_deadline(self) -> float | None:
         """When something becomes ready only because time passes."""
@@ -137,23 +160,23 @@ class Line:
 
 
 class _Windowed(Line):
-    """Looks no further than the window: a straggler among the oldest holds up those behind it, not for ever older ones.
+    """Hands out from the oldest ``window`` samples only: a late sample is overtaken by a bounded number.
 
     A call costs O(window), and a memory move of what is outstanding.
     """
 
     def __init__(self, consumer: Consumer, number: int, need: int) -> None:
         super().__init__(consumer, number, need)
-        self._outstanding: list[tuple[int, int, Entry]] = []
+        self._outstanding: list[tuple[int, int, HeldSample]] = []
         self._window: int = consumer.window or 1
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: HeldSample) -> None:
         insort(self._outstanding, (entry.birth, entry.serial, entry))
 
-    def make_ready(self, entry: Entry, now: float) -> None:
+    def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
 
-    def _seen(self) -> list[Entry]:
+    def _seen(self) -> list[HeldSample]:
         return [key[2] for key in islice(self._outstanding, self._window) if key[2].queued & self.bit]
 
     def has(self, count: int) -> bool:
@@ -163,38 +186,38 @@ class _Windowed(Line):
     def ready(self) -> int:
         return len(self._seen())
 
-    def take(self, count: int) -> list[Entry]:
+    def take(self, count: int) -> list[HeldSample]:
         taken = self._seen()[:count]
         for entry in taken:
             entry.queued &= ~self.bit
             self._leave(entry)
         return taken
 
-    def give_back(self, entries: list[Entry], now: float) -> None:
+    def give_back(self, entries: list[HeldSample], now: float) -> None:
         for entry in entries:
             self.enter(entry)
             entry.queued |= self.bit
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: HeldSample) -> None:
         entry.queued &= ~self.bit
         self._leave(entry)
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: HeldSample) -> None:
         at = bisect_left(self._outstanding, (entry.birth, entry.serial, entry))
         if at < len(self._outstanding) and self._outstanding[at][2] is entry:
             del self._outstanding[at]
 
 
 class _Grouped(Line):
-    """Hands out whole groups; one whose time is up comes as it is."""
+    """Hands out complete groups, and incomplete ones after the timeout."""
 
     def __init__(self, consumer: Consumer, number: int, need: int) -> None:
         super().__init__(consumer, number, need)
         self._size: int = consumer.group_size or 1
-        self._open: OrderedDict[Any, tuple[float, list[Entry]]] = OrderedDict()  # oldest first
+        self._open: OrderedDict[Any, tuple[float, list[HeldSample]]] = OrderedDict()  # oldest first
         self._units: dict[int, _Unit] = {}
 
-    def make_ready(self, entry: Entry, now: float) -> None:
+    def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
         _, members = self._open.setdefault(entry.group, (now, []))
         members.append(entry)
@@ -202,7 +225,7 @@ class _Grouped(Line):
             del self._open[entry.group]
             self._release(members)
 
-    def _release(self, members: list[Entry]) -> None:
+    def _release(self, members: list[HeldSample]) -> None:
         members.sort(key=lambda entry: (entry.birth, entry.serial))
         unit = _Unit(members)
         for entry in members:
@@ -216,22 +239,22 @@ class _Grouped(Line):
     def ready(self) -> int:
         return self._order.count * self._size
 
-    def take(self, count: int) -> list[Entry]:
+    def take(self, count: int) -> list[HeldSample]:
         taken = [entry for _ in range(count // self._size) for entry in self._order.pop().members]
         for entry in taken:
             entry.queued &= ~self.bit
             del self._units[entry.serial]
         return taken
 
-    def give_back(self, entries: list[Entry], now: float) -> None:
-        together: dict[Any, list[Entry]] = {}
+    def give_back(self, entries: list[HeldSample], now: float) -> None:
+        together: dict[Any, list[HeldSample]] = {}
         for entry in entries:
             entry.queued |= self.bit
             together.setdefault(entry.group, []).append(entry)
         for members in together.values():
             self._release(members)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: HeldSample) -> None:
         if not entry.queued & self.bit:
             return
         entry.queued &= ~self.bit
@@ -260,12 +283,12 @@ class _Grouped(Line):
         return moved
 
 
-class Index:
+class SampleIndex:
     """All entries, and one line a consumer."""
 
     def __init__(self, flow: Dataflow) -> None:
-        self.entries: dict[int, Entry] = {}
-        self.by_id: dict[str, Entry] = {}
+        self.entries: dict[int, HeldSample] = {}
+        self.by_id: dict[str, HeldSample] = {}
         self.tokens = self.bytes = 0
         self._key_bit = {key: 1 << at for at, key in enumerate(sorted(flow.keys))}
         self._masks: dict[frozenset[str], int] = {}
@@ -277,10 +300,17 @@ class Index:
         self._all = (1 << len(flow)) - 1
         self._ordered = tuple(self.lines.values())
         self._windowed = tuple(line for line in self._ordered if line.consumer.window)
-        self._versions: dict[int, dict[int, Entry]] = {}  # by version, then serial: what a new version makes too old
+        self._versions: dict[int, dict[int, HeldSample]] = {}  # by version, then serial
+
+    def line(self, where: str, consumer: Any) -> Line:
+        line = self.lines.get(consumer) if isinstance(consumer, str) else None
+        if line is None:
+            names = ", ".join(self.lines)
+            raise SchemaError(f"{where}: consumer: expected one of {names}, got {consumer!r}")
+        return line
 
     def mask(self, keys: frozenset[str]) -> int:
-        """One bit a key that somebody reads."""
+        """One bit for each key that a consumer reads."""
         mask = self._masks.get(keys)
         if mask is None:
             mask = sum(self._key_bit.get(key, 0) for key in keys)
@@ -296,7 +326,7 @@ class Index:
                 self._readies[have] = lines
         return lines
 
-    def add(self, entries: list[Entry], now: float) -> None:
+    def add(self, entries: list[HeldSample], now: float) -> None:
         for entry in entries:
             self.entries[entry.serial] = entry
             self.by_id[entry.sample._ids[0]] = entry
@@ -313,7 +343,7 @@ class Index:
                 if not done & line.bit:
                     line.make_ready(entry, now)
 
-    def amend(self, entry: Entry, merged: SequenceSample, tokens: int, nbytes: int, now: float) -> None:
+    def amend(self, entry: HeldSample, merged: SequenceSample, tokens: int, nbytes: int, now: float) -> None:
         entry.sample = merged
         self.tokens += tokens - entry.tokens
         self.bytes += nbytes - entry.bytes
@@ -325,15 +355,15 @@ class Index:
                 if not busy & line.bit:
                     line.make_ready(entry, now)
 
-    def take(self, line: Line, count: int) -> list[Entry]:
+    def take(self, line: Line, count: int) -> list[HeldSample]:
         taken = line.take(count)
         for entry in taken:
             entry.leased |= line.bit
         line.taken += len(taken)
         return taken
 
-    def give_back(self, line: Line, entries: list[Entry], now: float) -> list[Entry]:
-        """The entries wait again; those condemned meanwhile leave. Returns who left."""
+    def give_back(self, line: Line, entries: list[HeldSample], now: float) -> list[HeldSample]:
+        """The entries wait again; those condemned meanwhile leave. Returns those that left."""
         back, left = [], []
         for entry in entries:
             entry.leased &= ~line.bit
@@ -346,8 +376,8 @@ class Index:
             self._forget(entry)
         return left
 
-    def finish(self, line: Line, entries: list[Entry], now: float) -> tuple[list[Entry], list[Entry]]:
-        """The line is done with these, for once. Returns who left with everything done, and who left condemned."""
+    def finish(self, line: Line, entries: list[HeldSample], now: float) -> tuple[list[HeldSample], list[HeldSample]]:
+        """Counts one use by the line. Returns the entries that left used up, and those that left condemned."""
         freed, left, again = [], [], []
         for entry in entries:
             entry.leased &= ~line.bit
@@ -367,7 +397,7 @@ class Index:
             self._forget(entry)
         return freed, left
 
-    def _use(self, line: Line, entry: Entry) -> bool:
+    def _use(self, line: Line, entry: HeldSample) -> bool:
         """Counts one use; whether it was the last."""
         if line.consumer.reuse == 1:
             return True
@@ -376,8 +406,8 @@ class Index:
         entry.uses[line.number] = entry.uses.get(line.number, 0) + 1
         return entry.uses[line.number] >= line.consumer.reuse
 
-    def condemn(self, entry: Entry) -> bool:
-        """Nobody gets it any more; it leaves now (True), or when its leases end."""
+    def condemn(self, entry: HeldSample) -> bool:
+        """It is not handed out any more; it leaves now (True), or when its leases end."""
         entry.gone = True
         for line in self._ordered:
             line.drop(entry)
@@ -386,8 +416,14 @@ class Index:
         self._forget(entry)
         return True
 
-    def older_than(self, version: int) -> list[Entry]:
-        """Those of a smaller version that nobody condemned yet. O(versions held + found)."""
+    def clear(self) -> None:
+        """Everything leaves, leased or not. Newest first: then a windowed line moves nothing in its list."""
+        for entry in reversed(list(self.entries.values())):
+            entry.leased = 0
+            self.condemn(entry)
+
+    def older_than(self, version: int) -> list[HeldSample]:
+        """Those of a smaller version that are not condemned yet. O(versions held + found)."""
         old = [held for held in self._versions if held < version]
         return [entry for held in old for entry in self._versions[held].values() if not entry.gone]
 
@@ -395,7 +431,7 @@ class Index:
         """How many entries each version has."""
         return {version: len(held) for version, held in sorted(self._versions.items())}
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: HeldSample) -> None:
         entry.gone = True
         del self.entries[entry.serial]
         name = entry.sample._ids[0]

@@ -1,4 +1,4 @@
-"""Why a batch is not ready, in words; what a buffer holds, in numbers. Both look at every entry: not for hot loops."""
+"""Insight into a buffer: why a batch is not ready, and its numbers. Both read every sample: not for hot loops."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from .dataflow import Dataflow
-from .index import Entry, Index
+from .index import HeldSample, SampleIndex
 from .leases import Book
 
 __all__ = ["explain", "stats"]
 
 
-def explain(flow: Dataflow, index: Index, book: Book, name: str, now: float) -> str:
+def explain(flow: Dataflow, index: SampleIndex, book: Book, name: str, now: float) -> str:
     line = index.lines[name]
     consumer = line.consumer
     ready = line.ready
@@ -44,34 +44,38 @@ def explain(flow: Dataflow, index: Index, book: Book, name: str, now: float) -> 
         said.append(f"{held} are leased by {', '.join(owners)}, the longest for {longest:.1f} s")
     done = len(index.entries) - len(wanting)
     if done:
-        said.append(f"{done} are done with and wait for {', '.join(_late(index, line.bit)) or 'nobody'}")
+        said.append(f"{done} are done with and wait for {', '.join(_late(index, line.bit)) or 'no consumer'}")
     return "\n  ".join(said)
 
 
-def _maker(flow: Dataflow, index: Index, book: Book, key: str) -> str:
+def _maker(flow: Dataflow, index: SampleIndex, book: Book, key: str) -> str:
     maker = flow.producers.get(key)
     if maker is None:
-        return "which nobody here makes: whoever puts or amends has to bring it"
+        return "which no consumer makes: put() or amend() has to bring it"
     leased = sum(len(claim.entries) for claim in book.out.values() if claim.line.consumer.name == maker)
-    return f"which {maker!r} makes ({index.lines[maker].ready} ready for it, {leased} in its hands)"
+    return f"which {maker!r} makes ({index.lines[maker].ready} ready for it, {leased} leased to it)"
 
 
-def _late(index: Index, bit: int) -> list[str]:
-    """Who is not done with what this consumer is done with."""
+def _late(index: SampleIndex, bit: int) -> list[str]:
+    """The consumers that are not done with samples that this one is done with."""
     held = [entry for entry in index.entries.values() if entry.done & bit]
     return [name for name, line in index.lines.items() if any(not entry.done & line.bit for entry in held)]
 
 
-def stats(index: Index, book: Book, counters: dict[str, int], version: int, now: float) -> dict[str, Any]:
+def stats(
+    index: SampleIndex, book: Book, capacity: int, counters: dict[str, int], version: int, now: float
+) -> dict[str, Any]:
     entries = list(index.entries.values())
     ages = np.array([now - entry.put_at for entry in entries]) if entries else np.zeros(1)
     return {
         "size": len(entries),
+        "capacity": capacity,
         "tokens": index.tokens,
-        "bytes": index.bytes,
+        "data_bytes": index.bytes,
         "version": version,
         "staleness": {version - made: count for made, count in index.versions().items()},
-        "age_s": {"mean": float(ages.mean()), "max": float(ages.max())},
+        "mean_age_s": float(ages.mean()),
+        "max_age_s": float(ages.max()),
         "leases": len(book.out),
         "leased": sum(len(claim.entries) for claim in book.out.values()),
         "consumers": {
@@ -87,5 +91,5 @@ def stats(index: Index, book: Book, counters: dict[str, int], version: int, now:
     }
 
 
-def _done(entries: list[Entry], bit: int) -> int:
+def _done(entries: list[HeldSample], bit: int) -> int:
     return sum(bool(entry.done & bit) for entry in entries)

@@ -1,27 +1,41 @@
-"""Leases: samples in somebody's hands, until the work on them is done or they go back."""
+"""Leases: samples that a consumer has, until it acknowledges them or gives them back."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
 from heapq import heappop, heappush
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .index import Entry, Line
+from ..errors import SchemaError
+from .index import HeldSample, Line
 from .sample import SequenceSample
+from .staleness import mark_fresh
 
-__all__ = ["Book", "Claim", "Lease"]
+if TYPE_CHECKING:
+    from .commits import Commits
+    from .gate import Gate
+    from .store import Change, Store
+    from .turns import Turns
+
+__all__ = ["Book", "Claim", "Lease", "Lender"]
 
 
 class Claim:
-    """What the buffer keeps of a lease."""
+    """The buffer's record of a lease."""
 
     __slots__ = ("begun", "deadline", "entries", "line", "number", "owner", "samples")
 
     def __init__(
-        self, number: int, line: Line, entries: list[Entry], owner: str | None, begun: float, deadline: float | None
+        self,
+        number: int,
+        line: Line,
+        entries: list[HeldSample],
+        owner: str | None,
+        begun: float,
+        deadline: float | None,
     ) -> None:
         self.number, self.line, self.entries, self.owner = number, line, entries, owner
         self.begun, self.deadline = begun, deadline
@@ -36,7 +50,7 @@ class Book:
         self._next = 0
         self._expiries: list[tuple[float, int]] = []
 
-    def open(self, line: Line, entries: list[Entry], owner: str | None, now: float, length: float | None) -> Claim:
+    def open(self, line: Line, entries: list[HeldSample], owner: str | None, now: float, length: float | None) -> Claim:
         claim = Claim(self._next, line, entries, owner, now, None)
         self._next += 1
         self.out[claim.number] = claim
@@ -68,64 +82,124 @@ class Book:
         return None
 
     def expired(self, now: float) -> list[Claim]:
-        """Takes off the book whatever is due."""
+        """Takes the leases that are due off the book."""
         due = []
         while (deadline := self.next_expiry()) is not None and deadline <= now:
             due.append(self.out.pop(heappop(self._expiries)[1]))
         return due
 
 
-class Lease:
-    """A batch and the duty to say what became of it.
+class Lender:
+    """Makes the leases of one buffer and ends them."""
 
-    ``ack()`` when the work is done: only then does the sample count as used, and leave when everybody is done with it.
-    ``release()`` gives the samples back, as does the lease's expiry. As a context manager it acknowledges, or gives
-    back if the block raises; ``async with`` does so without disk work on the event loop.
+    def __init__(self, gate: Gate, store: Store, turns: Turns, commits: Commits) -> None:
+        self._gate, self._store, self._turns, self._commits = gate, store, turns, commits
+
+    def lend(self, claim: Claim) -> Lease:
+        """What ``get`` returns. The batch is put together without the lock: samples are never changed."""
+        options = self._store.options
+        try:
+            batch = self._store.intake.gather(claim.samples, sorted(claim.line.consumer.inputs))
+            versions = [entry.version for entry in claim.entries]
+            if options.max_staleness is not None and options.stale != "evict":
+                batch = self._mark_stale(batch, versions, options.max_staleness, options.stale == "mask")
+            return Lease(batch, versions, claim, self)
+        except BaseException:
+            self.give_back(claim)
+            raise
+
+    def _mark_stale(
+        self, batch: SequenceSample, versions: list[int | None], max_staleness: int, mask: bool
+    ) -> SequenceSample:
+        oldest = self._store.version - max_staleness
+        samples = sum(version is not None and version < oldest for version in versions)
+        marked, tokens = mark_fresh(batch, versions, oldest)
+        with self._gate.lock:
+            self._store.counters["stale_samples"] += samples
+            self._store.counters["stale_tokens"] += tokens
+        return marked if mask else batch
+
+    def ack(self, claim: Claim) -> None:
+        self._commits.commit("ack()", lambda: self._plan_ack(claim))
+
+    async def ack_async(self, claim: Claim) -> None:
+        await self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim))
+
+    def _plan_ack(self, claim: Claim) -> Change[None]:
+        self._turns.tick()
+        return self._store.finish(claim)
+
+    def give_back(self, claim: Claim) -> None:
+        self._gate.check_process("release()")
+        with self._gate.lock:
+            if not self._gate.is_closed:  # close() gave the leases back
+                self._turns.tick()
+                now = time.monotonic()
+                self._store.give_back(claim, now)
+                self._turns.moved(now)
+
+    def give_back_all(self, owner: object) -> int:
+        if not isinstance(owner, str):
+            raise SchemaError(f"release(): owner: expected text, got {owner!r}")
+        with self._gate.locked("release()"):
+            self._gate.check_open("release()")
+            now = time.monotonic()
+            count = self._store.give_back_all(owner, now)
+            self._turns.moved(now)
+            return count
+
+    def renew(self, claim: Claim) -> None:
+        with self._gate.locked("renew()"):
+            self._gate.check_open("renew()")
+            self._turns.tick()
+            self._store.renew(claim, time.monotonic())
+
+
+class Lease:
+    """A batch that has to be acknowledged or given back.
+
+    Call ``ack()`` when the work is done: only then does a sample count as used, and it leaves when every consumer has
+    acknowledged it. ``release()`` gives the samples back; so does the expiry of the lease. As a context manager it
+    acknowledges, or gives back if the block raises; ``async with`` does so without disk work on the event loop.
+    ``clear()`` of the buffer ends the lease: ``ack`` and ``amend`` are a StaleHandle then, ``release`` does nothing.
 
     Attributes:
         batch: The samples, with the consumer's input keys.
         handles: One a sample, for ``amend``; a handle names one sample for ever.
-        consumer: Whose batch it is.
-        versions: The policy's version that made each sample; None where none was told.
+        consumer: The consumer's name.
+        versions: The policy's version that made each sample; None where none was given.
     """
 
-    def __init__(
-        self,
-        batch: SequenceSample,
-        handles: np.ndarray[Any, np.dtype[np.int64]],
-        consumer: str,
-        versions: list[int | None],
-        end: Callable[[bool], None],
-        renew: Callable[[], None],
-        ack_async: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.batch, self.handles, self.consumer, self.versions = batch, handles, consumer, versions
-        self._end, self._renew, self._ack_async = end, renew, ack_async
+    def __init__(self, batch: SequenceSample, versions: list[int | None], claim: Claim, lender: Lender) -> None:
+        self.batch, self.versions = batch, versions
+        self.handles = np.array([entry.serial for entry in claim.entries], np.int64)
+        self.consumer = claim.line.consumer.name
+        self._claim, self._lender = claim, lender
         self._is_over = False
 
     def ack(self) -> None:
         """The work is done.
 
         Raises:
-            StaleHandle: The lease has expired or was given back; the samples are somebody else's now.
+            StaleHandle: The lease has expired, was given back or cleared; another call may have the samples now.
         """
-        self._end(True)
+        self._lender.ack(self._claim)
         self._is_over = True
 
     async def ack_async(self) -> None:
         """``ack`` that lets the event loop go on while the journal is written."""
-        await self._ack_async()
+        await self._lender.ack_async(self._claim)
         self._is_over = True
 
     def release(self) -> None:
         """The work was not done: the samples wait again, at their old place. Nothing if the lease is over."""
         if not self._is_over:
-            self._end(False)
+            self._lender.give_back(self._claim)
             self._is_over = True
 
     def renew(self) -> None:
         """The time until expiry starts again."""
-        self._renew()
+        self._lender.renew(self._claim)
 
     def __len__(self) -> int:
         return len(self.handles)

@@ -1,4 +1,4 @@
-"""What was trained, and where a restart takes up: the part of a SequenceBuffer's memory that outlives its samples."""
+"""The ledger of used ids and checkpoints, and the state that the records of a journal lead to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StorageError
-from ..files import Entry as JournalEntry
-from ..files import Journal
+from ..files import Record, reading
 from .dataflow import Dataflow
-from .journal import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, read_head, read_samples
+from .history import ACK, AMEND, BASE, CLEAR, EVICT, MARK, MEND, OPTIONS, PUT, VERSION, read_head, read_samples
 from .sample import SequenceSample
 
-__all__ = ["Ledger", "Restored", "replay"]
+__all__ = ["Ledger", "Replay", "Restored"]
 
 _LOST_SERIALS = 1 << 32  # more than a lost record can have given: no handle is given twice
 
@@ -25,11 +24,11 @@ class Mark:
     version: int
     used: list[str]
     trained: int
-    freed: set[int] = field(default_factory=set)  # since then: a restart from here wants them again
+    freed: set[int] = field(default_factory=set)  # serials used up since then: a restart from here needs them again
 
 
 class Ledger:
-    """Ids in the order in which everybody was done with them, and the marks of the last two checkpoints."""
+    """Ids in the order in which they were used up, and the marks of the last two checkpoints."""
 
     def __init__(self, epoch_size: int | None) -> None:
         self.epoch_size = epoch_size
@@ -49,17 +48,21 @@ class Ledger:
     def mark(self, name: str, version: int) -> None:
         self.marks = [*self.marks[-1:], Mark(name, version, list(self.used), self.trained)]
 
-    def take_up(self, ids: Iterable[Any]) -> None:
-        """These were used before the restart: they count, and are skipped once each."""
+    def mark_used(self, ids: Iterable[Any]) -> None:
+        """These were used before the restart: they count as used, and ``wanted`` skips each once."""
         self.used = [str(one) for one in ids]
         self.skips = Counter(self.used)
 
     def skips_now(self, name: str) -> bool:
-        """Whether this one was trained before the restart; it is skipped once for each time."""
+        """Whether this id was used or held at the restart; it is skipped once for each time."""
         if self.skips[name] > 0:
             self.skips[name] -= 1
             return True
         return False
+
+    def unskip(self, name: str) -> None:
+        """A sample that was held at the restart is dropped: a loader has to make it again."""
+        self.skips_now(name)
 
     def base(self, version: int, next_serial: int) -> tuple[dict[str, Any], set[int], str | None]:
         """What a rewritten journal starts from, whose samples it needs besides those held, and its first mark."""
@@ -82,55 +85,58 @@ class Restored:
     uses: dict[str, int] = field(default_factory=dict)
 
 
-def replay(
-    journal: Journal, flow: Dataflow, ledger: Ledger, resume: str | None, duplicates: bool
-) -> tuple[dict[int, Restored], int, int]:
-    """What the journal says: samples by serial, the version, the next serial. Fills the ledger.
-
-    Where records were lost, what follows from that is written behind them: the next restart finds the same.
+class Replay:
+    """The state that the records so far have led to.
 
     Args:
-        duplicates: Whether an id may be held more than once.
-
-    Raises:
-        StorageError: Damage, no mark of the name to resume from, or a consumer that this dataflow lacks.
+        where: The call and argument that name the file, for messages.
+        path: The file.
+        flow: The consumers of the buffer that reads it.
+        ledger: Is filled.
+        resume: The mark behind which acknowledgements of trainers are undone.
     """
-    said = _Said(flow, ledger, resume)
-    for record in journal.records():
-        with journal.reading(record):
-            said.apply(record.kind, read_head(record), record.body)
-    if resume is not None and not said.undone:
-        raise StorageError(
-            f"{journal.where}: {journal.path}: resume: expected one of the marks {said.marks}, got {resume!r}"
-        )
-    if said.strangers:
-        names = sorted(said.strangers)
-        raise StorageError(f"{journal.where}: {journal.path}: acknowledged by {names}, consumers that are not here")
-    if journal.lost_records or journal.lost_bytes:
-        mend = said.mend(duplicates)
-        journal.append([JournalEntry(MEND, mend)])
-        said.apply(MEND, mend, bytearray())
-    held = said.held
-    ledger.take_up(ledger.used)
-    ledger.skips.update(entry.sample._ids[0] for entry in held.values())  # a loader that starts over comes by them too
-    return held, said.version, said.next_serial
 
-
-class _Said:
-    """What the records so far have led to."""
-
-    def __init__(self, flow: Dataflow, ledger: Ledger, resume: str | None) -> None:
+    def __init__(self, where: str, path: Any, flow: Dataflow, ledger: Ledger, resume: str | None) -> None:
+        self._where, self._path = where, path
         self._flow, self._ledger, self._resume = flow, ledger, resume
         self._names = {consumer.name for consumer in flow}
         self.held: dict[int, Restored] = {}
-        self.version = self.next_serial = 0
-        self.undone = False  # behind the mark to resume from
-        self.marks: list[str] = []
-        self.strangers: set[str] = set()
+        self.version = self.next_serial = self.count = 0
+        self.options: dict[str, Any] | None = None
+        self._undone = False  # behind the mark to resume from
+        self._marks: list[str] = []
+        self._strangers: set[str] = set()
+
+    def read(self, records: Iterable[Record]) -> None:
+        """Applies all records of a file.
+
+        Raises:
+            StorageError: Damage, no mark of the name to resume from, or a consumer that this dataflow lacks.
+        """
+        for record in records:
+            with reading(self._where, self._path, record):
+                self.apply(record.kind, read_head(record), record.body)
+            self.count += 1
+        if self._resume is not None and not self._undone:
+            raise StorageError(
+                f"{self._where}: {self._path}: resume: expected one of the marks {self._marks}, got {self._resume!r}"
+            )
+        if self._strangers:
+            names = sorted(self._strangers)
+            raise StorageError(f"{self._where}: {self._path}: acknowledged by {names}, consumers that are not here")
+
+    def finish(self) -> None:
+        """After the last record: a loader that starts over comes across the ids that were used or are held."""
+        self._ledger.mark_used(self._ledger.used)
+        self._ledger.skips.update(one.sample._ids[0] for one in self.held.values())
 
     def apply(self, kind: int, head: dict[str, Any], body: bytearray) -> None:
         held = self.held
-        if kind == BASE:
+        if kind == OPTIONS:
+            if self.count:
+                raise ValueError("options: expected in the first record only")
+            self.options = head
+        elif kind == BASE:
             self._ledger.used, self._ledger.trained = list(head["used"]), head["trained"]
             self.version, self.next_serial = head["version"], head["next"]
         elif kind == PUT:
@@ -139,22 +145,24 @@ class _Said:
             for serial, part in zip(head["serials"], read_samples(body), strict=True):
                 if serial in held:
                     held[serial].sample = held[serial].sample.update(part)
+        elif kind == CLEAR:
+            held.clear()
         elif kind == EVICT:
             for serial in head["serials"]:
                 held.pop(serial, None)
         elif kind == ACK:
             if head["consumer"] not in self._names:
-                self.strangers.add(head["consumer"])
+                self._strangers.add(head["consumer"])
             # What a producer acknowledged is in the sample; what a trainer acknowledged is in the model that was lost.
-            elif not self.undone or self._flow[head["consumer"]].outputs:
+            elif not self._undone or self._flow[head["consumer"]].outputs:
                 self._ack(head)
         elif kind == VERSION:
-            self.version = self.version if self.undone else head["version"]
+            self.version = self.version if self._undone else head["version"]
         elif kind == MARK:
-            self.marks.append(head["name"])
-            if not self.undone:
+            self._marks.append(head["name"])
+            if not self._undone:
                 self._ledger.mark(head["name"], self.version)
-                self.undone = head["name"] == self._resume
+                self._undone = head["name"] == self._resume
         elif kind == MEND:
             for name, serials in head["redo"].items():
                 for serial in serials:
@@ -172,6 +180,14 @@ class _Said:
                 raise ValueError(f"serial {serial} is put a second time")
             self.held[serial] = Restored(sample, birth, head["births"] is not None, made)
         self.next_serial = max(self.next_serial, *(serial + 1 for serial in serials))
+        for name, uses in head.get("uses", {}).items():  # of a saved instant
+            if any(uses) and name not in self._names:
+                self._strangers.add(name)
+            for serial, count in zip(serials, uses, strict=True):
+                if count:
+                    self.held[serial].uses[name] = count
+        for serial in serials if "uses" in head else ():
+            self._leave_if_used(serial)
 
     def _ack(self, head: dict[str, Any]) -> None:
         for serial in head["serials"]:
@@ -179,12 +195,20 @@ class _Said:
             if entry is None:
                 continue  # its put was left out when the file was rewritten
             entry.uses[head["consumer"]] = entry.uses.get(head["consumer"], 0) + 1
-            if all(entry.uses.get(one.name, 0) >= one.reuse for one in self._flow):
-                self._ledger.train(entry.sample._ids[0], serial)
-                del self.held[serial]
+            self._leave_if_used(serial)
+
+    def _leave_if_used(self, serial: int) -> None:
+        entry = self.held[serial]
+        if all(entry.uses.get(one.name, 0) >= one.reuse for one in self._flow):
+            self._ledger.train(entry.sample._ids[0], serial)
+            del self.held[serial]
 
     def mend(self, duplicates: bool) -> dict[str, Any]:
-        """What a loss of records changes besides: what is left has to be able to go on."""
+        """The head of the record that a loss of records makes necessary, so that the buffer can go on.
+
+        Args:
+            duplicates: Whether an id may be held more than once.
+        """
         redo = {}
         for consumer in self._flow:  # what it made is lost: it has to make it again
             entries = self.held.items()

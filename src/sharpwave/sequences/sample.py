@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import SchemaError
-from . import files, packing
+from . import packs, safetensors
 from .column import (
     Column,
     concatenate,
@@ -229,11 +229,11 @@ class SequenceSample:
         Args:
             sizes: How many data each part has; a whole number asks for so many parts, as equal as can be.
         """
-        return packing.split(self, sizes)
+        return packs.split(self, sizes)
 
     def unpack(self) -> list[SequenceSample]:
         """One sample a datum."""
-        return packing.split(self, [1] * len(self))
+        return packs.split(self, [1] * len(self))
 
     def split_by_tokens(
         self, max_tokens: int | None = None, min_parts: int = 1
@@ -251,7 +251,7 @@ class SequenceSample:
         Raises:
             SchemaError: One datum alone has more than ``max_tokens``, or there are fewer data than parts.
         """
-        return packing.split_by_tokens(self, max_tokens, min_parts)
+        return packs.split_by_tokens(self, max_tokens, min_parts)
 
     def reorder(self, order: Sequence[int]) -> SequenceSample:
         """The data in another order: datum ``order[i]`` comes i-th."""
@@ -304,12 +304,12 @@ class SequenceSample:
             value: What fills the rest.
             length: Of the padded axis; the longest sequence's unless told.
         """
-        return packing.pad(self._column(key, "pad()"), key, value, length)
+        return packs.pad(self._column(key, "pad()"), key, value, length)
 
     @classmethod
     def pack(cls, ids: Iterable[Any], padded: Mapping[str, Any], mask: Any) -> SequenceSample:
         """From arrays of shape (data, longest, ...), one sequence a datum; ``mask`` is True where values are."""
-        return packing.pack(cls, ids, padded, mask)
+        return packs.pack(cls, ids, padded, mask)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class SequenceSample:
 
     def to_bytes(self) -> bytes:
         """The sample as the bytes of a safetensors file."""
-        return b"".join(files.encode(self))
+        return b"".join(safetensors.encode(self))
 
     @classmethod
     def from_bytes(cls, raw: Any) -> SequenceSample:
@@ -356,16 +356,16 @@ class SequenceSample:
         Raises:
             StorageError: Damaged, cut short, or not written by ``to_bytes``.
         """
-        return files.decode(raw)
+        return safetensors.decode(raw)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a safetensors file; a file that was there is replaced whole, or stays."""
-        files.save(self, _path("save()", path))
+        safetensors.save(self, _path("save()", path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SequenceSample:
         """What ``save`` wrote."""
-        return files.load(_path("load()", path))
+        return safetensors.load(_path("load()", path))
 
     def _column(self, key: str, where: str) -> Column:
         column = self._columns.get(key) if isinstance(key, str) else None

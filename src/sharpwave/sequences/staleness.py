@@ -1,4 +1,4 @@
-"""How old experience may be: who may start a rollout, and what is too old to be learnt from."""
+"""Staleness: how many rollouts may start, and which samples are too old to train on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a SequenceBuffer keeps, and every change of it in memory and journal. The buffer's lock is around each call.
+"""The state of a SequenceBuffer, and every change of it in memory and journal. The buffer's lock is around each call.
 
 A change is checked first, then written to the journal, then made: a call that fails has changed nothing. Writing takes
-time, so the lock is not held meanwhile. A verb here returns a ``Change``; the buffer writes its records and calls
-``make``, or ``undo`` if the write failed. Between the two no other Change is made; only what needs no record may
-happen: leases taken, given back and expired, and samples that leave with their last lease.
+time, so the lock is not held meanwhile. A verb here returns a ``Change``; ``Commits`` writes its records and calls
+``make``, or ``undo`` if the write failed. Between the two no other Change is made. Only changes without a record may
+happen: leases are taken, given back and expire, and samples leave with their last lease.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..errors import BufferFull, SchemaError, StaleHandle, StorageError
-from ..files import Entry as JournalEntry
-from ..files import Journal
-from .dataflow import Dataflow
-from .incoming import Incoming, Intake
-from .index import Entry, Index, Line
-from .journal import ACK, AMEND, EVICT, KIND, MARK, PUT, VERSION, needed
+from ..files import Entry, Journal, Loss, read_journal, warn_caller
+from . import insight
+from .history import ACK, AMEND, CLEAR, EVICT, KIND, MARK, MEND, OPTIONS, PUT, VERSION, Instant, Kept, needed
+from .index import HeldSample, Line, SampleIndex
+from .intake import Incoming, Intake
 from .leases import Book, Claim
-from .recovery import Ledger, replay
+from .options import Options
+from .recovery import Ledger, Replay
 from .sample import SequenceSample
 
 __all__ = ["Change", "Store"]
@@ -32,7 +32,8 @@ _Result = TypeVar("_Result")
 _Handles = np.ndarray[Any, np.dtype[np.int64]]
 
 _COUNTED = (
-    "puts", "amends", "acks", "trained", "evicted", "given_back", "expired", "stale_tokens", "stale_samples",
+    "added", "amends", "acks", "trained", "evicted", "cleared", "given_back", "expired", "stale_tokens",
+    "stale_samples",
 )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ class Change(Generic[_Result]):
 
     def __init__(
         self,
-        records: list[JournalEntry],
+        records: list[Entry],
         make: Callable[[float], _Result],
         undo: Callable[[], None] = lambda: None,
     ) -> None:
@@ -51,34 +52,25 @@ class Change(Generic[_Result]):
 
 
 class Store:
-    """Samples, leases, what was trained, the version, and the journal of them all. Not safe for threads."""
+    """Samples, leases, used ids, the version, and the journal of them all. Not safe for threads."""
 
-    def __init__(
-        self,
-        flow: Dataflow,
-        capacity: int,
-        max_tokens: int | None,
-        max_bytes: int | None,
-        oldest: int | None,
-        lease_s: float | None,
-        duplicate_ids: bool,
-        needs_version: bool,
-        epoch_size: int | None,
-        version: int,
-    ) -> None:
-        """``oldest``: how many versions behind is too old to keep; None keeps everything."""
-        self.flow, self.capacity, self.max_tokens, self.max_bytes = flow, capacity, max_tokens, max_bytes
-        self._oldest, self._lease_s = oldest, lease_s
-        self.index = Index(flow)
-        self.intake = Intake(flow, self.index, duplicate_ids, needs_version)
+    def __init__(self, options: Options, version: int = 0) -> None:
+        self.options = options
+        self.flow, self.capacity, self.max_tokens, self.max_bytes = (
+            options.flow, options.capacity, options.max_tokens, options.max_bytes,
+        )  # fmt: skip
+        self._oldest, self._lease_s = options.oldest, options.lease_timeout
+        self.index = SampleIndex(self.flow)
+        self.intake = Intake(self.flow, self.index, options.duplicate_ids, options.max_staleness is not None)
         self.book = Book()
-        self.ledger = Ledger(epoch_size)
+        self.ledger = Ledger(options.epoch_size)
         self.journal: Journal | None = None
         self.counters = dict.fromkeys(_COUNTED, 0)
         self.version = self.first_version = version
         self.accepted = 0  # put, and not evicted since
+        self._lost: dict[str, int] = {}  # of the file that was loaded, where there is no journal
         self.waste_bytes = 0  # of records that no restart needs, about
-        self._next_serial = 0
+        self._next_serial = self._first_serial = 0  # the first one given since the restart
         self._unsaid: list[int] = []  # serials that left, and whose record is not written yet
 
     # ---- put and amend -----------------------------------------------------------------------------------------------
@@ -92,14 +84,14 @@ class Store:
         )
 
     def refuse_unfit(self, incoming: Incoming) -> None:
-        """What would not fit into an empty buffer never will."""
+        """Refuses samples that would not fit into an empty buffer either."""
         for what, got, most in (
             ("capacity", len(incoming.entries), self.capacity),
             ("max_tokens", incoming.tokens, self.max_tokens),
             ("max_bytes", incoming.bytes, self.max_bytes),
         ):
             if most is not None and got > most:
-                raise BufferFull(f"put(): {got} at once never fit {what}={most}; put fewer, or raise {what}")
+                raise SchemaError(f"put(): {got} at once never fit {what}={most}; put fewer, or raise {what}")
 
     def full(self, incoming: Incoming, ahead: int) -> BufferFull:
         said = [f"{len(self.index.entries)} of {self.capacity} samples"]
@@ -110,7 +102,7 @@ class Store:
         others = f", {ahead} puts wait before it" if ahead > 0 else ""
         return BufferFull(
             f"put(): no room for {len(incoming.entries)} samples ({incoming.tokens} tokens, {incoming.bytes} bytes): "
-            f"{', '.join(said)} are held{others}; wait with timeout=, or acknowledge leases"
+            f"{', '.join(said)} are held{others}; acknowledge leases, or give a larger timeout"
         )
 
     def admit(self, incoming: Incoming) -> Change[_Handles]:
@@ -127,13 +119,13 @@ class Store:
             self.intake.keep(incoming)
             self.index.add(incoming.entries, now)
             self.accepted += len(serials)
-            self.counters["puts"] += len(serials)
+            self.counters["added"] += len(serials)
             self._evict_old(incoming.entries)
             return np.array(serials, np.int64)
 
         versions = [entry.version for entry in incoming.entries]
         head = {"serials": serials, "births": incoming.births, "versions": versions}
-        return Change([JournalEntry(PUT, head, incoming.body or ())], make)
+        return Change([Entry(PUT, head, incoming.body or ())], make)
 
     def amend(self, serials: list[int], parts: list[SequenceSample], body: list[Any] | None) -> Change[None]:
         entries = [self._entry(serial) for serial in serials]
@@ -146,14 +138,14 @@ class Store:
                     self.index.amend(entry, sample, tokens, nbytes, now)
             self.counters["amends"] += len(serials)
 
-        return Change([JournalEntry(AMEND, {"serials": serials}, body or ())] if serials else [], make)
+        return Change([Entry(AMEND, {"serials": serials}, body or ())] if serials else [], make)
 
-    def _entry(self, serial: int) -> Entry:
+    def _entry(self, serial: int) -> HeldSample:
         entry = self.index.entries.get(serial)
         if entry is None:
             raise StaleHandle(
-                f"amend(): the sample of handle {serial} has left: everybody was done with it, or it was too old; "
-                "amend before you acknowledge"
+                f"amend(): the sample of handle {serial} has left: every consumer was done with it, it was too old, "
+                "or it was cleared; amend before you acknowledge"
             )
         return entry
 
@@ -164,7 +156,7 @@ class Store:
 
     def renew(self, claim: Claim, now: float) -> None:
         if claim.number not in self.book.out:
-            raise StaleHandle("renew(): the lease is over: it expired, was acknowledged or given back")
+            raise StaleHandle("renew(): the lease is over: it expired, was acknowledged, given back or cleared")
         self.book.renew(claim, now, self._lease_s)
 
     def finish(self, claim: Claim) -> Change[None]:
@@ -172,8 +164,8 @@ class Store:
         name = claim.line.consumer.name
         if self.book.end(claim.number) is None:  # off the book: it cannot expire while its record is written
             raise StaleHandle(
-                f"ack(): the lease of {len(claim.entries)} samples for {name!r} is over: it expired or was given back, "
-                "and others may have them; raise lease_timeout or renew() in between"
+                f"ack(): the lease of {len(claim.entries)} samples for {name!r} is over: it expired, was given back or "
+                "cleared, and others may have the samples; raise lease_timeout or renew() in between"
             )
 
         def make(now: float) -> None:
@@ -186,7 +178,7 @@ class Store:
             self._count_evicted(left)
 
         head = {"serials": [entry.serial for entry in claim.entries], "consumer": name}
-        return Change([JournalEntry(ACK, head)], make, lambda: self.book.put_back(claim))
+        return Change([Entry(ACK, head)], make, lambda: self.book.put_back(claim))
 
     def give_back(self, claim: Claim, now: float) -> None:
         """The work was not done. Nothing happens to a lease that is over."""
@@ -218,6 +210,26 @@ class Store:
         grouped = [line.tick(now) for line in self.index.lines.values()]
         return bool(expired) or any(grouped)
 
+    def clear(self) -> Change[None]:
+        """All samples leave, and all leases end."""
+
+        def make(_: float) -> None:
+            entries = list(self.index.entries.values())
+            self.book.out.clear()
+            self.index.clear()
+            self.intake.forget()
+            self.accepted -= len(entries)  # they will not be trained on: others may start in their place
+            self.counters["cleared"] += len(entries)
+            self.waste_bytes += sum(entry.bytes for entry in entries)
+            for entry in entries:
+                if entry.serial < self._first_serial:
+                    self.ledger.unskip(entry.sample._ids[0])
+
+        return Change([Entry(CLEAR, {})], make)
+
+    def wanted(self, ids: list[str]) -> list[str]:
+        return [one for one in ids if not self.ledger.skips_now(one) and one not in self.index.by_id]
+
     # ---- versions ----------------------------------------------------------------------------------------------------
 
     def set_version(self, version: int) -> Change[None]:
@@ -229,16 +241,16 @@ class Store:
             if self._oldest is not None:
                 self._evict_old(self.index.older_than(version - self._oldest))
 
-        return Change([JournalEntry(VERSION, {"version": version})] if version > self.version else [], make)
+        return Change([Entry(VERSION, {"version": version})] if version > self.version else [], make)
 
-    def _evict_old(self, entries: Iterable[Entry]) -> None:
+    def _evict_old(self, entries: Iterable[HeldSample]) -> None:
         if self._oldest is None:
             return
         oldest = self.version - self._oldest
         old = [entry for entry in entries if entry.version is not None and entry.version < oldest]
         self._count_evicted([entry for entry in old if self.index.condemn(entry)])
 
-    def _count_evicted(self, entries: list[Entry]) -> None:
+    def _count_evicted(self, entries: list[HeldSample]) -> None:
         if not entries:
             return
         self.accepted -= len(entries)  # they will not be trained on: others may start in their place
@@ -249,36 +261,63 @@ class Store:
 
     # ---- the journal -------------------------------------------------------------------------------------------------
 
-    def unsaid(self) -> list[JournalEntry]:
+    def unsaid(self) -> list[Entry]:
         """The record of samples that left since the last one: it goes in front of any later record.
 
         They leave with a lease or a version, on whatever thread, where no time is for a disk. A restart that does not
         find the record finds them too old again.
         """
-        return [JournalEntry(EVICT, {"serials": list(self._unsaid)})] if self._unsaid else []
+        return [Entry(EVICT, {"serials": list(self._unsaid)})] if self._unsaid else []
 
-    def say(self, records: list[JournalEntry]) -> None:
+    def say(self, records: list[Entry]) -> None:
         """What ``unsaid`` gave has been written."""
         for record in records:
             del self._unsaid[: len(record.head["serials"])]
 
     def open_journal(
-        self, path: str | os.PathLike[str], sync: bool, resume: str | None, recover: bool, now: float
+        self, where: str, path: str | os.PathLike[str], resume: str | None, recover: bool, now: float
     ) -> None:
         """Becomes what the journal says; from now on everything is written there."""
-        self.journal = Journal(path, KIND, where="SequenceBuffer(): journal", sync=sync, recover=recover)
+        journal = self.journal = Journal(path, KIND, where=where, sync=self.options.sync, recover=recover)
         try:
-            self._recover(self.journal, resume, now)
+            said = Replay(where, journal.path, self.flow, self.ledger, resume)
+            said.read(journal.records())
+            if journal.lost_records or journal.lost_bytes:
+                mend = said.mend(self.options.duplicate_ids)
+                journal.append([Entry(MEND, mend)])  # the next restart finds the same
+                said.apply(MEND, mend, bytearray())
+            self._become(where, journal.path, said, now)
+            options = self.options.to_json()
+            if not said.count:
+                journal.append([Entry(OPTIONS, options)])
+            elif resume is not None or said.options != options:
+                trainers = frozenset(consumer.name for consumer in self.flow if not consumer.outputs)
+                journal.replace(needed(journal, *self.needed(), resume, trainers))
         except BaseException:
-            self.journal.close()
+            journal.close()
             raise
 
-    def _recover(self, journal: Journal, resume: str | None, now: float) -> None:
-        held, self.version, self._next_serial = replay(journal, self.flow, self.ledger, resume, self.intake.duplicates)
-        self.first_version = self.version
+    def load(self, where: str, path: str | os.PathLike[str], recover: bool, now: float) -> None:
+        """Becomes what a journal says, which is left alone."""
+        loss = Loss()
+        said = Replay(where, path, self.flow, self.ledger, None)
+        said.read(read_journal(path, KIND, where=where, recover=recover, loss=loss))
+        if loss:
+            warn_caller(
+                f"{where}: {path}: was damaged: {loss.records} records ({loss.bytes} bytes) are lost, {loss.found} are "
+                "whole"
+            )
+            said.apply(MEND, said.mend(self.options.duplicate_ids), bytearray())
+            self._lost = {"lost_records": loss.records, "lost_bytes": loss.bytes}
+        self._become(where, path, said, now)
+
+    def _become(self, where: str, path: Any, said: Replay, now: float) -> None:
+        said.finish()
+        self.version = self.first_version = said.version
+        self._next_serial = self._first_serial = said.next_serial
         entries = []
         try:
-            for serial, restored in held.items():
+            for serial, restored in said.held.items():
                 entry = self.intake.entry(restored.sample, restored.version)
                 entry.serial, entry.birth = serial, restored.birth
                 for line in self.index.lines.values():
@@ -288,16 +327,36 @@ class Store:
                     elif uses:
                         entry.uses = {**(entry.uses or {}), line.number: uses}
                 entries.append(entry)
-            self.intake.learn(entries, any(restored.has_birth for restored in held.values()))
+            self.intake.learn(entries, any(restored.has_birth for restored in said.held.values()))
         except SchemaError as error:
-            raise StorageError(f"{journal.where}: {journal.path}: does not fit this buffer: {error}") from None
+            raise StorageError(f"{where}: {path}: does not fit this buffer: {error}") from None
         self.index.add(entries, now)
         self.accepted = len(entries)
         self._evict_old(entries)
-        if resume is not None:
-            trainers = frozenset(consumer.name for consumer in self.flow if not consumer.outputs)
-            base, serials, first = self.needed()
-            journal.replace(needed(journal, base, serials, first, resume, trainers))
+
+    def instant(self) -> Instant:
+        """What ``save`` writes. Samples are never changed, so it stays as it is. O(samples held)."""
+        lines = self.index.lines.values()
+        kept = [
+            Kept(
+                entry.serial,
+                entry.sample,
+                entry.birth,
+                entry.version,
+                entry.bytes,
+                [line.uses(entry) for line in lines],
+            )
+            for entry in self.index.entries.values()
+            if not entry.gone  # too old, and here only until its leases end
+        ]
+        base = {
+            "used": list(self.ledger.used),
+            "trained": self.ledger.trained,
+            "version": self.version,
+            "next": self._next_serial,
+        }
+        journal = None if self.journal is None else self.journal.path
+        return Instant(self.options, base, self.intake.has_births, kept, journal)
 
     def checkpoint(self, name: str) -> Change[bool]:
         """Whether half of the journal is waste now."""
@@ -309,12 +368,24 @@ class Store:
             self.ledger.mark(name, self.version)
             return self.is_wasteful(journal)
 
-        return Change([JournalEntry(MARK, {"name": name})], make)
+        return Change([Entry(MARK, {"name": name})], make)
 
     def is_wasteful(self, journal: Journal) -> bool:
         return self.waste_bytes > _SLACK and self.waste_bytes > journal.size // 2
 
-    def needed(self) -> tuple[dict[str, Any], set[int], str | None]:
+    def needed(self) -> tuple[Options, dict[str, Any], set[int], str | None]:
         """What a rewritten journal begins with, the samples whose records it keeps, and its first mark."""
         base, freed, first = self.ledger.base(self.version, self._next_serial)
-        return base, freed | set(self.index.entries), first
+        return self.options, base, freed | set(self.index.entries), first
+
+    # ---- insight -----------------------------------------------------------------------------------------------------
+
+    def explain(self, line: Line, now: float) -> str:
+        return insight.explain(self.flow, self.index, self.book, line.consumer.name, now)
+
+    def stats(self, waiting_puts: int, now: float) -> dict[str, Any]:
+        counters = {**self.counters, "accepted": self.accepted, "waiting_puts": waiting_puts}
+        for name in ("cut_bytes", "lost_records", "lost_bytes"):
+            counters[name] = self._lost.get(name, 0) if self.journal is None else getattr(self.journal, name)
+        counters["journal_bytes"] = 0 if self.journal is None else self.journal.size
+        return insight.stats(self.index, self.book, self.capacity, counters, self.version, now)

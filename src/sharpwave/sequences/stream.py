@@ -1,9 +1,9 @@
 """Samples from many processes to one: push and pull over ZeroMQ, in safetensors frames.
 
-A pusher keeps what it sent until the puller has acknowledged it, sends it again if the puller was restarted, and stops
-its caller when ``window`` items are not yet acknowledged: that is the whole of back-pressure, and it bounds the memory
-of both sides. Items of one pusher arrive in order, each once. There is no authentication here: a puller listens on
-the loopback or on a local socket and nowhere else. Other machines come in through a tunnel.
+A pusher keeps what it sent until the puller has acknowledged it, sends it again if the puller was restarted, and makes
+its caller wait while ``window`` items are not yet acknowledged: this is the back-pressure, and it bounds the memory of
+both sides. Items of one pusher arrive in order, each once. There is no authentication: a puller listens on the loopback
+or on a local socket only. Other machines connect through a tunnel.
 
 Needs pyzmq: ``pip install sharpwave[serve]``.
 """
@@ -17,15 +17,13 @@ import struct
 import time
 import uuid
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
-from ..checks import number, whole
+from ..checks import seconds, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
-from .files import decode, encode
+from .safetensors import decode, encode
 from .sample import SequenceSample
-
-if TYPE_CHECKING:
-    from ..buffers.sequence import SequenceBuffer
 
 __all__ = ["Puller", "Pusher", "grouping"]
 
@@ -62,7 +60,7 @@ class Pusher:
     Args:
         address: Of a puller: ``tcp://127.0.0.1:5555`` or ``ipc:///path``.
         window: Most items that are sent and not acknowledged; a further push waits.
-        name: Who it is, to the puller; any unless told.
+        name: Its name for the puller; None makes a random one.
     """
 
     def __init__(self, address: str, *, window: int = 16, name: str | None = None) -> None:
@@ -72,7 +70,7 @@ class Pusher:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, (name or f"{os.getpid()}-{uuid.uuid4().hex}").encode())
-        self._socket.setsockopt(zmq.LINGER, 0)  # what is not acknowledged is known to us, not to the socket
+        self._socket.setsockopt(zmq.LINGER, 0)  # the pusher itself keeps what is not acknowledged
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         try:
@@ -93,34 +91,34 @@ class Pusher:
         """Sends a SequenceSample, or anything that JSON holds.
 
         Args:
-            timeout: Seconds to wait while the window is full; None for ever, 0 not at all.
+            timeout: Seconds to wait while the window is full; None waits for ever, 0 tries once.
 
         Raises:
-            NotReady: The puller did not take earlier items in time; this one was not sent.
+            NotReady: The puller did not take earlier items until the timeout; this one was not sent.
         """
         self._check_open("push()")
         frames = _frames(item)
         self._wait(self.window - 1, timeout, "push()")
         if not self._sent:
-            self._heard_at = time.monotonic()  # nothing was owed until now
+            self._heard_at = time.monotonic()  # no acknowledgement was due until now
         self._sent[self._next] = frames
         self._next += 1
         self._send(self._next - 1, frames)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until everything is acknowledged: it is in the puller's hands, or in its buffer.
+        """Waits until every item is acknowledged: the puller has it, or its buffer.
 
         Raises:
-            NotReady: Not in time.
+            NotReady: Some were not until the timeout.
         """
         self._check_open("flush()")
         self._wait(0, timeout, "flush()")
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Flushes, then closes; what was not acknowledged in time is told, not forgotten.
+        """Flushes, then closes.
 
         Raises:
-            NotReady: So many items were not taken.
+            NotReady: Items were not acknowledged until the timeout; the message says how many.
         """
         if not self._is_open:
             return
@@ -139,7 +137,8 @@ class Pusher:
     def _wait(self, most: int, timeout: float | None, where: str) -> None:
         """Until at most so many are not acknowledged."""
         zmq = _zmq()
-        deadline = None if timeout is None else time.monotonic() + number(where, "timeout", timeout, 0, 1e9)
+        wait = seconds(where, timeout)
+        deadline = None if wait is None else time.monotonic() + wait
         self._hear(zmq)
         while len(self._sent) > most:
             now = time.monotonic()
@@ -158,11 +157,11 @@ class Pusher:
 
     def _send(self, count: int, frames: list[Any]) -> None:
         zmq = _zmq()
-        # A puller that does not know us begins with the oldest: what its forerunner did not acknowledge died with it.
+        # A restarted puller begins with the oldest item that is not acknowledged.
         head = _HEAD.pack(count, next(iter(self._sent)), frames[0])
         try:
             self._socket.send_multipart([head, *frames[1:]], zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # nobody has listened for long, and the queue is full: it is sent again when somebody does
+        except zmq.Again:  # no puller has listened for long and the queue is full: it is sent again later
             return
 
     def _hear(self, zmq: Any) -> None:
@@ -193,26 +192,32 @@ def _is_local(address: str) -> bool:
         return False
 
 
+class Sink(Protocol):
+    """What ``pull_into`` fills: a SequenceBuffer."""
+
+    def wanted(self, ids: Iterable[Any]) -> list[str]: ...
+
+    def put(self, samples: Any, *, timeout: float | None = None) -> Any: ...
+
+
 class Puller:
     """The receiving end; pushers connect to it, from any process. Use it from one thread at a time.
 
     Args:
         address: Where to listen: ``tcp://`` on the loopback, ``ipc://`` or ``inproc://``; a port of 0 takes a free one,
             which ``address`` tells then.
-        timeout: Seconds that ``pull`` waits unless told.
 
     Raises:
         StorageError: It cannot listen there, or others than this machine could connect.
     """
 
-    def __init__(self, address: str = "tcp://127.0.0.1:0", *, timeout: float | None = 1.0) -> None:
+    def __init__(self, address: str = "tcp://127.0.0.1:0") -> None:
         zmq = _zmq()
         if not _is_local(address):
             raise StorageError(
-                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: nobody is "
-                "asked who they are; listen on tcp://127.0.0.1 and let other machines in by a tunnel"
+                f"Puller(): address: expected ipc://, inproc:// or tcp:// on the loopback, got {address!r}: there "
+                "is no authentication; listen on tcp://127.0.0.1 and let other machines connect through a tunnel"
             )
-        self._timeout = timeout
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 1000)  # the last acknowledgements go out
@@ -228,26 +233,29 @@ class Puller:
         self.refused = 0  # frames that were no items
         self._is_open = True
 
-    def pull(self, timeout: float | str | None = "default") -> Any:
-        """The next item; it is acknowledged, and yours.
+    def pull(self, timeout: float | None = None) -> Any:
+        """Takes the next item and acknowledges it.
+
+        Args:
+            timeout: Seconds to wait for an item; None waits for ever, 0 tries once.
 
         Raises:
-            NotReady: None came in time.
+            NotReady: No item came until the timeout.
         """
         who, count, item = self._receive(timeout, "pull()")
         self._acknowledge(who, count)
         return item
 
-    def pull_into(self, buffer: SequenceBuffer, timeout: float | str | None = "default", **put: Any) -> int:
+    def pull_into(self, buffer: Sink, timeout: float | None = None, **put: Any) -> int:
         """Takes the next sample and puts it; it is acknowledged only when it is in the buffer, and in its journal.
 
-        While the buffer is full this waits, and so in time do the pushers. Ids that are held or were used already are
-        left out: a pusher that heard no acknowledgement sends again.
+        While the buffer is full this waits for room, and the pushers stop when their windows are full. Ids that are
+        held or were used already are left out: a pusher that got no acknowledgement sends again.
 
         Args:
-            timeout: Seconds to wait for an item. The wait for room is ``put``'s own.
-            put: Arguments of ``SequenceBuffer.put``; ``timeout=None`` unless told. A sample's metadata ``version`` is
-                its version where none is given.
+            timeout: Seconds to wait for an item; None waits for ever. The wait for room has no bound.
+            put: Arguments of ``SequenceBuffer.put``. A sample's metadata ``version`` is its version where none is
+                given.
 
         Returns:
             How many data were put.
@@ -262,17 +270,17 @@ class Puller:
             put["version"] = item._metadata["version"]
         wanted = set(buffer.wanted(item._ids))
         if len(wanted) == len(item):
-            handles = buffer.put(item, **{"timeout": None, **put})
+            handles = buffer.put(item, **put)
         else:
             rest = [(at, part) for at, part in enumerate(item.unpack()) if part._ids[0] in wanted]
             if isinstance(put.get("version"), list):
                 put["version"] = [put["version"][at] for at, _ in rest]
-            handles = buffer.put([part for _, part in rest], **{"timeout": None, **put})
+            handles = buffer.put([part for _, part in rest], **put)
         self._acknowledge(who, count)
         return len(handles)
 
     def close(self) -> None:
-        """What was not acknowledged stays with its pushers."""
+        """Closes. The pushers keep what was not acknowledged."""
         if self._is_open:
             self._is_open = False
             self._context.destroy(linger=1000)
@@ -286,8 +294,8 @@ class Puller:
     def _receive(self, timeout: Any, where: str) -> tuple[bytes, int, Any]:
         if not self._is_open:
             raise ClosedError(f"{where}: the puller was closed")
-        wait = self._timeout if timeout == "default" else timeout
-        deadline = None if wait is None else time.monotonic() + number(where, "timeout", wait, 0, 1e9)
+        wait = seconds(where, timeout)
+        deadline = None if wait is None else time.monotonic() + wait
         while True:
             left = None if deadline is None else max(0, int(1e3 * (deadline - time.monotonic()) + 0.999))
             if not self._socket.poll(left):
@@ -297,7 +305,7 @@ class Puller:
             try:
                 count, oldest, item = _item(frames)
             except (StorageError, ValueError, IndexError, RecursionError, struct.error):
-                self.refused += 1  # somebody else's bytes: nobody waits for an answer
+                self.refused += 1  # not the bytes of a pusher: no answer is due
                 continue
             expected = self._next.get(name, oldest)
             if count == expected:

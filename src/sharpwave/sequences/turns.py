@@ -1,34 +1,100 @@
-"""Whose turn it is: the calls that wait for room or for samples, and who is woken when something changed.
+"""The turns of waiting calls: which calls wait for room or for samples, for how long, and which one is woken next.
 
-The gate's lock is around every call but ``leave``, which takes it.
+``try_put``, ``try_get``, ``leave`` and ``pause`` take the gate's lock; it is held around all other calls.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from typing import Any, TypeVar
 
+import numpy as np
+
+from ..errors import NotReady
 from .gate import Gate
 from .index import Line
-from .waiting import Waiter
+from .intake import Incoming
+from .leases import Claim
+from .store import Change, Store
+from .waiter import Waiter
 
-__all__ = ["Turns"]
+__all__ = ["WRITE", "Turns"]
+
+_Result = TypeVar("_Result")
+_Handles = np.ndarray[Any, np.dtype[np.int64]]
+WRITE: _Handles = np.empty(0, np.int64)
 
 
 class Turns:
     """Putters wait in one list, getters in the list of their consumer's line, both in the order in which they came."""
 
-    def __init__(self, gate: Gate, lines: Iterable[Line]) -> None:
-        self._gate, self._lines = gate, tuple(lines)
+    def __init__(self, gate: Gate, store: Store) -> None:
+        self._gate, self._store, self._lines = gate, store, tuple(store.index.lines.values())
+        self._watchdog_s = store.options.watchdog_timeout
         self.putters: list[Waiter] = []
         self.moved_at = time.monotonic()
 
-    def is_next(self, waiter: Waiter) -> bool:
-        """Whether a putter may go on."""
-        return not self.putters or self.putters[0] is waiter
+    def try_put(self, where: str, waiter: Waiter, incoming: Incoming, deadline: float | None) -> _Handles | None:
+        """Puts, where it is the waiter's turn and there is room.
+
+        Returns:
+            The handles, or ``WRITE`` where there is a journal: then ``plan_put`` is to be committed. None where the
+            call has to wait: the waiter is in the list of waiting puts.
+        """
+        with self._gate.locked(where, deadline):
+            self._gate.check_open(where)
+            waiter.arm()
+            self.tick()
+            if not incoming.entries:
+                return np.empty(0, np.int64)
+            if self._may_put(waiter, incoming):
+                return self.make(self._store.admit(incoming)) if self._store.journal is None else WRITE
+            self._store.refuse_unfit(incoming)
+            if waiter not in self.putters:
+                self.putters.append(waiter)
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise self._store.full(incoming, len(self.putters) - 1)
+            self.check_moving(where, now)
+            return None
+
+    def plan_put(self, waiter: Waiter, incoming: Incoming) -> Change[_Handles] | None:
+        return self._store.admit(incoming) if self._may_put(waiter, incoming) else None
+
+    def _may_put(self, waiter: Waiter, incoming: Incoming) -> bool:
+        return (not self.putters or self.putters[0] is waiter) and self._store.fits(incoming)
+
+    def try_get(
+        self, waiter: Waiter, line: Line, partial: bool, owner: str | None, deadline: float | None
+    ) -> Claim | None:
+        """Takes a batch. None where the call has to wait: the waiter is in the list of its line."""
+        with self._gate.locked("get()", deadline):
+            self._gate.check_open("get()")
+            waiter.arm()
+            self.tick()
+            count = waiter.need
+            now = time.monotonic()
+            if not line.has(count):
+                if waiter not in line.waiters:
+                    line.waiters.append(waiter)
+                if deadline is None or now < deadline:
+                    self.check_moving("get()", now, line)
+                    return None
+                count = line.ready
+                if not partial or not count:
+                    raise NotReady(f"get(): {self._store.explain(line, now)}")
+            self.moved_at = now
+            return self._store.lease(line, count, owner, now)
+
+    def make(self, change: Change[_Result]) -> _Result:
+        """The last step of a change: in memory. Waiting calls that can go on are woken."""
+        now = time.monotonic()
+        result = change.make(now)
+        self.moved(now)
+        return result
 
     def moved(self, now: float) -> None:
-        """Something changed: wakes those who can go on now."""
+        """Something changed: wakes the calls that can go on now."""
         self.moved_at = now
         for line in self._lines:
             if line.waiters:
@@ -48,6 +114,32 @@ class Turns:
                 self._wake_putter()
             else:
                 self._wake(next(line for line in self._lines if line.waiters is waiters))
+
+    def tick(self) -> None:
+        """Makes the changes that time alone brings: leases expire, the time of groups is up."""
+        if self._store.has_clock():
+            now = time.monotonic()
+            if self._store.tick(now):
+                self.moved(now)
+
+    def pause(self, line: Line | None, deadline: float | None) -> float | None:
+        """Seconds until a waiting call has to look again although nothing woke it; None for ever."""
+        with self._gate.lock:
+            times = [deadline, self._store.book.next_expiry(), None if line is None else line.next_deadline()]
+            if self._watchdog_s is not None:
+                times.append(self.moved_at + self._watchdog_s)
+        due = [moment for moment in times if moment is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def check_moving(self, where: str, now: float, line: Line | None = None) -> None:
+        """Raises:
+        NotReady: The watchdog's time is up.
+        """
+        if self._watchdog_s is None or now - self.moved_at < self._watchdog_s:
+            return
+        lines = [line] if line is not None else self._lines
+        why = "\n".join(self._store.explain(one, now) for one in lines)
+        raise NotReady(f"{where}: nothing has moved for watchdog_timeout={self._watchdog_s:g} s\n{why}")
 
     def wake_all(self) -> None:
         for waiters in (self.putters, *(line.waiters for line in self._lines)):

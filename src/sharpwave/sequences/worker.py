@@ -1,7 +1,7 @@
-"""A thread that does one thing after the other for callers that must not do it themselves.
+"""A worker: a thread that does work in order for callers that must not do it themselves.
 
-Built of locks and a queue that are each one step for the interpreter: an interrupt in a caller (Ctrl-C) leaves none of
-them half taken, as it can leave the pure Python ones of ``concurrent.futures``.
+It is built of locks and a queue whose operations are one step for the interpreter. An interrupt in a caller (Ctrl-C)
+cannot leave them half taken, as it can with the pure Python locks of ``concurrent.futures``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
-        # It holds the queue and not the worker: a worker that nobody holds any more stops.
+        # The thread holds the queue and not the worker: without references to the worker the thread ends.
         threading.Thread(target=_run, args=(self._tasks,), name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], _Result]) -> Task[_Result]:
@@ -75,8 +75,15 @@ class Worker:
         self._tasks.put(task)
         return task
 
-    async def do(self, work: Callable[[], _Result]) -> _Result:
-        """The result of work, awaited. Cancelled before it has begun, it never begins; later it is done."""
+    async def do(self, work: Callable[[], _Result], wait: float | None = None) -> _Result:
+        """The result of work, awaited. Cancelled before it has begun, it never begins; later it is done.
+
+        Args:
+            wait: Seconds after which work that has not begun never begins; None for no bound.
+
+        Raises:
+            TimeoutError: It did not begin in time.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -88,12 +95,16 @@ class Worker:
             try:
                 loop.call_soon_threadsafe(finish)
             except RuntimeError:
-                return  # the loop was closed: nobody waits there any more
+                return  # the loop was closed: no call waits there any more
 
         task = Task(work, tell)
         self._tasks.put(task)
         try:
-            await done
+            await asyncio.wait({done}, timeout=wait)
+            if not done.done():
+                if task.cancel():
+                    raise TimeoutError
+                await done
         except asyncio.CancelledError:
             task.cancel()
             raise

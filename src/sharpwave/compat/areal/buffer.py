@@ -13,7 +13,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.errors import BufferFull, SchemaError, StaleHandle
-from sharpwave.sequences.incoming import OtherId
+from sharpwave.sequences.intake import OtherId
 from sharpwave.sequences.leases import Lease
 
 from .data import SequenceSample
@@ -40,7 +40,7 @@ class AsyncIOSequenceBuffer:
     def __init__(self, rpcs: Sequence[MFCDef], max_size: int, **options: Any) -> None:
         self.rpcs = list(rpcs)
         flow = sw.Dataflow([to_consumer(rpc) for rpc in self.rpcs])
-        self.inner = sw.SequenceBuffer(flow, max_size, **{"duplicate_ids": True, **options})
+        self.inner = sw.SequenceBuffer(max_size, flow=flow, **{"duplicate_ids": True, **options})
         self._writer = None if options.get("journal") is None else ThreadPoolExecutor(1, "sharpwave-areal")
         self._lock = asyncio.Condition()
         self._slots = threading.Lock()  # around what follows
@@ -70,7 +70,7 @@ class AsyncIOSequenceBuffer:
         """Adds samples, all or none.
 
         Raises:
-            BufferFull: Not all fit. Nothing was changed.
+            BufferFull: Not all fit now, or ever. Nothing was changed.
         """
         async with self._lock:
             slots = await self._off_loop(self._put, samples, birth_times)
@@ -92,7 +92,9 @@ class AsyncIOSequenceBuffer:
         with self._slots:
             if len(self._slot) != self.size:
                 self._sweep()
-            handles = self.inner.put(listed, births=births)
+            if len(listed) > self.max_size:  # ours is a SchemaError, since no wait would help
+                raise BufferFull(f"put_batch(): {len(listed)} samples never fit max_size={self.max_size}")
+            handles = self.inner.put(listed, births=births, timeout=0)
             return np.array([self._take_slot(int(handle)) for handle in handles], np.int64)
 
     async def amend_batch(self, indices: Any, samples: Sequence[SequenceSample]) -> None:
@@ -177,7 +179,7 @@ class AsyncIOSequenceBuffer:
     def states(self) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
         """Upstream's five states, a truth value a slot; made when asked for, since it is as long as ``max_size``.
 
-        A call here is one transition: nobody sees a slot being put or amended, and a get reads at once.
+        A call here is one transition: no slot is ever seen being put or amended, and a get reads at once.
         """
         with self._slots:
             self._sweep()

@@ -12,7 +12,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.errors import SchemaError
-from sharpwave.sequences import packing
+from sharpwave.sequences import packs
 
 from .specs import MicroBatchSpec, SequenceSplitSpec, Unplaceable, ffd_allocate
 from .stored import Stored
@@ -176,7 +176,7 @@ class SequenceSample(sw.SequenceSample):
         yield
 
     def split_with_spec(self, spec: SequenceSplitSpec) -> list[SequenceSample]:
-        return packing.split(self, spec.sizes or [])  # type: ignore[return-value]
+        return packs.split(self, spec.sizes or [])  # type: ignore[return-value]
 
     def _get_split_key(self) -> str:
         """The key with the most tokens; the first of them where several have as many."""
@@ -214,7 +214,7 @@ class SequenceSample(sw.SequenceSample):
         Takes a MicroBatchSpec, ours or upstream's; anything else is ``sharpwave``'s own ``split``.
         """
         if not hasattr(mb_spec, "n_mbs"):
-            return packing.split(self, mb_spec)
+            return packs.split(self, mb_spec)
         return self.split_with_lengths(mb_spec, [sum(row) for row in self._columns[self._get_split_key()].lens])
 
     def synced_data_parallel_split(self, mb_spec: Any, group: Any = None) -> list[SequenceSample]:

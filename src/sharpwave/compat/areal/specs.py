@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.errors import SchemaError
-from sharpwave.sequences import packing
+from sharpwave.sequences import packs
 
 __all__ = ["MicroBatchSpec", "SequenceSplitSpec", "Unplaceable", "ffd_allocate"]
 
@@ -63,6 +63,6 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int) -> list[
         RuntimeError: An item over the capacity, or fewer items than groups.
     """
     try:
-        return packing.ffd_allocate(values, capacity, min_groups)
+        return packs.ffd_allocate(values, capacity, min_groups)
     except SchemaError as error:
         raise Unplaceable(str(error)) from None

@@ -1,4 +1,4 @@
-"""Cutting samples into parts: by count, by tokens; and between packed and padded."""
+"""Packs of sequences: samples cut into parts by count or by tokens, and converted between packed and padded."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def decode(raw: Any) -> SequenceSample:
     """The sample of these bytes.
 
     Raises:
-        StorageError: Damaged, cut short, or somebody else's.
+        StorageError: Damaged, cut short, or not written by Sharpwave.
     """
     try:
         view = memoryview(raw).cast("B")

@@ -1,4 +1,4 @@
-"""Waiting for a buffer's turn: one kind for threads, one for coroutines, woken alike."""
+"""Waiters: a call that waits for room or samples, in a thread or in a coroutine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["CoroutineWaiter", "ThreadWaiter", "Waiter"]
 
 
 class Waiter:
-    """Somebody who waits. ``arm`` and ``wake`` are called with the buffer's lock held, so no wake-up is lost: whatever
-    happens after the waiter looked finds it armed."""
+    """A waiting call. ``arm`` and ``wake`` are called with the buffer's lock held, so no wake-up is lost: a change that
+    comes after the call has looked finds its waiter armed."""
 
     need = 0  # samples
 
@@ -22,7 +22,7 @@ class Waiter:
         raise NotImplementedError
 
     def wake(self) -> bool:
-        """False where nobody is left to be woken."""
+        """False where the waiting call is gone: its event loop was closed."""
         raise NotImplementedError
 
     def close(self) -> None:

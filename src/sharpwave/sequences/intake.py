@@ -1,22 +1,23 @@
-"""What producers bring, read and checked before anything is changed: so that no consumer meets what does not fit."""
+"""The intake of a SequenceBuffer: samples from users, read and checked before anything is changed."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..checks import whole
+from ..checks import told, whole
 from ..errors import SchemaError
 from .column import Column, concatenate
 from .dataflow import Dataflow
-from .index import Entry, Index
-from .journal import pack_samples
+from .history import pack_samples
+from .index import HeldSample, SampleIndex
 from .sample import SequenceSample
 from .staleness import first_version
 
-__all__ = ["Incoming", "Intake", "OtherId"]
+__all__ = ["Incoming", "Intake", "OtherId", "read_handles", "read_ids"]
 
 _Form = tuple[Any, Any, bool]
 
@@ -28,7 +29,7 @@ class OtherId(SchemaError):
 class Incoming:
     """Samples that are about to be put."""
 
-    def __init__(self, entries: list[Entry], births: list[int] | None, body: list[Any] | None) -> None:
+    def __init__(self, entries: list[HeldSample], births: list[int] | None, body: list[Any] | None) -> None:
         self.entries, self.births, self.body = entries, births, body
         self.tokens = sum(entry.tokens for entry in entries)
         self.bytes = sum(entry.bytes for entry in entries)
@@ -38,7 +39,7 @@ class Incoming:
 class Intake:
     """The checks of one buffer. ``read`` needs no lock; ``check``, ``keep`` and ``merge`` are called under it."""
 
-    def __init__(self, flow: Dataflow, index: Index, duplicates: bool, needs_version: bool) -> None:
+    def __init__(self, flow: Dataflow, index: SampleIndex, duplicates: bool, needs_version: bool) -> None:
         self._index = index
         self.duplicates = duplicates
         self._needs_version = needs_version
@@ -46,7 +47,7 @@ class Intake:
         self._forms: dict[
             str, _Form
         ] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
-        self._births: bool | None = None
+        self._births: bool | None = None  # whether births are given; None before the first put
 
     def read(
         self,
@@ -60,6 +61,10 @@ class Intake:
         listed = None if births is None else self._read_births(births, len(parts))
         entries = [self.entry(part, made) for part, made in zip(parts, versions, strict=True)]
         return Incoming(entries, listed, self.body(parts) if journal else None)
+
+    @property
+    def has_births(self) -> bool:
+        return bool(self._births)
 
     def unpack(self, where: str, samples: SequenceSample | Sequence[SequenceSample]) -> list[SequenceSample]:
         """One sample a datum."""
@@ -80,7 +85,7 @@ class Intake:
     def body(self, parts: list[SequenceSample]) -> list[Any]:
         return pack_samples(parts)
 
-    def entry(self, sample: SequenceSample, version: int | None) -> Entry:
+    def entry(self, sample: SequenceSample, version: int | None) -> HeldSample:
         tokens, nbytes = _weigh(sample)
         group = None
         if self._groups:
@@ -89,7 +94,12 @@ class Intake:
                     f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size="
                 )
             group = sample._metadata["group"][0]
-        entry = Entry(sample, self._index.mask(sample.keys), tokens, nbytes, group)
+            # What a file gives back equal: a tuple would come back as a list, which is no key of a dict.
+            if not isinstance(group, (str, numbers.Real, type(None))):
+                raise SchemaError(
+                    f"put(): metadata: group of {sample._ids[0]!r}: expected text or a number, got {told(group)}"
+                )
+        entry = HeldSample(sample, self._index.mask(sample.keys), tokens, nbytes, group)
         entry.version = version
         return entry
 
@@ -117,7 +127,7 @@ class Intake:
         return [whole("put()", "births", birth) for birth in births]
 
     def check(self, incoming: Incoming) -> None:
-        """Refuses what does not go with what is held."""
+        """Refuses samples that do not fit to those that are held."""
         if self._births is not None and self._births != (incoming.births is not None):
             raise SchemaError(
                 "put(): births: given in some puts and left out in others; the order of puts and a clock of yours do "
@@ -143,14 +153,18 @@ class Intake:
     def keep_forms(self, forms: dict[str, _Form]) -> None:
         self._forms.update(forms)
 
-    def learn(self, entries: list[Entry], has_births: bool) -> None:
+    def forget(self) -> None:
+        """Nothing is held any more: the next put decides the forms and whether births are given."""
+        self._forms, self._births = {}, None
+
+    def learn(self, entries: list[HeldSample], has_births: bool) -> None:
         """From a journal."""
         self._forms.update(self._new_forms("journal", [entry.sample for entry in entries]))
         if entries:
             self._births = has_births
 
     def merge(
-        self, entries: list[Entry], parts: list[SequenceSample]
+        self, entries: list[HeldSample], parts: list[SequenceSample]
     ) -> tuple[list[tuple[SequenceSample, int, int]], dict[str, _Form]]:
         """Each entry's sample with its new keys, its tokens and bytes; and the forms of keys that are new."""
         forms = self._new_forms("amend()", parts)
@@ -192,6 +206,22 @@ class Intake:
                         f"{_said(form)}"
                     )
         return new
+
+
+def read_handles(where: str, handles: Any) -> list[int]:
+    try:
+        listed = np.asarray(handles).reshape(-1)
+    except ValueError:
+        listed = np.empty(1, object)
+    if listed.size and listed.dtype.kind not in "iu":
+        raise SchemaError(f"{where}: handles: expected whole numbers of put() or of a lease, got {handles!r:.100}")
+    return [int(one) for one in listed]
+
+
+def read_ids(where: str, ids: Any) -> list[str]:
+    if not isinstance(ids, Iterable):
+        raise SchemaError(f"{where}: ids: expected a list, got {ids!r}")
+    return [str(one) for one in ids]
 
 
 def _weigh(sample: SequenceSample) -> tuple[int, int]:
