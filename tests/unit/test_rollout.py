@@ -79,14 +79,12 @@ def test_all_data_is_time_major_and_has_the_keys(device: Any) -> None:
     data = roll.all()
     assert set(data) == {
         "observations",
-        "privileged_observations",
         "actions",
         "old_log_probs",
         "advantages",
         "returns",
         "values",
     }
-    assert data["privileged_observations"] is None
     assert here(data["actions"]).tolist() == list(range(STEPS * ENVS))
     assert here(data["observations"]).shape == (STEPS * ENVS, 3)
     np.testing.assert_array_equal(here(data["observations"])[:, 1], here(data["actions"]))

@@ -329,8 +329,8 @@ class RolloutBuffer:
                 ``mask`` is True. Those are a copy; the stored advantages do not change.
 
         Returns:
-            observations, privileged_observations (None if not declared), actions, old_log_probs, advantages, returns,
-            values; the extras; and ``mask`` with ``autoreset="next_step"``.
+            observations, actions, old_log_probs, advantages, returns, values; privileged_observations and the extras if
+            they were declared; and ``mask`` with ``autoreset="next_step"``.
 
         Raises:
             NotReady: ``compute_returns_and_advantages`` was not called since the last ``add``.
@@ -340,7 +340,6 @@ class RolloutBuffer:
 
     def _whole(self, normalize_advantages: bool) -> dict[str, Any]:
         batch = {key: self._rows(name) for name, key in self._names().items()}
-        batch.setdefault("privileged_observations", None)
         if normalize_advantages:
             batch["advantages"] = self._place.normalize(batch["advantages"], batch.get("mask"))
         return batch
@@ -678,4 +677,4 @@ class RolloutBuffer:
 def _nested(value: Any, of: Any) -> Any:
     if isinstance(value, dict):
         return {key: _nested(part, of) for key, part in value.items()}
-    return None if value is None else of(value)
+    return of(value)

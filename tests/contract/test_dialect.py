@@ -1,0 +1,235 @@
+"""One dialect (docs/decisions/0017): the same verbs on every face in every storage, from one list."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.faces import CELLS, SIZE, Cell
+
+import sharpwave as sw
+from sharpwave.errors import ClosedError, NotReady, SchemaError
+
+torch = pytest.importorskip("torch")
+
+FACES = [sw.ReplayBuffer, sw.DistillationBuffer, sw.RolloutBuffer, sw.TrajectoryReplayBuffer, sw.SequenceBuffer]
+EVERYWHERE = [
+    "stats",
+    "clear",
+    "flush",
+    "close",
+    "save",
+    "flush_async",
+    "save_async",
+    "__len__",
+    "__enter__",
+    "__exit__",
+]
+IN_AND_OUT = {
+    sw.ReplayBuffer: ("add", "sample"),
+    sw.DistillationBuffer: ("add", "sample"),
+    sw.RolloutBuffer: ("add", "minibatches"),
+    sw.TrajectoryReplayBuffer: ("add", "sample"),
+    sw.SequenceBuffer: ("put", "get"),
+}
+SIZES = {
+    sw.ReplayBuffer: ["capacity"],
+    sw.DistillationBuffer: ["capacity"],
+    sw.RolloutBuffer: ["num_envs", "num_steps"],
+    sw.TrajectoryReplayBuffer: ["folder"],
+    sw.SequenceBuffer: ["capacity"],
+}
+NAMES = [face.__name__ for face in FACES]
+
+
+@pytest.fixture(params=CELLS, ids=str)
+def cell(request: pytest.FixtureRequest) -> Cell:
+    made: Cell = request.param
+    return made
+
+
+@pytest.fixture
+def buffer(cell: Cell, tmp_path: Path, shm_address: str) -> Iterator[Any]:
+    made = cell.make(tmp_path, shm_address)
+    yield made
+    made.close()
+
+
+def methods(face: type[Any]) -> dict[str, Any]:
+    return {name: value for name, value in inspect.getmembers(face, callable) if not name.startswith("_")}
+
+
+def is_iterator(method: Any) -> bool:
+    return "Iterator" in str(inspect.signature(method).return_annotation)
+
+
+# ---- words: what the signatures say ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", FACES, ids=NAMES)
+def test_every_face_has_the_same_verbs(face: type[Any]) -> None:
+    missing = [name for name in [*EVERYWHERE, *IN_AND_OUT[face]] if not callable(getattr(face, name, None))]
+    assert missing == []
+
+
+@pytest.mark.parametrize("face", FACES, ids=NAMES)
+def test_sizes_come_first_and_the_rest_by_keyword(face: type[Any]) -> None:
+    arguments = list(inspect.signature(face).parameters.values())
+    assert [one.name for one in arguments if one.kind is one.POSITIONAL_OR_KEYWORD] == SIZES[face]
+    assert all(one.kind is one.KEYWORD_ONLY for one in arguments[len(SIZES[face]) :])
+
+
+@pytest.mark.parametrize("face", FACES, ids=NAMES)
+def test_what_may_wait_waits_by_default_and_can_be_awaited(face: type[Any]) -> None:
+    every = methods(face)
+    waiting = {name: method for name, method in every.items() if "timeout" in inspect.signature(method).parameters}
+    for name, method in waiting.items():
+        assert inspect.signature(method).parameters["timeout"].default is None, name
+    for name in [*waiting, "save", "flush"]:
+        if name.endswith("_async") or is_iterator(every[name]):
+            continue
+        awaited = every.get(f"{name}_async")
+        assert awaited is not None, name
+        assert inspect.iscoroutinefunction(awaited)
+        given = [
+            one.replace(annotation=inspect.Parameter.empty)
+            for one in inspect.signature(every[name]).parameters.values()
+        ]
+        taken = [
+            one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(awaited).parameters.values()
+        ]
+        assert [one.name for one in given if one.kind is not one.VAR_KEYWORD] <= [
+            one.name for one in taken
+        ] or given == taken
+
+
+def test_the_page_lists_every_verb_of_every_face() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    for face in FACES:
+        section = page.split(f"## {face.__name__}\n")[1].split("\n## ")[0]
+        told = set(re.findall(r"`(\w+)", section))
+        public = {name for name in dir(face) if not name.startswith("_")}
+        assert public - told == set(), face.__name__
+
+
+# ---- behaviour -------------------------------------------------------------------------------------------------------
+
+
+def test_len_capacity_and_stats_count_alike(cell: Cell, buffer: Any) -> None:
+    assert (len(buffer), buffer.capacity) == (0, SIZE)
+    cell.add(buffer, 0, 6)
+    assert len(buffer) == 6
+    stats = buffer.stats()
+    assert (stats["size"], stats["capacity"]) == (6, SIZE)
+    assert all(isinstance(value, int) for name, value in stats.items() if name.endswith("_bytes"))
+    assert any(name.endswith("_bytes") for name in stats)
+    assert stats.get("rows_added", stats.get("added")) == 6
+    assert cell.held(buffer) == [0, 1, 2, 3, 4, 5]
+
+
+def test_batches_are_dicts_of_arrays(cell: Cell, buffer: Any) -> None:
+    cell.add(buffer, 0, 6)
+    kind = torch.Tensor if cell.place == "tensors" else np.ndarray
+
+    def leaves(value: Any) -> Iterator[Any]:
+        if isinstance(value, dict):
+            for part in value.values():
+                yield from leaves(part)
+        else:
+            yield value
+
+    for batch in cell.out(buffer):
+        assert type(batch) is dict
+        assert [type(leaf) for leaf in leaves(batch)] == [kind] * len(list(leaves(batch)))
+
+
+def test_cleared_buffer_is_empty_and_takes_more(cell: Cell, buffer: Any) -> None:
+    cell.add(buffer, 0, 6)
+    buffer.clear()
+    assert len(buffer) == buffer.stats()["size"] == 0
+    cell.add(buffer, 6, 3)
+    assert cell.held(buffer) == [6, 7, 8]
+
+
+def test_saved_buffer_opens_as_a_copy_in_memory(cell: Cell, buffer: Any, tmp_path: Path) -> None:
+    cell.add(buffer, 0, 6)
+    buffer.flush()
+    buffer.save(tmp_path / "saved")
+    with sw.open(tmp_path / "saved") as copy:
+        assert type(copy) is cell.face
+        assert copy.capacity in (SIZE, None)
+        assert cell.held(copy) == cell.held(buffer) == [0, 1, 2, 3, 4, 5]
+        cell.add(copy, 6, 3)
+        assert len(copy) == 9
+    assert len(buffer) == 6
+    asyncio.run(buffer.save_async(tmp_path / "again"))
+    asyncio.run(buffer.flush_async())
+    with sw.open(tmp_path / "again") as copy:
+        assert len(copy) == 6
+
+
+def test_nothing_to_draw_is_not_ready_at_once(cell: Cell, buffer: Any) -> None:
+    if cell.face is sw.RolloutBuffer:
+        with pytest.raises(NotReady):
+            next(buffer.minibatches(1))
+    elif cell.face is sw.SequenceBuffer:
+        with pytest.raises(NotReady):
+            buffer.get("train", timeout=0)
+    else:
+        with pytest.raises(NotReady):
+            buffer.sample(4)
+
+
+def test_impossible_sizes_are_schema_errors(cell: Cell, buffer: Any) -> None:
+    cell.add(buffer, 0, 3)
+    calls = {
+        sw.RolloutBuffer: [lambda: buffer.minibatches(0)],
+        sw.SequenceBuffer: [
+            lambda: buffer.get("train", batch_size=0),
+            lambda: buffer.get("train", batch_size=SIZE + 1),
+            lambda: put_too_many(cell, buffer),
+        ],
+    }.get(cell.face, [lambda: buffer.sample(0), lambda: buffer.sample(-1), lambda: buffer.sample("4")])
+    for call in calls:
+        with pytest.raises(SchemaError):
+            call()
+    assert len(buffer) == 3
+
+
+def put_too_many(cell: Cell, buffer: Any) -> None:
+    cell.add(buffer, 100, SIZE + 1)
+
+
+def test_repr_tells_place_and_state(cell: Cell, buffer: Any) -> None:
+    cell.add(buffer, 0, 3)
+    told = repr(buffer)
+    assert told.startswith(f"<{cell.face.__name__} ")
+    assert told.endswith(">")
+    assert re.search(r"\b(3|1)\b", told), told
+    buffer.close()
+    assert repr(buffer).endswith(": closed>")
+
+
+def test_closed_buffer_refuses_every_verb_but_close(cell: Cell, tmp_path: Path, shm_address: str) -> None:
+    with cell.make(tmp_path, shm_address) as buffer:
+        cell.add(buffer, 0, 3)
+    calls = {
+        "stats": buffer.stats,
+        "clear": buffer.clear,
+        "flush": buffer.flush,
+        "save": lambda: buffer.save(tmp_path / "saved"),
+        "len": lambda: len(buffer),
+        "in": lambda: cell.add(buffer, 3, 3),
+        "out": lambda: cell.out(buffer),
+    }
+    for call in calls.values():
+        with pytest.raises(ClosedError, match="closed"):
+            call()
+    assert not (tmp_path / "saved").exists()
+    buffer.close()
