@@ -264,6 +264,17 @@ def test_a_damaged_saved_file_is_recovered_with_the_loss_told(tmp_path: Path) ->
         found.close()
 
 
+def test_a_journal_that_lost_its_only_record_is_recovered_for_good(tmp_path: Path) -> None:
+    sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal").close()
+    raw = bytearray((tmp_path / "journal").read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / "journal").write_bytes(raw)
+    with pytest.warns(UserWarning, match="1 records .*are lost"):
+        sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal", recover=True).close()
+    assert sw.open(tmp_path / "journal").capacity == 10
+    sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / "journal").close()
+
+
 def options_with(**changed: Any) -> dict[str, Any]:
     seq = sw.SequenceBuffer(50, flow=FLOW)
     return {**seq._store.options.to_json(), **changed}
