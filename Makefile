@@ -61,7 +61,7 @@ test:  ## set up, then run every test (CPP=0 leaves out those in C++)
 
 # More processes than cores: tests of processes and deadlines wait more than they work.
 test-python: $(BIN)/.test
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 $(GOOGLETEST)/.ready: $(BIN)/.tools tests/cpp/get_googletest.sh
 	@tests/cpp/get_googletest.sh $(GOOGLETEST) $(BIN)/cmake $(abspath $(BIN))/ninja
