@@ -14,7 +14,7 @@ import pytest
 from contract.faces import CELLS, SIZE, Cell
 
 import sharpwave as sw
-from sharpwave.errors import ClosedError, NotReady, SchemaError
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 
 torch = pytest.importorskip("torch")
 
@@ -172,6 +172,16 @@ def test_saved_buffer_opens_as_a_copy_in_memory(cell: Cell, buffer: Any, tmp_pat
     asyncio.run(buffer.flush_async())
     with sw.open(tmp_path / "again") as copy:
         assert len(copy) == 6
+
+
+def test_save_takes_a_path_and_no_address(cell: Cell, buffer: Any, tmp_path: Path) -> None:
+    cell.add(buffer, 0, 3)
+    for wrong in (f"file://{tmp_path}/saved", "shm://saved", 3, None, "", "a\0b"):
+        with pytest.raises(StorageError, match=r"save\(\)"):
+            buffer.save(wrong)
+    buffer.save(tmp_path / "new" / "folders" / "saved")
+    with sw.open(tmp_path / "new" / "folders" / "saved") as copy:
+        assert len(copy) == 3
 
 
 def test_nothing_to_draw_is_not_ready_at_once(cell: Cell, buffer: Any) -> None:

@@ -115,7 +115,6 @@ def test_batches_of_rollouts_and_of_distillation_convert() -> None:
     rollout.compute_returns_and_advantages(zeros)
     batch = next(rollout.minibatches(2))
     made = to_jax(batch)
-    assert made["privileged_observations"] is None
     assert np.array_equal(made["observations"], batch["observations"])
 
     rows = sw.DistillationBuffer(64, obs_shape=(3,), seed=0)

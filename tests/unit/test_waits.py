@@ -223,7 +223,7 @@ SET_BACK = """
     "call",
     [
         "buffer.sample(4, timeout=1)",
-        "sw.open(f'file://{folder}/absent.sw', timeout=1)",
+        "sw.open(f'file://{folder}/absent.sw', wait=True, timeout=1)",
     ],
 )
 def test_a_clock_that_is_set_back_moves_no_deadline(tmp_path: Path, call: str) -> None:
@@ -552,12 +552,15 @@ def test_open_waits_for_a_creator(shm_address: str) -> None:
     time.sleep(600)
     """
     with pytest.raises(StorageError, match="No such file"):
-        sw.open(shm_address, timeout=0.05)
+        sw.open(shm_address)
+    for seconds in (0, 0.05):
+        with pytest.raises(NotReady, match=f"was not created within timeout={seconds}; give a longer timeout="):
+            sw.open(shm_address, wait=True, timeout=seconds)
     child = python(creator, shm_address)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        buffer = sw.open(shm_address, timeout=60)
+        buffer = sw.open(shm_address, wait=True, timeout=60)
         assert buffer.capacity == 7
     finally:
         end(child)

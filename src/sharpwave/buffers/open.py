@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import warnings
@@ -13,7 +12,7 @@ from typing import Any
 from .. import _core
 from ..address import to_address, to_path
 from ..checks import number, told, truth
-from ..errors import SchemaError, StorageError
+from ..errors import NotReady, SchemaError, StorageError
 from ..files import has_magic
 from ..rows.host import HostRows
 from ..rows.rollout_file import is_rollout_file
@@ -29,68 +28,68 @@ from .trajectory import TrajectoryReplayBuffer, open_trajectories
 __all__ = ["open"]
 
 _FOREVER_S = 1e9
-# The wait for a process that opens or closes the same buffer, where no timeout is given. It takes longest when every
-# row of a large file is checked.
-_HAND_OVER_S = 20.0
 
 
 def open(
     address: str | os.PathLike[str],
     *,
+    wait: bool = False,
+    timeout: float | None = None,
     view: View | None = None,
-    timeout: float | None = 0,
     recover: bool = False,
     verify: bool = True,
     device: Any = None,
 ) -> Any:
-    """Opens a buffer that exists; which sort of buffer, the file says.
+    """Opens a buffer that exists. The file says which face it is.
 
     Args:
         address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
-            are attached to in place: what one process adds, the others see.
-            A folder of trajectories (or of one folder for every rank) is a ``TrajectoryReplayBuffer``: a path is copied
-            into memory, ``"file://folder"`` is continued, by one process at a time.
-        view: The view that the buffer was made with, where it has functions in it (``Hindsight``): a file names them
-            and cannot hold them.
-        timeout: Seconds to wait until it is created and other processes have finished opening or closing it, None for
-            ever. With 0 it must exist; other openers are waited for, up to 20 seconds.
-        recover: Opens a file that lost its end or is damaged as well, without the rows that the damage hit. A warning
-            and ``stats()["rows_lost"]`` say how many. Without a whole header nothing can be saved. The first one in
-            does it: where others have the buffer open it has been looked over.
-        verify: Whether every row of a ``file://`` buffer is checked against its checksum when no other process has it
-            open. Costs one pass over the file, by several threads; docs/performance.md has the time. A snapshot is
+            continue in place: rows that one process adds can be drawn by all others. A folder of trajectories and the
+            journal of a ``SequenceBuffer`` are continued by one process at a time.
+        wait: Whether to wait until the buffer is created. Without it, an absent buffer is an error at once.
+        timeout: Seconds to wait, for the creator with ``wait``, and for processes that are opening or closing the same
+            buffer. None waits, 0 tries once.
+        view: The view that the buffer was made with, if it has functions in it (``Hindsight``): a file holds their
+            names only.
+        recover: Also opens a file that is cut or damaged, without the rows that the damage hit. A warning and
+            ``stats()`` say how many are lost. A file without a complete header cannot be recovered. Only the first
+            process that opens a shared buffer checks it.
+        verify: Whether every row of a ``file://`` buffer is compared with its checksum if no other process has it
+            open. This reads the file once, with several threads; docs/performance.md has the time. A snapshot is
             always checked.
         device: Where a saved buffer is loaded to: ``"cuda"`` puts its rows on the GPU, ``"cpu"`` gives batches as
             tensors.
 
     Raises:
-        StorageError: It is absent, foreign, truncated or damaged, or of another user; the message says which.
-        NotReady: Another process began to open or close it and does not go on.
+        StorageError: It is absent, foreign, cut or damaged, or belongs to another user; the message says which.
+        NotReady: It was not created in time, or another process was opening or closing it until the timeout.
     """
     if not isinstance(address, (str, os.PathLike)):
         raise StorageError(f"open(): address: expected 'shm://name', 'file://path' or a path, got {told(address)}")
     text = os.fspath(address)
-    path = to_path(text, "open()")
-    seconds = math.inf if timeout is None else number("open()", "timeout", timeout, 0, 1e9)
+    in_place = to_path(text, "open()")
+    path = Path(text) if in_place is None else in_place
+    seconds = _FOREVER_S if timeout is None else number("open()", "timeout", timeout, 0, _FOREVER_S)
+    truth("open()", "wait", wait)
     truth("open()", "recover", recover)
     truth("open()", "verify", verify)
-    folder = Path(text) if path is None else path
-    if holds_trajectories(folder):
-        return _open_trajectories(folder, path is not None, view, verify, recover, device)
-    begun = time.monotonic()
-    if seconds > 0:
-        _core.wait_for_file(text if path is None else str(path), min(seconds, _FOREVER_S))
-    if is_rollout_file(Path(text) if path is None else path):
-        return _open_rollout(text, path, view, device)
-    if has_magic(text if path is None else path):
-        return _open_sequences(text, path, recover, view=view, device=device, verify=None if verify else False)
-    if path is None:
+    deadline = time.monotonic() + seconds
+    if wait and not path.exists():
+        _core.wait_for_file(str(path), seconds)
+        if not path.exists():
+            raise NotReady(f"open(): {text!r} was not created within timeout={timeout}; give a longer timeout=")
+    if holds_trajectories(path):
+        return _open_trajectories(path, in_place is not None, view, verify, recover, device)
+    if is_rollout_file(path):
+        return _open_rollout(text, in_place, view, device)
+    if has_magic(path):
+        return _open_sequences(text, in_place, recover, view=view, device=device, verify=None if verify else False)
+    if in_place is None:
         table = _core.Table.load(text, recover)
     else:
-        left = max(seconds - (time.monotonic() - begun), 0.0)
-        table = _core.Table.attach(str(path), recover, verify, left if seconds > 0 else _HAND_OVER_S)
+        table = _core.Table.attach(str(path), recover, verify, max(deadline - time.monotonic(), 0.0))
     face = _face_of(table)
-    rows = HostRows(table, face.__name__, None if path is None else to_address(text, "open()"), view)
+    rows = HostRows(table, face.__name__, None if in_place is None else to_address(text, "open()"), view)
     buffer: Any = face._over(rows)
     lost = table.lost_at_open
     if lost:
@@ -141,7 +140,7 @@ def _face_of(table: _core.Table) -> type[ReplayBuffer] | type[DistillationBuffer
         face = json.loads(table.description)["face"]
     except (ValueError, KeyError, TypeError):
         face = None
-    # Who refuses what is not its own.
+    # A foreign description is refused by ReplayBuffer, with the reason.
     return DistillationBuffer if face == DistillationBuffer.__name__ else ReplayBuffer
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..address import to_path
 from ..checks import check_settable, one_of, truth, whole
 from ..errors import NotReady, SchemaError, StorageError
+from ..files.save_path import save_path
 from ..rows.tensors import read_device
 from ..trajectories.checkpoint import check_part, has_index
 from ..trajectories.layout import FORMATS
@@ -273,7 +274,8 @@ class TrajectoryReplayBuffer:
             StorageError: A trajectory or the checkpoint cannot be written, or the folder holds a file that the index of
                 a checkpoint does not list.
         """
-        self._store.save("save()", _path("save()", "path", path))
+        self._store.check_open("save()")
+        self._store.save("save()", save_path(path))
 
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` for an event loop, in a thread."""

@@ -18,14 +18,14 @@ def save_path(path: str | os.PathLike[str]) -> Path:
     Raises:
         StorageError: It is no path, or a folder cannot be made.
     """
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or text == "" or "\0" in text:
         raise StorageError(f"save(): path: expected a path, got {told(path)}")
-    if to_path(os.fspath(path), "save()") is not None:
+    if to_path(text, "save()") is not None:
         raise StorageError(f"save(): expected a path, got {str(path)!r}; leave out the 'file://'")
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {reason}") from None
+    except OSError as error:
+        raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {error.strerror}") from None
     return target

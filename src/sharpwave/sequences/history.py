@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ..checks import truth
 from ..errors import SchemaError, StorageError
 from ..files import Entry, Journal, Record, read_journal, reading, write_journal
+from ..files.save_path import save_path
 from .options import Options
 from .safetensors import decode, encode
 from .sample import SequenceSample
@@ -68,8 +69,7 @@ class Instant(NamedTuple):
         """Raises:
         StorageError: It cannot be written; a file that had the name before is unchanged.
         """
-        if not isinstance(path, (str, os.PathLike)) or "://" in str(path) or "\0" in str(path):
-            raise StorageError(f"{where}: path: expected a path, got {str(path)!r}; leave out the 'file://'")
+        path = save_path(path)
         if self.journal is not None and os.path.realpath(path) == os.path.realpath(self.journal):
             raise StorageError(f"{where}: {os.fspath(path)}: it is this buffer's own journal; give another path")
         try:

@@ -282,14 +282,15 @@ class Store:
         try:
             said = Replay(where, journal.path, self.flow, self.ledger, resume)
             said.read(journal.records())
-            if journal.lost_records or journal.lost_bytes:
+            is_damaged = bool(journal.lost_records or journal.lost_bytes)
+            if is_damaged:
                 mend = said.mend(self.options.duplicate_ids)
                 journal.append([Entry(MEND, mend)])  # the next restart finds the same
                 said.apply(MEND, mend, bytearray())
             self._become(where, journal.path, said, now)
             options = self.options.to_json()
-            if not said.count:
-                journal.append([Entry(OPTIONS, options)])
+            if not said.count and not is_damaged:
+                journal.append([Entry(OPTIONS, options)])  # a new file: else they would not be the first record
             elif resume is not None or said.options != options:
                 trainers = frozenset(consumer.name for consumer in self.flow if not consumer.outputs)
                 journal.replace(needed(journal, *self.needed(), resume, trainers))
