@@ -213,3 +213,18 @@ def test_every_row_is_handed_out_however_many_laps_went_by_since_the_last_draw(s
         add(1)
     drawn = buffer.sample(len(buffer))["indices"].tolist()
     assert sorted(drawn) == next(buffer.rows())["indices"].tolist()
+
+
+@pytest.mark.parametrize("sampler", [sw.Fifo(), sw.Lifo(), sw.Shuffle()], ids=["fifo", "lifo", "shuffle"])
+@pytest.mark.parametrize(("pace", "count"), [(None, 5), (sw.Pace.queue(10), 0), (sw.Pace.queue(10), 5)])
+def test_batch_that_no_buffer_of_this_capacity_can_give_is_refused_at_once(
+    sampler: sw.Fifo, pace: sw.Pace | None, count: int
+) -> None:
+    buffer = make(10, sampler=sampler, pace=pace)
+    for number in range(count):
+        buffer.add(**row(number))
+    with pytest.raises(SchemaError, match=r"batch_size: expected at most capacity=10, got 11: each row is given once"):
+        buffer.sample(11)
+    for iterate in (buffer.batches, buffer.stream):
+        with pytest.raises(SchemaError, match=r"batch_size: expected at most capacity=10, got 11"):
+            iterate(11)

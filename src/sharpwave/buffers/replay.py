@@ -249,9 +249,8 @@ class ReplayBuffer:
             timeout: Seconds to wait for one; None waits for ever.
         """
         device = self._device if device is None else device
-        size = whole(
-            "batches()", "batch_size", batch_size, max(1, getattr(self._rows.spec.sampler, "newest", 0)), 2**31 - 1
-        )
+        size = whole("batches()", "batch_size", batch_size, self._rows.spec.least_batch, 2**31 - 1)
+        self._rows.spec.check_batch("batches()", size)
         depth = whole("batches()", "prefetch", prefetch, 1)
         timeout = seconds("batches()", timeout)
         return self._rows.batches(size, depth, device, timeout)
@@ -271,9 +270,8 @@ class ReplayBuffer:
             timeout: Seconds to wait for one; None waits for ever.
         """
         device = self._device if device is None else device
-        size = whole(
-            "stream()", "batch_size", batch_size, max(1, getattr(self._rows.spec.sampler, "newest", 0)), 2**31 - 1
-        )
+        size = whole("stream()", "batch_size", batch_size, self._rows.spec.least_batch, 2**31 - 1)
+        self._rows.spec.check_batch("stream()", size)
         depth = whole("stream()", "prefetch", prefetch, 1)
         timeout = seconds("stream()", timeout)
         return self._rows.stream(size, depth, device, timeout)

@@ -214,6 +214,8 @@ class HostRows:
 
     def fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool) -> Batch:
         """A draw into these arrays, or into new ones; ragged fields are padded until ``spread``."""
+        if self.spec.pace is not None:
+            self.spec.check_batch("sample()", whole("sample()", "batch_size", batch_size, 1))
         if self.spec.hindsight is None:
             return self.table.sample_in_turn(batch_size, arrays, timeout, deliver)
         return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver)

@@ -9,7 +9,7 @@ from typing import Any
 from .. import _core
 from ..errors import SchemaError, StorageError
 from ..pace import Pace, check_pace
-from ..sampling import KINDS, Prioritized, Sampler, sampler_from_plain, sampler_to_plain
+from ..sampling import KINDS, Fifo, Lifo, Prioritized, Sampler, Shuffle, sampler_from_plain, sampler_to_plain
 from ..schema import Schema
 from ..settings import achieved_leaf, check_together
 from ..views import Hindsight, Transitions, View, Windows, view_from_plain, view_to_plain
@@ -64,6 +64,14 @@ class RowSpec:
     def least_batch(self) -> int:
         """``newest=`` rows are in every batch."""
         return max(1, getattr(self.sampler, "newest", 0))
+
+    def check_batch(self, where: str, batch_size: int) -> None:
+        """Before a wait for a batch that would never come."""
+        if isinstance(self.sampler, (Fifo, Lifo, Shuffle)) and batch_size > self.capacity:
+            raise SchemaError(
+                f"{where}: batch_size: expected at most capacity={self.capacity}, got {batch_size}: each row is given "
+                "once"
+            )
 
     @property
     def hindsight(self) -> Hindsight | None:
