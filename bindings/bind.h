@@ -77,6 +77,7 @@ struct BoundTable {
     std::shared_ptr<sharpwave::BatchMaker> batches;
     std::shared_ptr<sharpwave::Pace> pace;  // null: no call ever waits
     npy_intp newest = 0;                    // the smallest batch
+    npy_intp most = NPY_MAX_INTP;           // the largest batch: the capacity if each row is given once
 
     // A reference of the caller's own: close() in another thread must not take the table away during a call.
     std::shared_ptr<sharpwave::Table> open() const {

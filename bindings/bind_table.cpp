@@ -59,15 +59,20 @@ void draw(BoundTable& self, std::size_t count, Batch& batch, const sharpwave::Go
     batches->sample(count, batch.outputs(), drawn, deadline);
 }
 
-[[noreturn]] void refuse_small(npy_intp rows, npy_intp newest) {
-    throw sharpwave::Error(sharpwave::ErrorKind::schema, "sample(): batch_size: expected at least newest=" +
-                                                             std::to_string(newest) + ", got " + std::to_string(rows));
+// What no wait can ever bring.
+[[noreturn]] void refuse_size(const BoundTable& self, npy_intp rows) {
+    const bool is_small = rows < self.newest;
+    throw sharpwave::Error(sharpwave::ErrorKind::schema, std::string("sample(): batch_size: expected at ") +
+                                                             (is_small ? "least newest=" : "most capacity=") +
+                                                             std::to_string(is_small ? self.newest : self.most) +
+                                                             ", got " + std::to_string(rows) +
+                                                             (is_small ? "" : ": each row is given once"));
 }
 
 nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) {
     const std::shared_ptr<Table> table = self.open();
     const npy_intp rows = read_batch_size(batch_size);
-    if (rows < self.newest) refuse_small(rows, self.newest);
+    if (rows < self.newest || rows > self.most) refuse_size(self, rows);
     if (table->size() == 0) sharpwave::refuse_empty();
     Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
     draw(self, static_cast<std::size_t>(rows), batch, {}, sharpwave::Deadline::never());
@@ -80,7 +85,7 @@ nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle ou
                           nb::handle goals) {
     const std::shared_ptr<Table> table = self.open();
     const npy_intp rows = read_batch_size(batch_size);
-    if (rows < self.newest) refuse_small(rows, self.newest);
+    if (rows < self.newest || rows > self.most) refuse_size(self, rows);
     if (!self.pace && table->size() == 0) sharpwave::refuse_empty();
     const auto count = static_cast<std::size_t>(rows);
     Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
@@ -350,6 +355,10 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const BatchSetti
                         goals->desired};
     }
     self.newest = static_cast<npy_intp>(settings.newest);
+    if (const auto& index = settings.index;
+        index && index->order != sharpwave::Order::weighted && index->order != sharpwave::Order::recent) {
+        self.most = static_cast<npy_intp>(table.capacity());
+    }
     self.batches = std::make_shared<sharpwave::BatchMaker>(self.table, std::move(config));
     if (settings.pace) {
         self.pace = std::make_shared<sharpwave::Pace>(self.table, self.batches->shared_index(), *settings.pace);

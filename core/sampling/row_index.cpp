@@ -165,12 +165,6 @@ void RowIndex::give_back(const std::uint64_t* serials, std::size_t count) {
 
 void RowIndex::refuse(std::uint64_t asked) const {
     const std::uint64_t rows = masses_.head->rows;
-    const Order order = masses_.config.order;
-    if (order != Order::weighted && order != Order::recent && asked > table_.capacity()) {
-        throw Error(ErrorKind::schema,
-                    "sample(): batch_size: expected at most capacity=" + std::to_string(table_.capacity()) + ", got " +
-                        std::to_string(asked) + ": each row is given once");
-    }
     if (rows > 0) {
         throw Error(ErrorKind::not_ready, "sample(): expected at most " + std::to_string(rows) + " rows, got " +
                                               std::to_string(asked) + ": each is given once; ask for fewer");

@@ -260,7 +260,7 @@ class OrderModel(Model):
 
     def refusal(self, n: int) -> type[Exception] | None:
         """What sample(n) raises."""
-        if n < self.draw.newest:
+        if n < self.draw.newest or (self.draw.kind not in RANDOM and n > self.capacity):
             return SchemaError
         legal = len(self.legal_starts())
         return NotReady if (legal == 0 if self.draw.kind in RANDOM else legal < n) else None

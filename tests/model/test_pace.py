@@ -61,7 +61,7 @@ class PacedPair:
     def sample(self, n: int) -> type[Exception] | None:
         unread = self.unread()
         wanted: type[Exception] | None = None
-        if self.limiter.refuses_sample(n):
+        if self.limiter.refuses_sample(n) or (self.draw.kind == "Fifo" and n > self.capacity):
             wanted = SchemaError
         elif not self.limiter.may_sample(n, len(unread)) or len(unread) < (n if self.draw.kind == "Fifo" else 1):
             wanted = NotReady

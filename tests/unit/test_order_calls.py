@@ -216,7 +216,7 @@ def test_every_row_is_handed_out_however_many_laps_went_by_since_the_last_draw(s
 
 
 @pytest.mark.parametrize("sampler", [sw.Fifo(), sw.Lifo(), sw.Shuffle()], ids=["fifo", "lifo", "shuffle"])
-@pytest.mark.parametrize(("pace", "count"), [(None, 5), (sw.Pace.queue(10), 0), (sw.Pace.queue(10), 5)])
+@pytest.mark.parametrize(("pace", "count"), [(None, 0), (None, 5), (sw.Pace.queue(10), 0), (sw.Pace.queue(10), 5)])
 def test_batch_that_no_buffer_of_this_capacity_can_give_is_refused_at_once(
     sampler: sw.Fifo, pace: sw.Pace | None, count: int
 ) -> None:

@@ -203,6 +203,7 @@ class HostRows:
             raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
         if device is not None and out is None and (feed := self._feed(device)) is not None:
             size = whole("sample()", "batch_size", batch_size, self.spec.least_batch, 2**31 - 1)
+            self.spec.check_batch("sample()", size)
             return feed.sample(size, timeout, deliver)
         convert = None if device is None else torch_converter(device, self.dtypes)  # before anything is drawn
         arrays = out if out is None or device is None else as_host_arrays(out, device)
@@ -214,8 +215,6 @@ class HostRows:
 
     def fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool) -> Batch:
         """A draw into these arrays, or into new ones; ragged fields are padded until ``spread``."""
-        if self.spec.pace is not None:
-            self.spec.check_batch("sample()", whole("sample()", "batch_size", batch_size, 1))
         if self.spec.hindsight is None:
             return self.table.sample_in_turn(batch_size, arrays, timeout, deliver)
         return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver)

@@ -66,7 +66,7 @@ class RowSpec:
         return max(1, getattr(self.sampler, "newest", 0))
 
     def check_batch(self, where: str, batch_size: int) -> None:
-        """Before a wait for a batch that would never come."""
+        """As the engine does, where a batch is asked for before it is drawn."""
         if isinstance(self.sampler, (Fifo, Lifo, Shuffle)) and batch_size > self.capacity:
             raise SchemaError(
                 f"{where}: batch_size: expected at most capacity={self.capacity}, got {batch_size}: each row is given "
