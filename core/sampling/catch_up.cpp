@@ -86,8 +86,8 @@ void CatchUp::collect(std::uint64_t ticket, std::uint64_t head) {
     const std::uint64_t block = ticket % masses_.table.blocks(), length = masses_.table.block_length(block);
     const std::uint64_t first = ticket * masses_.table.block_rows(), base = block * masses_.table.block_rows();
     const std::uint64_t seen = masses_.cursors[block], begin = seen > first ? seen - first : 0;
-    // Either all rows of the lap before are known, or all rows behind the new ones are looked at. What is known may also
-    // be of an earlier lap, after which the block was filled again and never seen.
+    // Either all rows of the lap before are known, or all rows behind the new ones are looked at. What is known may
+    // also be of an earlier lap, after which the block was filled again and never seen.
     const std::uint64_t last = seen ? (seen - 1) / masses_.table.block_rows() : 0;
     const bool knows_lap_before =
         last + masses_.table.blocks() == ticket && seen == last * masses_.table.block_rows() + length;
