@@ -168,7 +168,7 @@ format: $(BIN)/.check  ## rewrite the sources in the house style
 # Compile commands are all that it needs: it configures the engine alone, and builds nothing.
 tidy: $(BIN)/.check  ## clang-tidy over the engine, with the checks of .clang-tidy
 	@$(BIN)/cmake -S . -B $(CPP_BUILD)/tidy -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_UNITY_BUILD=OFF >/dev/null
 	@echo "clang-tidy over $$(grep -c '"file"' $(CPP_BUILD)/tidy/compile_commands.json) files"
 	@$(BIN)/python $(BIN)/run-clang-tidy.py -clang-tidy-binary $(abspath $(BIN))/clang-tidy -p $(CPP_BUILD)/tidy \
 		-j $$(nproc) -quiet >$(CPP_BUILD)/tidy.log 2>&1 || { cat $(CPP_BUILD)/tidy.log; exit 1; }
