@@ -37,7 +37,6 @@ COMMITS = {
     "a3816b5": "a3816b596",
 }
 DRIVER = Path(__file__).with_name("rlinf_upstream.py")
-SOURCE = DRIVER.parents[2] / "src"
 TIMEOUT_S = 600
 NO_PICKLE = {"uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"}  # torch cannot read pickles of these
 NO_DRAW = NO_PICKLE  # nor gather rows of them in RLinf's way
@@ -103,7 +102,8 @@ class _Commit:
     # ---- processes --------------------------------------------------------------------------------------------
 
     def process(self, command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(SOURCE), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+        places = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [sys.executable, *command],
             input=given,
