@@ -176,12 +176,13 @@ tidy: $(BIN)/.check  ## clang-tidy over the engine, with the checks of .clang-ti
 api: $(BIN)/.test  ## rewrite the text of the interfaces: tests/house/api.txt, bindings/_core.pyi
 	$(BIN)/python tests/house/interfaces.py --update
 
-check: $(BIN)/.check  ## check format, lint and types of both languages, and the order of the rooms
+check: $(BIN)/.check  ## check format, lint and types, the order of the rooms, and the committed interfaces
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff check $(PY_PLACES)
 	$(BIN)/ruff format --check $(PY_PLACES)
 	$(BIN)/mypy
 	$(BIN)/python tests/house/rooms.py
+	$(BIN)/python tests/house/interfaces.py
 
 bench: $(BIN)/.test  ## measure against every peer that installs; writes the tables and plots of README and docs
 	$(BIN)/python benchmarks/setup_peers.py

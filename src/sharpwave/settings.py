@@ -122,7 +122,7 @@ def _index(sampler: Sampler, view: View) -> IndexSettings | None:
         return None
     index = IndexSettings()
     index.starts = starts
-    index.order = _ORDERS[type(sampler)]
+    index.order = next(order for kind, order in _ORDERS.items() if isinstance(sampler, kind))
     index.recent = getattr(sampler, "n", 0)
     index.max_reads = sampler.max_reads or 0
     if isinstance(sampler, Prioritized):

@@ -11,7 +11,7 @@ import numpy as np
 
 import sharpwave as sw
 
-__all__ = ["CELLS", "Cell"]
+__all__ = ["CELLS", "ON_GPU", "SIZE", "Cell"]
 
 SIZE = 12  # what `capacity` counts, of every cell
 
@@ -26,7 +26,7 @@ class Cell:
     add: Callable[[Any, int, int], None]
     out: Callable[[Any], list[dict[str, Any]]]  # some batches
     held: Callable[[Any], list[Any]]  # the numbers of all that is held, in order
-    step: int = 1  # `len` grows by so many at a time
+    device: str | None = None  # of batches
 
     def __str__(self) -> str:
         return f"{self.face.__name__}-{self.place}"
@@ -143,6 +143,10 @@ def put(buffer: Any, first: int, count: int) -> None:
     buffer.put(sw.SequenceSample(ids, {"tokens": [1] * count}, {"tokens": np.arange(first, first + count)}))
 
 
+def sequences_held(buffer: Any) -> list[Any]:
+    return [int(one) for one in buffer.ids()]
+
+
 def lease(buffer: Any) -> list[dict[str, Any]]:
     with buffer.get("train", timeout=0) as batch:
         return [dict(batch.batch.data)]
@@ -150,25 +154,32 @@ def lease(buffer: Any) -> list[dict[str, Any]]:
 
 CELLS = [
     Cell(sw.ReplayBuffer, "memory", replay(), add_rows, sample, rows_held),
-    Cell(sw.ReplayBuffer, "tensors", replay(device="cpu"), add_rows, sample, rows_held),
+    Cell(sw.ReplayBuffer, "tensors", replay(device="cpu"), add_rows, sample, rows_held, device="cpu"),
     Cell(sw.ReplayBuffer, "shm", replay(storage="shm"), add_rows, sample, rows_held),
     Cell(sw.ReplayBuffer, "file", replay(storage="file"), add_rows, sample, rows_held),
     Cell(sw.DistillationBuffer, "memory", distillation(), add_pairs, sample, pairs_held),
-    Cell(sw.DistillationBuffer, "tensors", distillation(device="cpu"), add_pairs, sample, pairs_held),
+    Cell(sw.DistillationBuffer, "tensors", distillation(device="cpu"), add_pairs, sample, pairs_held, device="cpu"),
     Cell(sw.DistillationBuffer, "shm", distillation(storage="shm"), add_pairs, sample, pairs_held),
     Cell(sw.DistillationBuffer, "file", distillation(storage="file"), add_pairs, sample, pairs_held),
-    Cell(sw.RolloutBuffer, "memory", rollout(), add_steps, minibatches, steps_held, step=3),
-    Cell(sw.RolloutBuffer, "tensors", rollout(device="cpu"), add_steps, minibatches, steps_held, step=3),
+    Cell(sw.RolloutBuffer, "memory", rollout(), add_steps, minibatches, steps_held),
+    Cell(sw.RolloutBuffer, "tensors", rollout(device="cpu"), add_steps, minibatches, steps_held, device="cpu"),
     Cell(sw.TrajectoryReplayBuffer, "memory", trajectories(), add_trajectories, sample, trajectories_held),
-    Cell(sw.TrajectoryReplayBuffer, "tensors", trajectories(device="cpu"), add_trajectories, sample, trajectories_held),
-    Cell(sw.TrajectoryReplayBuffer, "folder", trajectories(on_disk=True), add_trajectories, sample, trajectories_held),
-    Cell(sw.SequenceBuffer, "memory", sequences(), put, lease, lambda buffer: [int(one) for one in buffer.ids()]),
     Cell(
-        sw.SequenceBuffer,
-        "journal",
-        sequences(on_disk=True),
-        put,
-        lease,
-        lambda buffer: [int(one) for one in buffer.ids()],
+        sw.TrajectoryReplayBuffer,
+        "tensors",
+        trajectories(device="cpu"),
+        add_trajectories,
+        sample,
+        trajectories_held,
+        device="cpu",
     ),
+    Cell(sw.TrajectoryReplayBuffer, "folder", trajectories(on_disk=True), add_trajectories, sample, trajectories_held),
+    Cell(sw.SequenceBuffer, "memory", sequences(), put, lease, sequences_held),
+    Cell(sw.SequenceBuffer, "journal", sequences(on_disk=True), put, lease, sequences_held),
+]
+# A SequenceBuffer holds what is put by reference: it has no device of its own.
+ON_GPU = [
+    Cell(sw.ReplayBuffer, "cuda", replay(device="cuda"), add_rows, sample, rows_held, device="cuda"),
+    Cell(sw.DistillationBuffer, "cuda", distillation(device="cuda"), add_pairs, sample, pairs_held, device="cuda"),
+    Cell(sw.RolloutBuffer, "cuda", rollout(device="cuda"), add_steps, minibatches, steps_held, device="cuda"),
 ]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from contract.faces import CELLS, SIZE, Cell
+from contract.faces import CELLS, ON_GPU, SIZE, Cell
 
 import sharpwave as sw
-from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
 
 torch = pytest.importorskip("torch")
 
@@ -48,9 +49,11 @@ SIZES = {
 NAMES = [face.__name__ for face in FACES]
 
 
-@pytest.fixture(params=CELLS, ids=str)
+@pytest.fixture(params=[*CELLS, *(pytest.param(cell, marks=pytest.mark.gpu) for cell in ON_GPU)], ids=str)
 def cell(request: pytest.FixtureRequest) -> Cell:
     made: Cell = request.param
+    if made.device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
     return made
 
 
@@ -97,16 +100,57 @@ def test_what_may_wait_waits_by_default_and_can_be_awaited(face: type[Any]) -> N
         awaited = every.get(f"{name}_async")
         assert awaited is not None, name
         assert inspect.iscoroutinefunction(awaited)
-        given = [
-            one.replace(annotation=inspect.Parameter.empty)
-            for one in inspect.signature(every[name]).parameters.values()
-        ]
-        taken = [
-            one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(awaited).parameters.values()
-        ]
-        assert [one.name for one in given if one.kind is not one.VAR_KEYWORD] <= [
-            one.name for one in taken
-        ] or given == taken
+        taken = set(inspect.signature(awaited).parameters)
+        assert set(inspect.signature(every[name]).parameters) - taken == set(), name
+
+
+def full(make: Any) -> Any:
+    buffer = make()
+    for number in range(SIZE):
+        buffer.add(obs=[number], action=number, reward=0.0, next_obs=[number], done=False)
+    return buffer
+
+
+def queue() -> sw.ReplayBuffer:
+    return sw.ReplayBuffer(SIZE, obs_shape=(1,), sampler=sw.Fifo(), pace=sw.Pace.queue(SIZE))
+
+
+def samples() -> sw.SequenceBuffer:
+    flow = sw.Dataflow([sw.Consumer("train", inputs={"tokens"}, batch_size=4)])
+    buffer = sw.SequenceBuffer(SIZE, flow=flow)
+    names = [str(number) for number in range(SIZE)]
+    buffer.put(sw.SequenceSample(names, {"tokens": [1] * SIZE}, {"tokens": np.arange(SIZE)}))
+    return buffer
+
+
+ROW = {"obs": [0], "action": 0, "reward": 0.0, "next_obs": [0], "done": False}
+ONE = sw.SequenceSample(["more"], {"tokens": [1]}, {"tokens": np.arange(1)})
+WAITS: dict[str, tuple[Any, str, tuple[Any, ...], dict[str, Any], type[Exception]]] = {
+    "ReplayBuffer.add": (lambda: full(queue), "add", (), ROW, NotReady),
+    "ReplayBuffer.sample": (queue, "sample", (4,), {}, NotReady),
+    "SequenceBuffer.put": (samples, "put", (ONE,), {}, BufferFull),
+    "SequenceBuffer.get": (samples, "get", ("train",), {"batch_size": 4, "owner": "me"}, NotReady),
+}
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05])
+@pytest.mark.parametrize("name", WAITS)
+def test_wait_ends_at_its_deadline_and_says_what_it_waits_for(name: str, seconds: float) -> None:
+    make, verb, arguments, options, error = WAITS[name]
+    with make() as buffer:
+        if verb == "get":  # all that there is was given out
+            kept = [buffer.get("train", timeout=0) for _ in range(SIZE // 4)]
+            assert len(kept) == SIZE // 4
+        held = len(buffer)
+        for call in (
+            lambda: getattr(buffer, verb)(*arguments, timeout=seconds, **options),
+            lambda: asyncio.run(getattr(buffer, f"{verb}_async")(*arguments, timeout=seconds, **options)),
+        ):
+            begun = time.monotonic()
+            with pytest.raises(error, match=r"\d"):
+                call()
+            assert time.monotonic() - begun >= seconds
+        assert len(buffer) == held
 
 
 def test_the_page_lists_every_verb_of_every_face() -> None:
@@ -135,7 +179,7 @@ def test_len_capacity_and_stats_count_alike(cell: Cell, buffer: Any) -> None:
 
 def test_batches_are_dicts_of_arrays(cell: Cell, buffer: Any) -> None:
     cell.add(buffer, 0, 6)
-    kind = torch.Tensor if cell.place == "tensors" else np.ndarray
+    kind = np.ndarray if cell.device is None else torch.Tensor
 
     def leaves(value: Any) -> Iterator[Any]:
         if isinstance(value, dict):
@@ -144,7 +188,10 @@ def test_batches_are_dicts_of_arrays(cell: Cell, buffer: Any) -> None:
         else:
             yield value
 
-    for batch in cell.out(buffer):
+    batches = cell.out(buffer)
+    if hasattr(buffer, "sample"):
+        assert all(isinstance(leaf, torch.Tensor) for leaf in leaves(buffer.sample(4, device=cell.device or "cpu")))
+    for batch in batches:
         assert type(batch) is dict
         assert [type(leaf) for leaf in leaves(batch)] == [kind] * len(list(leaves(batch)))
 
@@ -221,7 +268,8 @@ def test_repr_tells_place_and_state(cell: Cell, buffer: Any) -> None:
     told = repr(buffer)
     assert told.startswith(f"<{cell.face.__name__} ")
     assert told.endswith(">")
-    assert re.search(r"\b(3|1)\b", told), told
+    held = "1 of 4 steps x 3" if cell.face is sw.RolloutBuffer else "3 trajectories" if "Traj" in told else "3 of 12 "
+    assert f": {held}" in told or "cuda" in told
     buffer.close()
     assert repr(buffer).endswith(": closed>")
 

@@ -55,7 +55,7 @@ def test_learner_killed_inside_the_index_does_not_hold_up_others(shm_address: st
 
 
 def test_process_killed_while_it_makes_every_mass_anew(shm_address: str) -> None:
-    """Nearly all of its time is spent inside the lock: whoever comes next finds it abandoned and the tree half made."""
+    """Nearly all of its time is spent inside the lock: the next caller finds it abandoned and the tree half made."""
     buffer = sw.ReplayBuffer(100_000, obs_shape=(1,), sampler=by_priority(), storage=shm_address, seed=2)
     flat = np.zeros(100_000, np.float32)
     buffer.add(flat[:, None], flat, flat, flat[:, None], flat.astype(bool))
@@ -81,7 +81,7 @@ def test_learners_and_writers_killed_together_leave_a_whole_index(shm_address: s
             for process in (writer, learner) if turn % 2 else (learner, writer):
                 process.kill()
         check_batch(buffer.sample(64))
-        buffer.writer().close()  # whoever takes a writer gives back what the dead one held
+        buffer.writer().close()  # a new writer releases what the dead one held
         check_ends(check_rows(buffer), turn)
         check_index(buffer)
     buffer.close()

@@ -54,7 +54,7 @@ def test_writer_and_learner_killed_at_random_instants(end: str, shm_address: str
                     check_windows(buffer.sample(32, timeout=HANG_S), 4)
             for _ in range(50):
                 check_windows(buffer.sample(32), 4)
-        with buffer.writer() as last:  # whoever comes next goes on where the dead stopped
+        with buffer.writer() as last:  # the next writer continues where the dead one stopped
             add_steps(last, 99, 0, 20 * EPISODE)
         batch = buffer.sample(2000)
         check_windows(batch, 4)

@@ -228,3 +228,24 @@ def test_batch_that_no_buffer_of_this_capacity_can_give_is_refused_at_once(
     for iterate in (buffer.batches, buffer.stream):
         with pytest.raises(SchemaError, match=r"batch_size: expected at most capacity=10, got 11"):
             iterate(11)
+
+
+class Preset(sw.Prioritized):
+    def __init__(self) -> None:
+        super().__init__(alpha=0.7, beta=0.5)
+
+
+class Queue(sw.Fifo):
+    pass
+
+
+@pytest.mark.parametrize("sampler", [Preset(), Queue()], ids=["Prioritized", "Fifo"])
+def test_sampler_of_a_users_subclass_draws_and_is_saved_as_its_base(sampler: sw.Fifo, tmp_path: Path) -> None:
+    buffer = make(10, sampler=sampler)
+    for number in range(4):
+        buffer.add(**row(number))
+    buffer.save(tmp_path / "saved")
+    again = sw.open(tmp_path / "saved")
+    plain = sw.Prioritized(0.7, 0.5) if isinstance(sampler, Preset) else sw.Fifo()
+    assert (type(again.sampler), str(again.sampler)) == (type(plain), str(plain))
+    assert buffer.sample(3)["indices"].tolist() == again.sample(3)["indices"].tolist()
