@@ -84,16 +84,25 @@ def rollout(**options: Any) -> Callable[[Path, str], Any]:
     return lambda folder, name: sw.RolloutBuffer(3, SIZE // 3, obs_shape=(1,), action_shape=(), seed=0, **options)
 
 
+def there(buffer: Any, values: Any) -> Any:
+    """A rollout on a GPU takes tensors that are there: each step would wait for a copy otherwise."""
+    if buffer.device is None:
+        return values
+    import torch
+
+    return torch.as_tensor(values, device=buffer.device)
+
+
 def add_steps(buffer: Any, first: int, count: int) -> None:
     for at in range(first, first + count, 3):
-        values = numbers(at, 3)
+        values = there(buffer, numbers(at, 3))
         buffer.add(values[:, None], actions=values, rewards=values, dones=values < 0, values=values, log_probs=values)
 
 
 def minibatches(buffer: Any) -> list[dict[str, Any]]:
     if not buffer.is_full:
         add_steps(buffer, len(buffer), buffer.capacity - len(buffer))
-    buffer.compute_returns_and_advantages(np.zeros(3, np.float32))
+    buffer.compute_returns_and_advantages(there(buffer, np.zeros(3, np.float32)))
     return [*buffer.minibatches(2), buffer.all()]
 
 

@@ -164,7 +164,10 @@ class Torch(Host):
     def read(self, what: str, value: Any) -> Any:
         if not isinstance(value, self.torch.Tensor):
             if self.device.type != "cpu":
-                raise SchemaError(f"{what}: expected {self.kind}, got {type(value).__name__}")
+                raise SchemaError(
+                    f"{what}: expected {self.kind}, got {type(value).__name__}; pass torch.as_tensor(value, "
+                    f"device={str(self.device)!r})"
+                )
             array = np.ascontiguousarray(super().read(what, value))
             if array.dtype == np.longdouble:
                 array = narrow(what, array, np.dtype(np.float64))
