@@ -20,7 +20,7 @@ from harness.environments import BENCHMARKS, environment
 # dependency it may bring gigabytes of CUDA libraries along.
 TORCH = ("torch==2.13.0",)
 ENVIRONMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "torch": (TORCH, ("stable-baselines3", "cpprb", "torchrl", "skrl")),
+    "torch": (TORCH, ("stable-baselines3", "cpprb", "torchrl", "skrl", "rlox")),
     "tianshou": (TORCH, ("tianshou",)),
     "jax": (("flashbax",),),
     "reverb": (("dm-reverb[tensorflow]",),),
