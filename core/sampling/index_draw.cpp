@@ -97,12 +97,39 @@ void IndexDraw::draw_weighted(const Drawn& drawn, std::size_t count) {
         for (std::size_t i = newest_; i < count; ++i) drawn.slots[i] = uniform_slot(i, 0);
         return;
     }
+    if (draw_even(drawn.slots, count)) return;
     for (std::size_t i = newest_; i < count; ++i) drawn.probabilities[i] = target(i, 0);
     masses_.kernels.descend(tree, drawn.probabilities + newest_, drawn.slots + newest_, batch_,
                             masses_.config.stratified);
     for (std::size_t i = newest_; mix > 0 && i < count; ++i) {
         if (unit(stream_.bits(i, kCoin)) < mix) drawn.slots[i] = uniform_slot(i, 0);
     }
+}
+
+// Where a row's mass is 1 or 0 and most are 1: slots drawn blindly, which is one look at a leaf each and no descent.
+// False: it is not so.
+bool IndexDraw::draw_even(std::uint64_t* slots, std::size_t count) const {
+    if (masses_.given || masses_.config.starts.per_episode) return false;
+    const Table& table = index_.table_;
+    const SumTree& tree = masses_.tree;
+    const std::uint64_t reach = table.visible_slots();
+    if (rows_ * 2 < static_cast<double>(reach)) return false;
+    for (std::size_t i = newest_; i < count; ++i) {
+        slots[i] = stream_.below(reach, i);
+        __builtin_prefetch(&tree.mass(slots[i]), 0, 2);
+    }
+    for (std::size_t i = newest_; i < count; ++i) {
+        for (std::uint64_t attempt = 1; tree.mass(slots[i]) == 0; ++attempt) {
+            if (attempt < kBlindAttempts) {
+                slots[i] = stream_.below(reach, i, attempt);
+                continue;
+            }
+            double x = target(i, attempt);
+            masses_.kernels.descend(tree, &x, &slots[i], 1, false);
+        }
+        if (i < newest_ + 32) table.prefetch(slots[i]);  // the first that are copied
+    }
+    return true;
 }
 
 // Orders that count rows from the oldest or from the newest on.

@@ -34,6 +34,7 @@ public:
 
 private:
     void draw_weighted(const Drawn& drawn, std::size_t count);
+    bool draw_even(std::uint64_t* slots, std::size_t count) const;
     void draw_counted(const Drawn& drawn, std::size_t count);
     void draw_epoch(std::uint64_t* slots, std::size_t begin, std::size_t end);
     void draw_again(const Drawn& drawn, std::size_t position, std::uint64_t attempt);

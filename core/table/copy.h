@@ -82,6 +82,11 @@ struct CopyKernels {
     // The same for rows that were just read, without a look at their words: those are the caller's to check.
     void (*gather_warm)(const Gather& gather, std::size_t begin, std::size_t end);
 
+    // Copies `count` rows of one env that stand side by side, each `step` slots after the one before, from `slot` on,
+    // to positions place.. of the flat arrays. Their words are the caller's to check.
+    void (*gather_run)(const Gather& gather, std::uint64_t slot, std::uint64_t step, std::size_t count,
+                       std::size_t place);
+
     // Makes those examples whose rows stand side by side in one block; the other positions, and those whose rows
     // changed meanwhile, go to `missed`. Returns their number.
     std::size_t (*gather_steps)(const StepGather& gather, std::size_t begin, std::size_t end, std::uint32_t* missed);

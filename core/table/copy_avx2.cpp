@@ -10,8 +10,12 @@
 namespace sharpwave {
 
 const CopyKernels& avx2_copy_kernels() {
-    static constexpr CopyKernels avx2 = {"avx2", avx2_kernels::gather_rows, avx2_kernels::gather_warm,
-                                         avx2_kernels::gather_steps, avx2_kernels::scatter_rows};
+    static constexpr CopyKernels avx2 = {"avx2",
+                                         avx2_kernels::gather_rows,
+                                         avx2_kernels::gather_warm,
+                                         avx2_kernels::gather_run,
+                                         avx2_kernels::gather_steps,
+                                         avx2_kernels::scatter_rows};
     return avx2;
 }
 

@@ -23,8 +23,12 @@ const CopyKernels& kernels() {
 #if defined(SHARPWAVE_HAS_AVX2)
         if (__builtin_cpu_supports("avx2")) return avx2_copy_kernels();
 #endif
-        static const CopyKernels base = {"base", base_kernels::gather_rows, base_kernels::gather_warm,
-                                         base_kernels::gather_steps, base_kernels::scatter_rows};
+        static const CopyKernels base = {"base",
+                                         base_kernels::gather_rows,
+                                         base_kernels::gather_warm,
+                                         base_kernels::gather_run,
+                                         base_kernels::gather_steps,
+                                         base_kernels::scatter_rows};
         return base;
     }();
     return chosen;

@@ -16,6 +16,10 @@ namespace {
 
 using Word = std::atomic_ref<std::uint64_t>;
 
+// Rows fetched ahead for writing, from the one being written on: the first look at the row that is there would wait for
+// memory otherwise, which is nearly half of a bulk add into a ring that no cache holds.
+constexpr std::uint64_t kFetchedAhead = 2 * kGroupRows;
+
 // To a counter that has no other writer: no locked instruction.
 void add_to(auto& counter, auto value) {
     counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
@@ -33,6 +37,7 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       derives_(at_.table.layout().gives_next()),
       stacks_(at_.table.layout().stack() > 1),
       is_plain_(!derives_ && !at_.table.layout().uses_heap() && at_.table.header().spare_rows == 0),
+      fetched_bytes_(at_.table.layout().word_is_embedded() ? at_.table.header().row_bytes : 0),
       is_bare_(is_plain_ && at_.table.width() == 1 && !at_.table.given() && !at_.table.checksums()) {
     for (const Field& field : at_.table.layout().fields())
         row_moves_.push_back({field.offset, field.bytes, nullptr, 0});
@@ -265,7 +270,11 @@ void Writer::make_room(const RowBatch& batch, Group& group, FieldMove* moves) {
 // Says WRITING in every word of the group and works out the words that the rows will get.
 inline void Writer::begin_rows(const RowBatch& batch, Group& group) {
     const std::uint64_t least = at_.table.least_word(), width = at_.open_rows.size();
+    const RowView view = at_.table.view();
+    const std::byte* ahead = view.rows + (group.slot + kFetchedAhead) * view.stride;
     for (std::size_t i = 0; i < group.count; ++i) {
+        for (std::uint64_t line = 0; line < fetched_bytes_; line += 64) __builtin_prefetch(ahead + line, 1, 2);
+        ahead += view.stride;
         const std::uint64_t env = width == 1 ? 0 : (at_.head + i) % width;
         const std::uint8_t given = batch.flags ? batch.flags[group.first + i] : 0;
         std::uint64_t& open_row = at_.open_rows[env];

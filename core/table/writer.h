@@ -63,10 +63,11 @@ private:
     StackHistory history_;
     HeapValues values_;
     BlockClaim claim_;
-    const bool derives_;   // next observations are derived
-    const bool stacks_;    // some field is stacked
-    const bool is_plain_;  // rows of fixed fields, nothing derived, nothing stacked
-    const bool is_bare_;   // and one env, no priorities, no checksums: a row is its word and its bytes
+    const bool derives_;                 // next observations are derived
+    const bool stacks_;                  // some field is stacked
+    const bool is_plain_;                // rows of fixed fields, nothing derived, nothing stacked
+    const std::uint64_t fetched_bytes_;  // of a row ahead; 0: rows so long that the processor fetches them by itself
+    const bool is_bare_;                 // and one env, no priorities, no checksums: a row is its word and its bytes
     std::timed_mutex mutex_;
     bool closed_ = false;
     std::vector<FieldMove> row_moves_;  // append_row(): where each field stands in a row

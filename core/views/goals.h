@@ -22,9 +22,9 @@ struct GoalConfig {
     std::vector<std::size_t> desired = {};  // leaves of the batch that the new goals are put into
 };
 
-// One entry a position.
+// One entry a position, but for the goals.
 struct GoalOutputs {
-    std::byte* goals = nullptr;          // where `relabelled`
+    std::byte* goals = nullptr;          // of the relabelled positions alone, side by side
     std::uint8_t* relabelled = nullptr;  // 0 or 1
     std::byte* achieved = nullptr;       // n_step > 1: after each step of the example, n_step of them ...
     std::uint32_t* steps = nullptr;      // ... of which this many are
@@ -41,7 +41,12 @@ public:
                        std::uint32_t* missed) const;
 
 private:
-    bool choose(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const;
+    struct Work;
+    void choose(Work& work, const std::uint64_t* slots, const std::uint64_t* words, const Substream& stream) const;
+    std::int64_t steps_to_goal(const format::EpisodePlace& here, std::size_t position, std::uint64_t attempt,
+                               const Substream& stream) const;
+    bool choose_left(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const;
+    void read(Work& work, std::size_t each, std::byte* to) const;
 
     const Table& table_;
     const EpisodePlaces& places_;

@@ -16,9 +16,6 @@ using namespace format;
 
 namespace {
 
-// From here on a copy is worth waking other threads for, and its outputs are worth keeping out of the caches.
-constexpr std::uint64_t kParallelBytes = 512 << 10;
-constexpr std::uint64_t kStreamingBytes = 4 << 20;
 // Decompression is dearer than copying.
 constexpr std::uint64_t kParallelHeapBytes = 64 << 10;
 
@@ -306,22 +303,36 @@ void Transitions::name_rows(const ExampleWork& work, const std::uint64_t* slots,
     }
 }
 
+// What copies fixed fields of a row to their places in a batch.
+struct Transitions::Moves {
+    Moves(const Transitions& view, const Outputs& out) {
+        const std::vector<Field>& fields = view.table_.layout().fields();
+        const std::vector<ViewLeaf>& leaves = view.config_.leaves;
+        if (leaves.size() > 32) all = (many.resize(leaves.size()), many.data());
+        for (std::size_t i = 0; i < leaves.size(); ++i) {
+            const Field& field = fields[leaves[i].field];
+            all[i] = {field.offset, field.bytes, out.flats[i], 0};
+        }
+    }
+    FieldMove few[32];
+    std::vector<FieldMove> many;
+    FieldMove* all = few;
+};
+
 // Rows that are their examples: one pass of the copy kernel.
 std::size_t Transitions::gather_plain(const std::uint64_t* slots, std::size_t begin, std::size_t end,
                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed) const {
-    const std::vector<Field>& fields = table_.layout().fields();
-    const std::size_t leaf_count = config_.leaves.size();
-    FieldMove few[32];
-    std::vector<FieldMove> many;
-    FieldMove* moves = few;
-    if (leaf_count > 32) moves = (many.resize(leaf_count), many.data());
-    for (std::size_t i = 0; i < leaf_count; ++i) {
-        const Field& field = fields[config_.leaves[i].field];
-        moves[i] = {field.offset, field.bytes, out.flats[i], 0};
-    }
+    const Moves moves(*this, out);
     const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
-    const Gather job{rows_, table_.least_word(), slots, moves, leaf_count, words, streaming};
+    const Gather job{rows_, table_.least_word(), slots, moves.all, config_.leaves.size(), words, streaming};
     return kernels().gather(job, begin, end, missed);
+}
+
+void Transitions::copy_run(std::uint64_t slot, std::size_t count, std::size_t place, const Outputs& out,
+                           bool streaming) const {
+    const Moves moves(*this, out);
+    const Gather job{rows_, 0, nullptr, moves.all, config_.leaves.size(), nullptr, streaming};
+    kernels().gather_run(job, slot, width_, count, place);
 }
 
 // The row itself stands in for what is not there; the position is reported as missed.

@@ -16,6 +16,10 @@
 
 namespace sharpwave {
 
+// From here on a copy is worth waking other threads for, and its outputs are worth keeping out of the caches.
+inline constexpr std::uint64_t kParallelBytes = 512 << 10;
+inline constexpr std::uint64_t kStreamingBytes = 4 << 20;
+
 class Transitions {
 public:
     // A reward that cannot be summed is ErrorKind::schema.
@@ -38,7 +42,16 @@ public:
     std::size_t gather(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                        std::uint64_t* words, std::uint32_t* missed, bool single = false) const;
 
+    // Asks for what an example that starts here reads; costs next to nothing.
+    void prefetch(std::uint64_t slot) const { fetched_.fetch(rows_.rows + slot * rows_.stride); }
+
+    // Where examples are rows as they stand: those of one env that stand side by side, from `slot` on, to positions
+    // place.. of `out`. Their words are the caller's to check.
+    bool copies_rows() const { return is_plain_; }
+    void copy_run(std::uint64_t slot, std::size_t count, std::size_t place, const Outputs& out, bool streaming) const;
+
 private:
+    struct Moves;
     std::size_t gather_pieces(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                               std::uint64_t* words, std::uint32_t* missed, bool single) const;
     std::size_t gather_steps(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,

@@ -1,11 +1,21 @@
 #include "views/windows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
+
+#include "base/workers.h"
 
 namespace sharpwave {
 
 using namespace format;
+
+namespace {
+
+// Of a row of the next window, ahead. What is behind them the processor fetches by itself.
+constexpr std::uint64_t kFetchedBytes = 256;
+
+}  // namespace
 
 // Where a window's rows are, as they were seen, oldest first.
 struct Windows::Run {
@@ -39,9 +49,109 @@ bool Windows::walk(std::uint64_t slot, std::uint64_t least, Run& run) const {
     return true;
 }
 
+// A window whose rows stand side by side in one block, and what their words are but for flags.
+struct Windows::NearRun {
+    std::uint64_t slot = 0;               // of the first row
+    std::uint64_t word = 0;               // of the row drawn
+    std::uint64_t before = 0, count = 0;  // as in Run
+    bool starts_episode = false;          // the first row does
+    std::uint64_t step = 0;               // from one word to the next
+
+    std::uint64_t word_at(std::uint64_t k) const { return word + (k - before) * step; }
+};
+
+// Looks at every word of the window; the lines of the next one are fetched meanwhile. False: not side by side, or
+// something is missing, or in the way.
+bool Windows::find_near(std::uint64_t slot, std::uint64_t next_slot, std::uint64_t least, NearRun& run) const {
+    const std::uint64_t width = table_.width(), offset = slot - table_.block_of(slot) * table_.block_rows();
+    const RowView view = table_.view();
+    const std::uint64_t fetched = std::min<std::uint64_t>(view.stride, kFetchedBytes);
+    const std::byte* next = view.rows + next_slot * view.stride;
+    run.word = table_.load_word(slot);
+    run.step = width << kSerialShift;
+    if (!is_live(run.word, least)) return false;
+    const auto differs = [&](std::uint64_t seen, std::uint64_t delta) {
+        return ((seen ^ (run.word + delta)) & ~kFlagMask) != 0 || (seen & kRetired);
+    };
+    std::uint64_t seen = run.word;
+    for (; run.before < config_.burn_in && (config_.across || !(seen & kEpisodeStart)); ++run.before) {
+        const std::uint64_t back = (run.before + 1) * width;
+        if (offset < back) return false;
+        seen = table_.load_word(slot - back);
+        if (differs(seen, -(run.before + 1) * run.step) || seen < least) return false;
+        if (!config_.across && (seen & kEndMask)) return false;
+    }
+    run.starts_episode = (seen & kEpisodeStart) != 0;
+    run.slot = slot - run.before * width;
+    const std::uint64_t most = config_.length + config_.bootstrap;
+    const std::uint64_t left = (table_.rows_left(slot) - 1) / width;
+    std::uint64_t after = 0;
+    for (seen = run.word; after + 1 < most; ++after) {
+        if (!config_.across && (seen & kEndMask)) break;
+        if (after == left) return false;
+        for (std::uint64_t line = 0; line < fetched; line += 64) __builtin_prefetch(next + line, 0, 2);
+        next += width * view.stride;
+        seen = table_.load_word(slot + (after + 1) * width);
+        if (differs(seen, (after + 1) * run.step)) return false;
+        if (!config_.across && (seen & kEpisodeStart)) return false;
+    }
+    run.count = run.before + 1 + after;
+    return true;
+}
+
+bool Windows::gather_near(const Transitions& rows, const std::uint64_t* slots, std::size_t i, std::uint64_t next_slot,
+                          const Outputs& out, const WindowMasks& masks, std::uint64_t* words) const {
+    NearRun run;
+    if (!find_near(slots[i], next_slot, table_.least_word(), run)) return false;
+    const std::uint64_t places = this->places(), place = i * places, width = table_.width();
+    const bool streaming = run.count * rows.example_bytes() >= kStreamingBytes;
+    words[i] = run.word;
+    rows.copy_run(run.slot, run.count, place, out, streaming);
+    for (std::uint64_t k = run.count; k < places; ++k)
+        rows.copy_run(run.slot + (run.count - 1) * width, 1, place + k, out, streaming);
+    std::memset(masks.valid + place, 1, run.count);
+    std::memset(masks.valid + place + run.count, 0, places - run.count);
+    std::memset(masks.learn + place, 0, places);
+    std::memset(masks.learn + place + run.before, 1, std::min(config_.length, run.count - run.before));
+    std::memset(masks.first + place, 0, places);
+    masks.first[place] = run.starts_episode;
+    fence(std::memory_order_acquire);
+    std::uint64_t changed = 0;
+    for (std::uint64_t k = 0; k < run.count; ++k) {
+        const std::uint64_t word = table_.load_word(run.slot + k * width, std::memory_order_relaxed);
+        changed |= word ^ run.word_at(k);
+        if (config_.across) masks.first[place + k] = (word & kEpisodeStart) != 0;
+    }
+    return (changed & ~kFlagMask) == 0;
+}
+
 std::size_t Windows::gather(const Transitions& rows, const std::uint64_t* slots, std::size_t begin, std::size_t end,
                             const Outputs& out, const WindowMasks& masks, std::uint64_t* words,
                             std::uint32_t* missed) const {
+    if (!rows.copies_rows()) return gather_far(rows, slots, begin, end, out, masks, words, missed);
+    std::vector<std::uint8_t> is_far(end - begin);
+    const auto part = [&](std::size_t from, std::size_t to) {
+        for (std::size_t i = begin + from; i < begin + to; ++i) {
+            const std::uint64_t next = i + 1 < begin + to ? slots[i + 1] : slots[i];
+            is_far[i - begin] = !gather_near(rows, slots, i, next, out, masks, words);
+        }
+    };
+    if ((end - begin) * places() * rows.example_bytes() < kParallelBytes) {
+        part(0, end - begin);
+    } else {
+        in_parallel(end - begin, part);
+    }
+    std::size_t misses = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+        if (is_far[i - begin]) misses += gather_far(rows, slots, i, i + 1, out, masks, words, missed + misses);
+    }
+    return misses;
+}
+
+// Row by row, wherever the rows are.
+std::size_t Windows::gather_far(const Transitions& rows, const std::uint64_t* slots, std::size_t begin, std::size_t end,
+                                const Outputs& out, const WindowMasks& masks, std::uint64_t* words,
+                                std::uint32_t* missed) const {
     // Kept between calls: where every place's row is, its word as the walk and then the copy saw it.
     struct Scratch {
         std::vector<std::uint64_t> slots, seen, copied;

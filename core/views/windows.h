@@ -31,13 +31,21 @@ public:
 
     std::uint64_t places() const { return config_.burn_in + config_.length + config_.bootstrap; }
 
-    // As Transitions::gather, which gives the rows; `words` gets those of the rows drawn.
+    // As Transitions::gather, which gives the rows; `words` gets those of the rows drawn. The rows of most windows
+    // stand side by side: those are copied as one run.
     std::size_t gather(const Transitions& rows, const std::uint64_t* slots, std::size_t begin, std::size_t end,
                        const Outputs& out, const WindowMasks& masks, std::uint64_t* words, std::uint32_t* missed) const;
 
 private:
     struct Run;
+    struct NearRun;
     bool walk(std::uint64_t slot, std::uint64_t least, Run& run) const;
+    bool find_near(std::uint64_t slot, std::uint64_t next_slot, std::uint64_t least, NearRun& run) const;
+    bool gather_near(const Transitions& rows, const std::uint64_t* slots, std::size_t i, std::uint64_t next_slot,
+                     const Outputs& out, const WindowMasks& masks, std::uint64_t* words) const;
+    std::size_t gather_far(const Transitions& rows, const std::uint64_t* slots, std::size_t begin, std::size_t end,
+                           const Outputs& out, const WindowMasks& masks, std::uint64_t* words,
+                           std::uint32_t* missed) const;
 
     const Table& table_;
     WindowConfig config_;
