@@ -28,7 +28,7 @@ struct Scratch {
 }  // namespace
 
 BatchMaker::BatchMaker(std::shared_ptr<Table> table, BatchConfig config)
-    : table_(std::move(table)), view_(*table_, std::move(config.view)), newest_(config.newest) {
+    : table_(std::move(table)), view_(*table_, std::move(config.view)), live_(*table_), newest_(config.newest) {
     if (config.index) {
         config.index->newest = config.newest;
         index_ = std::make_shared<RowIndex>(*table_, *config.index);
@@ -62,7 +62,7 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
         return view_.gather(slots, begin, end, out, words, bad);
     };
     if (!index_) {
-        UniformDraw draw(*table_, slots, count);
+        UniformDraw draw(*table_, live_, slots, count);
         if (newest_) newest_rows(*table_, slots, std::min<std::size_t>(count, newest_));
         if (const std::size_t misses = gather(0, count, missed)) {
             redraw(misses, [&](std::size_t position, std::uint64_t attempt) {

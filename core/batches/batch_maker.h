@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "sampling/live_rows.h"
 #include "sampling/row_index.h"
 #include "table/table.h"
 #include "views/goals.h"
@@ -55,6 +56,7 @@ private:
     std::shared_ptr<Table> table_;
     Transitions view_;
     std::shared_ptr<RowIndex> index_;
+    LiveRows live_;  // without an index
     std::optional<Windows> windows_;
     std::optional<Goals> goals_;
     std::uint64_t newest_;

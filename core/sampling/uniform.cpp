@@ -7,19 +7,6 @@
 namespace sharpwave {
 void refuse_empty() { throw Error(ErrorKind::not_ready, "sample(): the buffer is empty; add rows first"); }
 
-UniformDraw::Census::Census(const Table& table) : table_(table), ends_(table.blocks()) {
-    std::uint64_t total = 0;
-    for (std::uint64_t block = 0; block < ends_.size(); ++block) {
-        ends_[block] = total += table.live_in_block(block);
-    }
-}
-
-std::optional<std::uint64_t> UniformDraw::Census::slot(std::uint64_t k) const {
-    const auto found = std::upper_bound(ends_.begin(), ends_.end(), k);
-    const auto block = static_cast<std::uint64_t>(found - ends_.begin());
-    return table_.nth_live_slot(block, k - (block ? ends_[block - 1] : 0));
-}
-
 void newest_rows(const Table& table, std::uint64_t* slots, std::size_t count) {
     const std::uint64_t used = table.counters().writers_used.value.load(std::memory_order_acquire);
     std::uint64_t latest = 0, head = 0;
@@ -43,11 +30,20 @@ void newest_rows(const Table& table, std::uint64_t* slots, std::size_t count) {
     for (std::size_t i = found; i < count; ++i) slots[i] = slots[i - found];
 }
 
-UniformDraw::UniformDraw(Table& table, std::uint64_t* slots, std::size_t count)
-    : table_(table), reach_(table.visible_slots()), stream_(0, 0) {
-    if (reach_ == 0 || table.size() == 0) refuse_empty();
+// Drawn blindly, a slot without a row costs a copy by itself: from one in so many on, counting them is cheaper.
+constexpr std::uint64_t kBlindShare = 6;
+
+UniformDraw::UniformDraw(Table& table, LiveRows& live, std::uint64_t* slots, std::size_t count)
+    : table_(table), live_(live), reach_(table.visible_slots()), stream_(0, 0) {
+    const std::uint64_t rows = table.size();
+    if (reach_ == 0 || rows == 0) refuse_empty();
+    is_dense_ = rows >= reach_ - reach_ / kBlindShare;
     const std::uint64_t call = table.counters().call_number.value.fetch_add(1, std::memory_order_relaxed);
     stream_ = Substream(table.seed(), call);
+    if (!is_dense_) {
+        live_.draw(stream_, slots, 0, count, 0);
+        return;
+    }
     // The first rows are on their way while the rest is drawn.
     const std::size_t first = std::min<std::size_t>(count, 16);
     for (std::size_t i = 0; i < first; ++i) {
@@ -58,13 +54,11 @@ UniformDraw::UniformDraw(Table& table, std::uint64_t* slots, std::size_t count)
 }
 
 void UniformDraw::again(std::uint64_t* slots, std::size_t position, std::uint64_t attempt) {
-    if (attempt <= kBlindAttempts) {
+    if (is_dense_ && attempt <= kBlindAttempts) {
         slots[position] = stream_.below(reach_, position, attempt);
-        return;
+    } else {
+        live_.draw(stream_, slots, position, position + 1, attempt);
     }
-    if (!census_ || attempt % 64 == 0) census_.emplace(table_);
-    if (census_->total() == 0) refuse_empty();
-    if (const auto slot = census_->slot(stream_.below(census_->total(), position, attempt))) slots[position] = *slot;
 }
 
 }  // namespace sharpwave

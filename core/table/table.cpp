@@ -261,23 +261,6 @@ std::vector<std::uint64_t> Table::live_serials() const {
     return serials;
 }
 
-std::uint64_t Table::live_in_block(std::uint64_t block) const {
-    const std::uint64_t origin = counters_->origin_ticket.value.load(std::memory_order_acquire);
-    const std::uint64_t ticket = blocks_[block].ticket.load(std::memory_order_acquire);
-    if (ticket == kNone || ticket < origin) return 0;
-    return blocks_[block].live.load(std::memory_order_relaxed);
-}
-
-std::optional<std::uint64_t> Table::nth_live_slot(std::uint64_t block, std::uint64_t k) const {
-    const std::uint64_t least = least_word();
-    const std::uint64_t begin = block * header_->block_rows;
-    for (std::uint64_t slot = begin; slot < begin + block_length(block); ++slot) {
-        const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);
-        if (is_live(seen, least) && k-- == 0) return slot;
-    }
-    return std::nullopt;
-}
-
 // One store clears everything: rows below the origin are no more, and whatever else depends on a clear (counts of
 // writers, the index, the pace) says which origin it is for. The next ticket follows; where this process dies before,
 // the next claim moves it.

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -145,10 +144,6 @@ public:
 
     // The env's next row, whatever episode it is of.
     bool stream_successor(std::uint64_t& slot, std::uint64_t& word) const { return far_successor(slot, word, true); }
-
-    // The slot of the k-th live row of a block, counted from the block's start; none if rows went meanwhile.
-    std::optional<std::uint64_t> nth_live_slot(std::uint64_t block, std::uint64_t k) const;
-    std::uint64_t live_in_block(std::uint64_t block) const;
 
     // ---- life ---------------------------------------------------------------------------------------------------
 

@@ -137,8 +137,8 @@ def test_sixty_four_writers_with_one_row_each_are_equally_likely() -> None:
         add(writer, [number])
     before = buffer.stats()["redraws"]
     assert_uniform(buffer, range(64))
-    # Blind draws find one slot in hundreds: this is the fallback's work, not luck's.
-    assert buffer.stats()["redraws"] - before > DRAWS * 0.9
+    # Blind draws would find one slot in hundreds; where so few hold a row, those that do are known.
+    assert buffer.stats()["redraws"] == before
 
 
 @pytest.mark.parametrize("wraps", [0, 3])
