@@ -11,6 +11,20 @@ namespace sharpwave {
 
 using namespace format;
 
+namespace {
+
+// Whether the leaves from `slot` on are a whole group of the tree, before `end`.
+bool is_group(std::uint64_t slot, std::uint64_t end) {
+    return slot % SumTree::kFan == 0 && slot + SumTree::kFan <= end;
+}
+
+bool is_empty(const MassGroup& group) {
+    static constexpr MassGroup kNothing = {};
+    return std::memcmp(group.stored, kNothing.stored, sizeof group.stored) == 0;
+}
+
+}  // namespace
+
 void CatchUp::run() {
     Counters& counters = masses_.table.counters();
     const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
@@ -91,7 +105,8 @@ void CatchUp::collect(std::uint64_t ticket, std::uint64_t head) {
     const std::uint64_t last = seen ? (seen - 1) / masses_.table.block_rows() : 0;
     const bool knows_lap_before =
         last + masses_.table.blocks() == ticket && seen == last * masses_.table.block_rows() + length;
-    const bool knows_rest = seen > first || knows_lap_before;
+    const bool is_first_lap = ticket < masses_.table.blocks();  // nothing is behind the new rows
+    const bool knows_rest = seen > first || knows_lap_before || is_first_lap;
     const bool is_even = knows_rest && !masses_.table.is_uneven(block, ticket) &&
                          ticket >= masses_.table.counters().origin_ticket.value.load(std::memory_order_acquire);
     if (is_even) {
@@ -116,6 +131,9 @@ bool CatchUp::is_known(std::uint64_t slot, std::uint64_t least) const {
     const std::uint64_t word = masses_.table.load_word(slot);
     return is_live(word, least) && serial_of(word) < masses_.cursors[masses_.table.block_of(slot)];
 }
+
+// Rows that are taken in sixteen at a time: nothing has to be known of any but that it is there.
+inline bool CatchUp::is_plain(const Range& range) const { return is_many_ && range.is_even && !masses_.given; }
 
 inline float CatchUp::given_at(std::uint64_t slot) const {
     return masses_.given ? std::atomic_ref<float>(masses_.given[slot]).load(std::memory_order_relaxed) : 0.0f;
@@ -162,7 +180,11 @@ float CatchUp::let_leave() {
     const std::uint64_t window = spare ? spare + masses_.table.width() * masses_.table.layout().stack() : 0;
     float given_max = -1;
     for (const Range& range : ranges_) {
-        for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
+        for (std::uint64_t slot = range.slot, end = range.slot + range.count; slot < end; ++slot) {
+            if (is_plain(range) && is_group(slot, end) && is_empty(masses_.tree.leaves[slot / SumTree::kFan])) {
+                slot += SumTree::kFan - 1;
+                continue;
+            }
             if (!range.is_even && is_known(slot, least)) continue;
             leave(slot);
             const float given = given_at(slot);
@@ -195,6 +217,18 @@ void CatchUp::leave_ahead(std::uint64_t end, std::uint64_t window) {
     }
 }
 
+// Sixteen rows at once; those that were there have left.
+void CatchUp::enter_group(std::uint64_t slot, float stored, float mass) {
+    MassGroup& group = masses_.tree.leaves[slot / SumTree::kFan];
+    std::fill_n(group.stored, SumTree::kFan, stored);
+    std::fill_n(group.masses, SumTree::kFan, mass);
+    if (masses_.reads) std::fill_n(masses_.reads + slot, SumTree::kFan, 0);
+    masses_.head->changes += SumTree::kFan;
+    if (!is_row(stored)) return;
+    masses_.head->rows += SumTree::kFan;
+    if (mass == 0) masses_.head->massless += SumTree::kFan;
+}
+
 // New rows get their priorities: with mass where every row may start an example, else they wait.
 void CatchUp::enter(float given_max) {
     const std::uint64_t least = masses_.table.least_word();
@@ -202,7 +236,13 @@ void CatchUp::enter(float given_max) {
     const float mass = masses_.mass_of(priority);
     const bool may_all_start = masses_.config.starts.is_any();
     for (const Range& range : ranges_) {
-        for (std::uint64_t slot = range.slot; slot < range.slot + range.count; ++slot) {
+        for (std::uint64_t slot = range.slot, end = range.slot + range.count; slot < end; ++slot) {
+            if (is_plain(range) && is_group(slot, end)) {
+                enter_group(slot, may_all_start ? stored_priority(priority) : waiting_priority(priority),
+                            may_all_start ? mass : 0);
+                slot += SumTree::kFan - 1;
+                continue;
+            }
             if (!range.is_even && (!is_live(masses_.table.load_word(slot), least) || is_known(slot, least))) continue;
             ++masses_.head->changes;
             if (masses_.reads) masses_.reads[slot] = 0;

@@ -32,6 +32,8 @@ private:
     void leave_ahead(std::uint64_t end, std::uint64_t window);
     void leave(std::uint64_t slot);
     void enter(float given_max);
+    void enter_group(std::uint64_t slot, float stored, float mass);
+    bool is_plain(const Range& range) const;
     void enter_waiting();
     void refresh();
     bool is_known(std::uint64_t slot, std::uint64_t least) const;

@@ -10,13 +10,18 @@ using namespace format;
 
 // Rows that waited and may be drawn now. Those that were let in before, and those consumed since, stay as they are.
 void WaitingRows::let_in(bool again) {
+    float last = -1, last_mass = 0;  // mostly all have the same
     for (std::uint64_t slot : legal_) {
         const float stored = masses_.tree.stored(slot);
         if (!is_waiting(stored)) continue;
+        const float priority = priority_of_waiting(stored);
+        if (priority != last) {
+            last = priority;
+            last_mass = masses_.mass_of(priority);
+        }
         // Where everything is made anew, a row that was in before has its rank still.
         const bool has_rank = again && masses_.config.rank_based && masses_.head->ranked && masses_.tree.mass(slot) > 0;
-        const float mass = has_rank ? masses_.tree.mass(slot) : masses_.mass_of(priority_of_waiting(stored));
-        masses_.set_leaf(slot, priority_of_waiting(stored), mass);
+        masses_.set_leaf(slot, priority, has_rank ? masses_.tree.mass(slot) : last_mass);
         masses_.changed.push_back(slot);
     }
 }
@@ -44,8 +49,12 @@ void WaitingRows::number(std::vector<std::uint64_t>& words) {
     const std::uint64_t least = masses_.table.least_word();
     legal_.clear();
     if (!std::is_sorted(words.begin(), words.end())) std::sort(words.begin(), words.end());
+    std::uint64_t slot = 0, next = kNone;
     for (std::uint64_t word : words) {
-        const std::uint64_t slot = masses_.table.slot_of(serial_of(word));
+        const std::uint64_t serial = serial_of(word);
+        // Mostly the one after the last, which needs no division.
+        slot = serial == next && slot + 1 < masses_.tree.leaf_count ? slot + 1 : masses_.table.slot_of(serial);
+        next = serial + 1;
         starts_.number(slot, word, masses_.cursors);
         if (is_live(word, least)) starts_.arrive(slot, word, legal_, false);
     }

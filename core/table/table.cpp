@@ -131,9 +131,7 @@ bool Table::far_successor(std::uint64_t& slot, std::uint64_t& seen, bool across)
     }
 }
 
-bool Table::predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone, bool across) const {
-    gone = false;
-    if (!across && (seen & kEpisodeStart)) return false;
+bool Table::far_predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) const {
     gone = true;
     const std::uint64_t width = header_->width, rows = header_->block_rows, least = least_word();
     std::uint64_t serial = serial_of(seen), at = slot;
@@ -246,13 +244,48 @@ bool Table::add_flags(std::uint64_t slot, std::uint64_t serial, std::uint64_t fl
     return true;
 }
 
+// Rows of a lap are written in order: where the first and the last of these are of that lap and all of them count, so
+// are all between them, and none needs to be looked at.
+bool Table::is_whole(std::uint64_t block, std::uint64_t ticket, std::uint64_t begin, std::uint64_t end) const {
+    // The mark is of the newest lap that has one.
+    if (is_uneven(block, ticket) || is_uneven(block, ticket + header_->blocks)) return false;
+    const std::uint64_t base = block * header_->block_rows, first = ticket * header_->block_rows;
+    const auto is_there = [&](std::uint64_t offset) {
+        const std::uint64_t seen = load_word(base + offset);
+        return serial_of(seen) == first + offset && is_live(seen, least_word());
+    };
+    return is_there(begin) && is_there(end - 1);
+}
+
 std::vector<std::uint64_t> Table::live_serials() const {
     std::vector<std::uint64_t> serials;
     serials.reserve(std::min(size(), header_->slots));
     const std::uint64_t least = least_word(), reach = visible_slots();
-    for (std::uint64_t slot = 0; slot < reach; ++slot) {
-        const std::uint64_t seen = std::atomic_ref<std::uint64_t>(word(slot)).load(std::memory_order_acquire);
-        if (is_live(seen, least)) serials.push_back(serial_of(seen));
+    const auto add = [&](std::uint64_t block, std::uint64_t ticket, std::uint64_t begin, std::uint64_t end) {
+        if (begin >= end) return;
+        const std::uint64_t base = block * header_->block_rows, first = ticket * header_->block_rows;
+        if (ticket != kNone && is_whole(block, ticket, begin, end)) {
+            for (std::uint64_t offset = begin; offset < end; ++offset) serials.push_back(first + offset);
+            return;
+        }
+        for (std::uint64_t offset = begin; offset < end; ++offset) {
+            const std::uint64_t seen = load_word(base + offset);
+            if (is_live(seen, least)) serials.push_back(serial_of(seen));
+        }
+    };
+    std::vector<std::uint64_t> heads(header_->blocks, kNone);
+    const std::uint64_t used = counters_->writers_used.value.load(std::memory_order_acquire);
+    for (std::uint64_t i = 0; i < used; ++i) {
+        const auto [ticket, head] = position(i);
+        if (ticket != kNone && blocks_[ticket % header_->blocks].ticket.load(std::memory_order_acquire) == ticket)
+            heads[ticket % header_->blocks] = head;
+    }
+    for (std::uint64_t block = 0; block * header_->block_rows < reach; ++block) {
+        const std::uint64_t ticket = blocks_[block].ticket.load(std::memory_order_acquire);
+        const std::uint64_t length = std::min(block_length(block), reach - block * header_->block_rows);
+        const std::uint64_t head = std::min(heads[block], length);
+        add(block, ticket, 0, head);
+        add(block, ticket == kNone || ticket < header_->blocks ? kNone : ticket - header_->blocks, head, length);
     }
     // One writer's ring is sorted but for one turn.
     const auto turn = std::is_sorted_until(serials.begin(), serials.end());

@@ -140,7 +140,21 @@ public:
 
     // The same backwards; none at the episode's start, and where the row before is `gone`. With `across`, the row
     // before in the env's stream, whatever episode it is of.
-    bool predecessor(std::uint64_t& slot, std::uint64_t& word, bool& gone, bool across = false) const;
+    bool predecessor(std::uint64_t& slot, std::uint64_t& word, bool& gone, bool across = false) const {
+        gone = false;
+        if (!across && (word & format::kEpisodeStart)) return false;
+        const std::uint64_t before = slot - header_->width;
+        if (slot >= header_->width && block_of(slot) == block_of(before)) {
+            const std::uint64_t seen = load_word(before);
+            if (format::serial_of(seen) == format::serial_of(word) - header_->width &&
+                (seen & format::kStateMask) == format::kCommitted && seen >= least_word()) {
+                slot = before;
+                word = seen;
+                return true;
+            }
+        }
+        return far_predecessor(slot, word, gone);
+    }
 
     // The env's next row, whatever episode it is of.
     bool stream_successor(std::uint64_t& slot, std::uint64_t& word) const { return far_successor(slot, word, true); }
@@ -270,6 +284,7 @@ public:
     }
     // A row that was done has changed: an incremental snapshot takes the block again.
     void mark_changed(std::uint64_t block) { blocks_[block].changed.fetch_add(1, std::memory_order_release); }
+    bool is_whole(std::uint64_t block, std::uint64_t ticket, std::uint64_t begin, std::uint64_t end) const;
     bool is_uneven(std::uint64_t block, std::uint64_t ticket) const {
         return blocks_[block].uneven.load(std::memory_order_acquire) == static_cast<std::uint32_t>(ticket) + 1;
     }
@@ -296,6 +311,7 @@ public:
 private:
     class Retiring;
     Table(Storage storage, RowLayout layout);
+    bool far_predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) const;
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;
     format::Hold& hold() const { return runtime().hold; }

@@ -33,6 +33,14 @@ std::uint32_t longest_stack(const Table& table, const ViewConfig& config) {
     return longest;
 }
 
+bool are_neighbours(const std::uint64_t* slots, std::size_t count) {
+    if (count < 16 || slots[count - 1] - slots[0] != count - 1) [[likely]]
+        return false;
+    std::uint64_t differ = 0;
+    for (std::size_t i = 0; i < count; ++i) differ |= slots[i] ^ (slots[0] + i);
+    return differ == 0;
+}
+
 bool is_summed(const Field& field) {
     return (field.dtype == "<f4" && field.item_bytes == 4) || (field.dtype == "<f8" && field.item_bytes == 8);
 }
@@ -322,17 +330,44 @@ struct Transitions::Moves {
 // Rows that are their examples: one pass of the copy kernel.
 std::size_t Transitions::gather_plain(const std::uint64_t* slots, std::size_t begin, std::size_t end,
                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed) const {
+    if (are_neighbours(slots + begin, end - begin))
+        return gather_neighbours(slots[begin], begin, end, out, words, missed);
     const Moves moves(*this, out);
     const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
     const Gather job{rows_, table_.least_word(), slots, moves.all, config_.leaves.size(), words, streaming};
     return kernels().gather(job, begin, end, missed);
 }
 
-void Transitions::copy_run(std::uint64_t slot, std::size_t count, std::size_t place, const Outputs& out,
-                           bool streaming) const {
+// All rows of a table in turn, as rows() reads them.
+std::size_t Transitions::gather_neighbours(std::uint64_t slot, std::size_t begin, std::size_t end, const Outputs& out,
+                                           std::uint64_t* words, std::uint32_t* missed) const {
+    const std::uint64_t least = table_.least_word(), fetched = std::min<std::uint64_t>(rows_.stride, 512);
+    const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
+    std::size_t misses = 0;
+    for (std::size_t from = begin; from < end; from += kPiece) {
+        const std::size_t to = std::min(from + kPiece, end);
+        const std::uint64_t first = slot + (from - begin);
+        const std::byte* ahead = rows_.rows + (first + kPiece) * rows_.stride;
+        for (std::size_t i = from; i < to; ++i, ahead += rows_.stride) {
+            for (std::uint64_t line = 0; line < fetched; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+            words[i] = table_.load_word(first + (i - from));
+        }
+        copy_run(first, 1, to - from, from, out, streaming);
+        fence(std::memory_order_acquire);
+        for (std::size_t i = from; i < to; ++i) {
+            const std::uint64_t again = table_.load_word(first + (i - from), std::memory_order_relaxed);
+            if (((words[i] ^ again) & ~kFlagMask) || !is_live(words[i], least)) [[unlikely]]
+                missed[misses++] = static_cast<std::uint32_t>(i);
+        }
+    }
+    return misses;
+}
+
+void Transitions::copy_run(std::uint64_t slot, std::uint64_t step, std::size_t count, std::size_t place,
+                           const Outputs& out, bool streaming) const {
     const Moves moves(*this, out);
     const Gather job{rows_, 0, nullptr, moves.all, config_.leaves.size(), nullptr, streaming};
-    kernels().gather_run(job, slot, width_, count, place);
+    kernels().gather_run(job, slot, step, count, place);
 }
 
 // The row itself stands in for what is not there; the position is reported as missed.

@@ -45,10 +45,11 @@ public:
     // Asks for what an example that starts here reads; costs next to nothing.
     void prefetch(std::uint64_t slot) const { fetched_.fetch(rows_.rows + slot * rows_.stride); }
 
-    // Where examples are rows as they stand: those of one env that stand side by side, from `slot` on, to positions
-    // place.. of `out`. Their words are the caller's to check.
+    // Where examples are rows as they stand: `count` of them, each `step` slots after the one before, from `slot` on,
+    // to positions place.. of `out`. Their words are the caller's to check.
     bool copies_rows() const { return is_plain_; }
-    void copy_run(std::uint64_t slot, std::size_t count, std::size_t place, const Outputs& out, bool streaming) const;
+    void copy_run(std::uint64_t slot, std::uint64_t step, std::size_t count, std::size_t place, const Outputs& out,
+                  bool streaming) const;
 
 private:
     struct Moves;
@@ -60,6 +61,8 @@ private:
                             std::uint64_t* words, std::uint32_t* missed, bool single, std::size_t fetch_end) const;
     std::size_t gather_plain(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                              std::uint64_t* words, std::uint32_t* missed) const;
+    std::size_t gather_neighbours(std::uint64_t slot, std::size_t begin, std::size_t end, const Outputs& out,
+                                  std::uint64_t* words, std::uint32_t* missed) const;
     void stand_in(ExampleWork& work, const std::uint64_t* slots, std::size_t count) const;
     void copy_fixed(Role role, const std::uint64_t* from, std::size_t begin, std::size_t count, std::uint32_t n_step,
                     const Outputs& out, bool streaming) const;

@@ -106,9 +106,9 @@ bool Windows::gather_near(const Transitions& rows, const std::uint64_t* slots, s
     const std::uint64_t places = this->places(), place = i * places, width = table_.width();
     const bool streaming = run.count * rows.example_bytes() >= kStreamingBytes;
     words[i] = run.word;
-    rows.copy_run(run.slot, run.count, place, out, streaming);
+    rows.copy_run(run.slot, width, run.count, place, out, streaming);
     for (std::uint64_t k = run.count; k < places; ++k)
-        rows.copy_run(run.slot + (run.count - 1) * width, 1, place + k, out, streaming);
+        rows.copy_run(run.slot + (run.count - 1) * width, width, 1, place + k, out, streaming);
     std::memset(masks.valid + place, 1, run.count);
     std::memset(masks.valid + place + run.count, 0, places - run.count);
     std::memset(masks.learn + place, 0, places);

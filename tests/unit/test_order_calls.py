@@ -249,3 +249,17 @@ def test_sampler_of_a_users_subclass_draws_and_is_saved_as_its_base(sampler: sw.
     plain = sw.Prioritized(0.7, 0.5) if isinstance(sampler, Preset) else sw.Fifo()
     assert (type(again.sampler), str(again.sampler)) == (type(plain), str(plain))
     assert buffer.sample(3)["indices"].tolist() == again.sample(3)["indices"].tolist()
+
+
+@pytest.mark.parametrize("chunk", [10, 70, 130, 400, 1000])
+@pytest.mark.parametrize("kind", [sw.Fifo, sw.Lifo, sw.Shuffle])
+def test_rows_that_came_in_bulk_between_two_draws_are_all_handed_out_once(kind: Any, chunk: int) -> None:
+    buffer = sw.ReplayBuffer(1003, obs_shape=(1,), action_shape=(), sampler=kind(max_reads=None), seed=0)
+    for first in range(0, 4000, chunk):
+        numbers = np.arange(first, first + chunk, dtype=np.float32)
+        buffer.add(numbers[:, None], numbers, numbers, numbers[:, None], np.zeros(chunk, bool))
+        expected = np.arange(max(0, first + chunk - 1003), first + chunk)
+        got = buffer.sample(len(buffer))["obs"][:, 0]
+        if kind is sw.Lifo:
+            got = got[::-1]
+        assert (np.sort(got) if kind is sw.Shuffle else got).tolist() == expected.tolist()
