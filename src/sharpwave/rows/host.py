@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _core
 from ..address import identity, to_address, to_path
-from ..arrays import prepare, refuse_masked
+from ..arrays import prepare, read_leaf, refuse_masked
 from ..arrays import priorities as read_priorities
 from ..checks import whole
 from ..errors import SchemaError, StorageError
@@ -183,7 +183,8 @@ class HostRows:
         spec = self.spec
         one_row = None if spec.num_envs is not None else spec.order_reason
         careful = functools.partial(prepare, spec.schema, spec.capacity, spec.num_envs, one_row, spec.is_prioritized)
-        return _core.Writer(self.table, careful, spec.num_envs is not None, one_row is not None)
+        read = functools.partial(read_leaf, spec.schema)
+        return _core.Writer(self.table, careful, read, spec.num_envs is not None, one_row is not None)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
