@@ -292,7 +292,7 @@ bool accept_ragged(BoundWriter& self, const Leaf& leaf, PyObject* value, Incomin
     const bool is_counted = value == incoming.counted;
     GivenArray& given = is_counted ? incoming.counted_given : other;
     const std::byte* data = nullptr;
-    if (is_counted || read_number(value, incoming.memory, given) || read_array(value, given) ||
+    if (is_counted || read_array(value, given) || read_number(value, incoming.memory, given) ||
         (incoming.hold(), read_value(value, incoming.memory, given))) {
         const auto own = static_cast<int>(leaf.shape.size());
         input.frames = 1;
@@ -419,7 +419,7 @@ bool accept_node(BoundWriter& self, const Node& node, PyObject* value, Incoming&
 // One priority a row, by magnitude; null: the careful way must look.
 const float* accept_priorities(BoundWriter& self, PyObject* value, Incoming& incoming) {
     GivenArray given;
-    if (!read_number(value, incoming.memory, given) && !read_array(value, given) &&
+    if (!read_array(value, given) && !read_number(value, incoming.memory, given) &&
         !read_odd_flags(self, value, incoming, given)) {
         return nullptr;
     }
@@ -436,7 +436,7 @@ bool flag_rows(BoundWriter& self, PyObject* value, std::uint8_t flag, bool when,
         return true;
     }
     GivenArray given;
-    if (!read_number(value, incoming.memory, given) && !read_array(value, given) &&
+    if (!read_array(value, given) && !read_number(value, incoming.memory, given) &&
         !read_odd_flags(self, value, incoming, given)) {
         return false;
     }

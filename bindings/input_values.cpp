@@ -1,6 +1,7 @@
 #include "input_values.h"
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -363,8 +364,9 @@ bool read_array(PyObject* value, GivenArray& given) {
 }
 
 bool read_value(PyObject* value, InputMemory& memory, GivenArray& given) {
-    if (read_number(value, memory, given) || read_array(value, given)) return true;
-    if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return read_tensor(value, given);
+    if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) {
+        return read_tensor(value, given) || read_array(value, given) || read_number(value, memory, given);
+    }
     if (read_list(value, memory, given)) return true;
     PyObject* array = PyArray_FROM_O(value);
     if (!array) {
@@ -529,15 +531,19 @@ bool cast(const From* from, To* to, std::size_t count) {
     return is_kept;
 }
 
+// The sign bit of a difference tells which word is larger. Comparisons of numbers would keep the loop from being
+// vectorised, because they may trap.
 template <>
 bool cast(const double* from, float* to, std::size_t count) {
-    std::uint64_t lost = 0;  // as wide as the items: then the comparison is vectorised too
+    constexpr auto least = std::bit_cast<std::int64_t>(kBeyondFloat);
+    constexpr auto infinite = std::bit_cast<std::int64_t>(std::numeric_limits<double>::infinity());
+    std::int64_t lost = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const double size = std::fabs(from[i]);
-        lost |= static_cast<std::uint64_t>(size >= kBeyondFloat) & static_cast<std::uint64_t>(size <= DBL_MAX);
+        const auto size = std::bit_cast<std::int64_t>(from[i]) & std::numeric_limits<std::int64_t>::max();
+        lost |= (least - 1 - size) & (size - infinite);
         to[i] = static_cast<float>(from[i]);
     }
-    return lost == 0;
+    return lost >= 0;
 }
 
 template <class From, class To>
