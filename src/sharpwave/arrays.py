@@ -1,4 +1,4 @@
-"""The arguments of an add: the rules by which values are converted to a field, and the errors for those that do not fit.
+"""The arguments of an add: the rules by which values are converted to a field, and the errors where they do not fit.
 
 ``bindings/input_values.cpp`` follows the same rules in C++. Single values that it does not know are converted by
 ``read_leaf``; a call with a value that does not fit is repeated by ``prepare``, for its error. A failed call changes
