@@ -1,10 +1,276 @@
 """The engine behind sharpwave. Private: use the names of the package."""
 
 from collections.abc import Sequence
+import enum
 from typing import Any
 
 
 def set_leak_warnings(on: bool) -> None: ...
+
+class Role(enum.IntEnum):
+    """Which row of an example a leaf comes from."""
+
+    own = 0
+
+    reward = 1
+
+    last = 2
+
+    next = 3
+
+class Codec(enum.IntEnum):
+    none = 0
+
+    lz4 = 1
+
+    zstd = 2
+
+class Order(enum.IntEnum):
+    """How drawn rows follow each other."""
+
+    weighted = 0
+
+    recent = 1
+
+    shuffle = 2
+
+    fifo = 3
+
+    lifo = 4
+
+class Normalize(enum.IntEnum):
+    batch = 0
+
+    buffer = 1
+
+    none = 2
+
+class NewRows(enum.IntEnum):
+    live_max = 0
+
+    running_max = 1
+
+    constant = 2
+
+class StartNeeds(enum.IntEnum):
+    """What a row needs to start an example."""
+
+    nothing = 0
+
+    rows = 1
+
+    end = 2
+
+class GoalStrategy(enum.IntEnum):
+    future = 0
+
+    final = 1
+
+    episode = 2
+
+class RowFlag(enum.IntEnum):
+    terminated = 1
+
+    truncated = 2
+
+    void = 4
+
+class Exponents:
+    """alpha, and beta from a start to an end in so many sample calls."""
+
+    def __init__(self, alpha: float, beta_start: float, beta_end: float, beta_steps: float) -> None: ...
+
+    @property
+    def alpha(self) -> float: ...
+
+    @property
+    def beta_start(self) -> float: ...
+
+    @property
+    def beta_end(self) -> float: ...
+
+    @property
+    def beta_steps(self) -> float: ...
+
+class IndexSetup:
+    """What a new table keeps for its index."""
+
+    def __init__(self, by_priority: bool, exponents: Exponents, numbers_steps: bool, counts_reads: bool) -> None: ...
+
+class StartRule:
+    """Which rows may start an example."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def needs(self) -> StartNeeds: ...
+
+    @needs.setter
+    def needs(self, arg: StartNeeds, /) -> None: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @length.setter
+    def length(self, arg: int, /) -> None: ...
+
+    @property
+    def stride(self) -> int: ...
+
+    @stride.setter
+    def stride(self, arg: int, /) -> None: ...
+
+    @property
+    def across(self) -> bool: ...
+
+    @across.setter
+    def across(self, arg: bool, /) -> None: ...
+
+    @property
+    def per_episode(self) -> bool: ...
+
+    @per_episode.setter
+    def per_episode(self, arg: bool, /) -> None: ...
+
+    @property
+    def is_any(self) -> bool: ...
+
+class IndexSettings:
+    """How rows are drawn through the index."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    @eps.setter
+    def eps(self, arg: float, /) -> None: ...
+
+    @property
+    def rank_based(self) -> bool: ...
+
+    @rank_based.setter
+    def rank_based(self, arg: bool, /) -> None: ...
+
+    @property
+    def stratified(self) -> bool: ...
+
+    @stratified.setter
+    def stratified(self, arg: bool, /) -> None: ...
+
+    @property
+    def normalize(self) -> Normalize: ...
+
+    @normalize.setter
+    def normalize(self, arg: Normalize, /) -> None: ...
+
+    @property
+    def mix(self) -> float: ...
+
+    @mix.setter
+    def mix(self, arg: float, /) -> None: ...
+
+    @property
+    def new_rows(self) -> NewRows: ...
+
+    @new_rows.setter
+    def new_rows(self, arg: NewRows, /) -> None: ...
+
+    @property
+    def new_priority(self) -> float: ...
+
+    @new_priority.setter
+    def new_priority(self, arg: float, /) -> None: ...
+
+    @property
+    def order(self) -> Order: ...
+
+    @order.setter
+    def order(self, arg: Order, /) -> None: ...
+
+    @property
+    def recent(self) -> int: ...
+
+    @recent.setter
+    def recent(self, arg: int, /) -> None: ...
+
+    @property
+    def max_reads(self) -> int: ...
+
+    @max_reads.setter
+    def max_reads(self, arg: int, /) -> None: ...
+
+    @property
+    def starts(self) -> StartRule: ...
+
+    @starts.setter
+    def starts(self, arg: StartRule, /) -> None: ...
+
+class FieldLayout:
+    """A field of the table's rows."""
+
+    def __init__(self, name: str, dtype: str, item_bytes: int, shape: Sequence[int], stack: int, codec: Codec, is_ragged: bool, gives_next: bool, follows: int) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+class WindowSettings:
+    def __init__(self, length: int, burn_in: int, bootstrap: int, across: bool) -> None: ...
+
+class GoalSettings:
+    """Hindsight; leaves by their numbers in the tree."""
+
+    def __init__(self, strategy: GoalStrategy, ratio: float, achieved: int, desired: Sequence[int]) -> None: ...
+
+class PaceSettings:
+    def __init__(self, min_size: float, ratio: float, min_diff: float, max_diff: float) -> None: ...
+
+class BatchSettings:
+    """A sampler, a view and a pace."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def n_step(self) -> int: ...
+
+    @n_step.setter
+    def n_step(self, arg: int, /) -> None: ...
+
+    @property
+    def gamma(self) -> float: ...
+
+    @gamma.setter
+    def gamma(self, arg: float, /) -> None: ...
+
+    @property
+    def newest(self) -> int: ...
+
+    @newest.setter
+    def newest(self, arg: int, /) -> None: ...
+
+    @property
+    def index(self) -> IndexSettings | None: ...
+
+    @index.setter
+    def index(self, arg: IndexSettings | None, /) -> None: ...
+
+    @property
+    def windows(self) -> WindowSettings | None: ...
+
+    @windows.setter
+    def windows(self, arg: WindowSettings | None, /) -> None: ...
+
+    @property
+    def goals(self) -> GoalSettings | None: ...
+
+    @goals.setter
+    def goals(self, arg: GoalSettings | None, /) -> None: ...
+
+    @property
+    def pace(self) -> PaceSettings | None: ...
+
+    @pace.setter
+    def pace(self, arg: PaceSettings | None, /) -> None: ...
 
 class Tree:
     """The shape of a row: names, nesting, dtypes."""
@@ -16,7 +282,7 @@ class Table:
 
     def name_rows(self, count: int, places: list[Any], leaves: list[Any], extras: list[Any], timeout: float | None, deliver: bool) -> Reading: ...
 
-    def row_memory(self) -> tuple[int, int, int, int, int]: ...
+    def row_memory(self) -> RowMemory: ...
 
     @property
     def field_offsets(self) -> list[int]: ...
@@ -30,7 +296,7 @@ class Table:
     def priorities_of(self, serials: object, priorities: object) -> None: ...
 
     @staticmethod
-    def create(fields: Sequence[tuple[str, str, int, Sequence[int], int, int, bool, bool, int]], capacity: int, width: int, writers: int, seed: int, checksums: bool, index: tuple[bool, float, float, float, float, bool, bool] | None, description: str, path: str, replace: bool) -> Table: ...
+    def create(fields: Sequence[FieldLayout], capacity: int, width: int, writers: int, seed: int, checksums: bool, index: IndexSetup | None, description: str, path: str, replace: bool) -> Table: ...
 
     @staticmethod
     def attach(path: str, recover: bool = False, verify: bool = True, timeout: float = 1e+18) -> Table: ...
@@ -42,7 +308,7 @@ class Table:
     @staticmethod
     def load(path: str, recover: bool = False) -> Table: ...
 
-    def bind(self, tree: Tree, settings: dict[str, Any]) -> None:
+    def bind(self, tree: Tree, settings: BatchSettings) -> None:
         """
         Gives the table the shape that its rows have in Python, its view and its sampler.
         """
@@ -55,9 +321,11 @@ class Table:
 
     def set_beta(self, start: float, end: float, steps: float) -> None: ...
 
-    def sampler_numbers(self) -> tuple[float, float, float, float]: ...
+    def exponents(self) -> Exponents: ...
 
     def sample(self, batch_size: int, out: object | None = None) -> dict[str, Any]: ...
+
+    def sample_tensors(self, batch_size: int, out: object) -> bool: ...
 
     def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool, goals: object | None = None) -> dict[str, Any]: ...
 
@@ -111,7 +379,25 @@ class Reading:
     def holds(self) -> bool:
         """Whether none of them has changed since they were named."""
 
-def plan_blocks(fields: Sequence[tuple[str, str, int, Sequence[int], int, int, bool, bool, int]], capacity: int, width: int, writers: int) -> tuple[int, int]: ...
+class RowMemory:
+    """Where the rows of a table are."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def file_offset(self) -> int: ...
+
+    @property
+    def used_slots(self) -> int: ...
+
+def plan_blocks(fields: Sequence[FieldLayout], capacity: int, width: int, writers: int) -> tuple[int, int]: ...
 
 def wait_for_file(path: str, seconds: float) -> bool: ...
 
@@ -120,12 +406,19 @@ shared_memory_folder: str = '/dev/shm'
 class Writer:
     """One stream of rows into a table."""
 
-    def __init__(self, table: Table, prepare: object, takes_steps: bool, one_row: bool) -> None: ...
+    def __init__(self, table: Table, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool) -> None: ...
 
     def add(self, *args: object, **kwargs: object) -> None:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
     def close(self) -> None: ...
+
+class StepWriter:
+    """Copies one step of all environments into the columns of a rollout."""
+
+    def __init__(self, columns: list[Any], takes_tensors: bool) -> None: ...
+
+    def put(self, step: int, values: tuple[Any, ...]) -> bool: ...
 
 def gae(rewards: object, values: object, dones: object, last_values: object, truncated: object | None, final_values: object | None, mask: object | None, gamma: float, gae_lambda: float, advantages: object, returns: object) -> None: ...
 
