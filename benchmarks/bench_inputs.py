@@ -3,7 +3,8 @@
     python benchmarks/bench_inputs.py                # about two minutes
     python benchmarks/bench_inputs.py --quick
 
-The forms of one call are timed in turn in one process; the limit is the form that needs no conversion. Stable-Baselines3's RolloutBuffer stands beside ours where it is installed. Writes `results/inputs.json`.
+The forms of one call are timed in turn in one process; the limit is the form that needs no conversion.
+Stable-Baselines3's RolloutBuffer stands beside ours where it is installed. Writes `results/inputs.json`.
 """
 
 from __future__ import annotations

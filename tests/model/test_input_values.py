@@ -207,10 +207,11 @@ def test_both_ways_of_add_accept_the_same_and_store_the_same(data: Any) -> None:
         assert str(refused.value) == str(error)
         assert contents(buffer) == before
         return
-    options = {"truncated": (flags & 2 != 0).reshape(lead), "mask": (flags & 4 == 0).reshape(lead)}
-    if priorities is not None:
-        options["priority"] = priorities.reshape(lead)
     names = [name for name, _ in buffer._rows.spec.schema.leaves]
+    came = expected[names.index("reward")].shape  # not `lead` where a reward of another shape was drawn
+    options = {"truncated": (flags & 2 != 0).reshape(came), "mask": (flags & 4 == 0).reshape(came)}
+    if priorities is not None:
+        options["priority"] = priorities.reshape(came)
     try:
         twin.add(**dict(zip(names, expected, strict=True)), **options)
     except SchemaError as error:  # a stack whose frames differ
