@@ -1,7 +1,7 @@
 // add(): the one call whose cost in Python matters to the nanosecond. It is a plain C function (vector call, no tuple,
-// no dict) that reads exact arrays and numbers itself; other values are converted by input_values.h, or one by one by
-// `read_leaf`, a Python function. A call with a value that none of them accepts goes to `prepare`, which words the
-// error. Nothing is written before every value has been accepted.
+// no dict) that reads exact arrays and numbers itself; other values are converted one by one (incoming.h,
+// input_values.h), the rarest by `read_leaf`, a Python function. A call with a value that none of them accepts goes to
+// `prepare`, which words the error. Nothing is written before every value has been accepted.
 #include <nanobind/stl/shared_ptr.h>
 
 #include <cmath>
@@ -10,15 +10,13 @@
 #include "bind.h"
 #include "errors.h"
 #include "held.h"
-#include "input_values.h"
+#include "incoming.h"
 #include "table/writer.h"
 
-using sharpwave::FieldInput;
 using sharpwave::RowBatch;
 
 namespace {
 
-constexpr std::size_t kMaxFields = 64;  // wider rows take the careful way
 constexpr std::uint64_t kReleaseBytes = 256 << 10;
 
 struct BoundWriter {
@@ -73,52 +71,6 @@ const Keywords& keywords() {
     return *instance;
 }
 
-// One add on its way: the values as they came, and where their bytes are.
-struct Incoming {
-    PyObject* const* values;       // one a top-level name: the call's own arguments, or `sorted`
-    PyObject* sorted[kMaxFields];  // match_arguments() clears as many as there are
-    PyObject* truncated = nullptr;
-    PyObject* mask = nullptr;
-    PyObject* priority = nullptr;
-    PyObject* timeout = nullptr;
-    // Raw: only those of the schema are ever filled, and clearing all of them would cost as much as the add.
-    union {
-        FieldInput fields[kMaxFields];
-    };
-    union {
-        FieldInput next[kMaxFields];
-    };
-    PyObject* sources[kMaxFields];  // the values behind the leaves, in the order they were met; borrowed
-    std::size_t source_count = 0;
-    std::size_t held_count = 0;  // how many of them are held, see hold()
-    npy_intp lead_shape[2];
-    int lead = 0;  // leading axes: 0 is one row, 1 is (rows,), 2 is (steps, num_envs)
-    std::size_t rows = 1;
-    PyObject* counted = nullptr;  // the value that told the number of rows, where it is behind `counted_given`
-    GivenArray counted_given;
-    InputMemory memory;
-
-    Incoming() {}
-    ~Incoming() {
-        for (std::size_t i = 0; i < held_count; ++i) Py_DECREF(sources[i]);
-    }
-    Incoming(const Incoming&) = delete;
-    Incoming& operator=(const Incoming&) = delete;
-
-    // Before Python code runs, which could take accepted values out of the dict that holds them.
-    void hold() {
-        for (; held_count < source_count; ++held_count) Py_INCREF(sources[held_count]);
-    }
-
-    nb::object lead_tuple() const {
-        nb::object tuple = nb::steal(PyTuple_New(lead));
-        for (int i = 0; tuple.is_valid() && i < lead; ++i) {
-            PyTuple_SET_ITEM(tuple.ptr(), i, PyLong_FromSsize_t(lead_shape[i]));
-        }
-        return tuple;
-    }
-};
-
 template <class IsSame>
 PyObject** place_of(const Tree& tree, PyObject* name, Incoming& incoming, IsSame is_same) {
     const Keywords& words = keywords();
@@ -137,7 +89,7 @@ PyObject** place_of(const Tree& tree, PyObject* name, Incoming& incoming, IsSame
 bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positional, PyObject* names,
                      Incoming& incoming) {
     const std::vector<Node>& top = tree.top();
-    if (positional > top.size() || top.size() > kMaxFields) return false;
+    if (positional > top.size() || top.size() > Incoming::kMaxFields) return false;
     const std::size_t named = names ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0;
     if (positional == top.size() && named == 0) {
         incoming.values = args;
@@ -191,41 +143,9 @@ bool number_into(PyObject* value, int type, std::byte* to) {
     return type == NPY_BOOL && PyBool_Check(value) && put(static_cast<std::uint8_t>(value == Py_True));
 }
 
-// ---- values that are not the field's own arrays and numbers
-// ------------------------------------------------------------
-
-// The value of a leaf by Python: an array in the field's dtype and shape, or in its own if no leading shape is told
-// (and for a ragged leaf a pair). Null, without an error set: refused. The call then goes to prepare(), which says why.
-PyObject* read_by_python(BoundWriter& self, const Leaf& leaf, PyObject* value, PyObject* lead, InputMemory& memory) {
-    const nb::object index = nb::steal(PyLong_FromSsize_t(&leaf - self.tree->leaves().data()));
-    PyObject* args[] = {index.ptr(), value, lead};
-    PyObject* read = index.is_valid() && lead ? PyObject_Vectorcall(self.read_leaf.ptr(), args, 3, nullptr) : nullptr;
-    if (read) return memory.keep(read);
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();  // Ctrl-C
-    PyErr_Clear();
-    return nullptr;
-}
-
-[[gnu::noinline]] bool count_odd_rows(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& incoming) {
-    if (leaf.is_ragged) return false;
-    GivenArray& given = incoming.counted_given;
-    if (!read_value(value, incoming.memory, given)) {
-        PyObject* array = read_by_python(self, leaf, value, Py_None, incoming.memory);
-        if (!array || !read_array(array, given)) return false;
-    }
-    incoming.counted = value;
-    incoming.lead = given.dimensions - static_cast<int>(leaf.shape.size());
-    if (incoming.lead < 0 || incoming.lead > 2) return false;
-    for (int i = 0; i < incoming.lead; ++i) {
-        incoming.lead_shape[i] = given.shape[i];
-        incoming.rows *= static_cast<std::size_t>(given.shape[i]);
-    }
-    return true;
-}
-
-bool count_rows(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& incoming) {
+bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
     if (leaf.shape.empty() && is_number(value)) return true;
-    if (!is_plain_array(value)) return count_odd_rows(self, leaf, value, incoming);
+    if (!is_plain_array(value)) return count_odd_rows(leaf, value, incoming);
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     incoming.lead = PyArray_NDIM(array) - static_cast<int>(leaf.shape.size());
     if (incoming.lead < 0 || incoming.lead > 2) return false;
@@ -236,48 +156,19 @@ bool count_rows(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& 
     return true;
 }
 
-[[gnu::noinline]] bool accept_odd_ragged(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& incoming,
-                                         FieldInput& input) {
-    incoming.hold();
-    const auto own = static_cast<int>(leaf.shape.size());
-    GivenArray given;
-    if (incoming.lead == 0 && read_value(value, incoming.memory, given)) {
-        const bool is_empty = given.dimensions == 1 && given.shape[0] == 0;  // of items of any shape
-        if (!is_empty && (given.dimensions != own || given.shape[0] > leaf.shape[0] ||
-                          !std::equal(given.shape + 1, given.shape + own, leaf.shape.begin() + 1))) {
-            return false;
-        }
-        const std::byte* data = convert(given, leaf.dtype, incoming.memory);
-        if (data) {
-            auto* starts = reinterpret_cast<std::uint64_t*>(incoming.memory.room(16));
-            starts[0] = 0;
-            starts[1] = given.items() * static_cast<std::uint64_t>(PyDataType_ELSIZE(leaf.dtype));
-            input = {data, 0, 1, starts};
-            return true;
-        }
-    }
-    PyObject* pair = read_by_python(self, leaf, value, incoming.lead_tuple().ptr(), incoming.memory);
-    if (!pair) return false;
-    auto* values = reinterpret_cast<PyArrayObject*>(PyTuple_GetItem(pair, 0));
-    auto* starts = reinterpret_cast<PyArrayObject*>(PyTuple_GetItem(pair, 1));
-    input = {static_cast<const std::byte*>(PyArray_DATA(values)), 0, 1,
-             static_cast<const std::uint64_t*>(PyArray_DATA(starts))};
-    return true;
-}
-
 // A value of fewer items than the field has at most; one row at a time.
-bool accept_ragged(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
-    if (incoming.lead != 0 || !is_plain_array(value)) return accept_odd_ragged(self, leaf, value, incoming, input);
+bool accept_ragged(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
+    if (incoming.lead != 0 || !is_plain_array(value)) return accept_odd_ragged(leaf, value, incoming, input);
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     if (PyArray_NDIM(array) != static_cast<int>(leaf.shape.size()) || !PyArray_ISCARRAY_RO(array) ||
         PyArray_TYPE(array) != leaf.dtype->type_num || PyArray_DIM(array, 0) > leaf.shape[0]) {
-        return accept_odd_ragged(self, leaf, value, incoming, input);
+        return accept_odd_ragged(leaf, value, incoming, input);
     }
     for (std::size_t i = 1; i < leaf.shape.size(); ++i) {
         if (PyArray_DIM(array, static_cast<int>(i)) != leaf.shape[i]) return false;
     }
     if (!PyTypeNum_ISNUMBER(leaf.dtype->type_num) && !PyTypeNum_ISBOOL(leaf.dtype->type_num)) {
-        return accept_odd_ragged(self, leaf, value, incoming, input);
+        return accept_odd_ragged(leaf, value, incoming, input);
     }
     auto* starts = reinterpret_cast<std::uint64_t*>(incoming.memory.room(16));
     starts[0] = 0;
@@ -286,43 +177,8 @@ bool accept_ragged(BoundWriter& self, const Leaf& leaf, PyObject* value, Incomin
     return true;
 }
 
-[[gnu::noinline]] bool accept_odd_leaf(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& incoming,
-                                       FieldInput& input) {
-    GivenArray other;
-    const bool is_counted = value == incoming.counted;
-    GivenArray& given = is_counted ? incoming.counted_given : other;
-    const std::byte* data = nullptr;
-    if (is_counted || read_array(value, given) || read_number(value, incoming.memory, given) ||
-        (incoming.hold(), read_value(value, incoming.memory, given))) {
-        const auto own = static_cast<int>(leaf.shape.size());
-        input.frames = 1;
-        if (!given.has_shape(incoming.lead_shape, incoming.lead, leaf.shape.data(), own)) {
-            if (leaf.stack == 1 ||
-                !given.has_shape(incoming.lead_shape, incoming.lead, leaf.batch_shape.data(), own + 1)) {
-                return false;
-            }
-            input.frames = leaf.stack;
-        }
-        data = convert(given, leaf.dtype, incoming.memory);
-    }
-    if (!data) {
-        incoming.hold();
-        PyObject* fitted = read_by_python(self, leaf, value, incoming.lead_tuple().ptr(), incoming.memory);
-        if (!fitted) return false;
-        auto* array = reinterpret_cast<PyArrayObject*>(fitted);
-        input.frames = PyArray_NDIM(array) > incoming.lead + static_cast<int>(leaf.shape.size()) ? leaf.stack : 1;
-        data = static_cast<const std::byte*>(PyArray_DATA(array));
-    }
-    input.flat = data + (input.frames - 1) * leaf.frame_bytes;
-    input.stride = input.frames * leaf.frame_bytes;
-    return true;
-}
-
-// ---- the usual values
-// ----------------------------------------------------------------------------------------------------
-
-bool accept_leaf(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
-    if (leaf.is_ragged) return accept_ragged(self, leaf, value, incoming, input);
+bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
+    if (leaf.is_ragged) return accept_ragged(leaf, value, incoming, input);
     input.stride = leaf.frame_bytes;
     input.frames = 1;
     input.starts = nullptr;
@@ -332,9 +188,9 @@ bool accept_leaf(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming&
         std::byte* to = incoming.memory.room(leaf.frame_bytes);
         input.flat = to;
         if (number_into(value, type, to)) return true;
-        return accept_odd_leaf(self, leaf, value, incoming, input);
+        return accept_odd_leaf(leaf, value, incoming, input);
     }
-    if (!is_plain_array(value)) return accept_odd_leaf(self, leaf, value, incoming, input);
+    if (!is_plain_array(value)) return accept_odd_leaf(leaf, value, incoming, input);
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     const int own = static_cast<int>(leaf.shape.size());
     const npy_intp* shape = PyArray_DIMS(array);
@@ -355,7 +211,7 @@ bool accept_leaf(BoundWriter& self, const Leaf& leaf, PyObject* value, Incoming&
     }
     if (PyArray_TYPE(array) != type || !PyArray_ISCARRAY_RO(array) ||
         (!PyTypeNum_ISNUMBER(type) && !PyTypeNum_ISBOOL(type))) {
-        return accept_odd_leaf(self, leaf, value, incoming, input);
+        return accept_odd_leaf(leaf, value, incoming, input);
     }
     input.flat = static_cast<const std::byte*>(PyArray_DATA(array)) + (input.frames - 1) * leaf.frame_bytes;
     input.stride = input.frames * leaf.frame_bytes;
@@ -369,33 +225,20 @@ bool is_tuple_like(PyObject* value, std::size_t length) {
            Py_TYPE(value)->tp_as_mapping->mp_subscript == PyTuple_Type.tp_as_mapping->mp_subscript;
 }
 
-// The items of a mapping that is no dict, as a dict; null: not a mapping.
-[[gnu::noinline]] PyObject* read_mapping(PyObject* value, Incoming& incoming) {
-    static PyObject* const mapping = nb::module_::import_("collections.abc").attr("Mapping").inc_ref().ptr();
-    incoming.hold();
-    nb::object items = nb::steal(PyDict_New());
-    const int is_mapping = PyObject_IsInstance(value, mapping);
-    if (is_mapping > 0 && items.is_valid() && PyDict_Update(items.ptr(), value) == 0) {
-        return incoming.memory.keep(items.release().ptr());
-    }
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();  // Ctrl-C
-    PyErr_Clear();
-    return nullptr;
-}
-
-bool accept_node(BoundWriter& self, const Node& node, PyObject* value, Incoming& incoming) {
+bool accept_node(const Tree& tree, const Node& node, PyObject* value, Incoming& incoming) {
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
         incoming.sources[incoming.source_count++] = value;
-        const Leaf& leaf = self.tree->leaves()[index];
+        const Leaf& leaf = tree.leaves()[index];
         FieldInput& input = leaf.is_next() ? incoming.next[leaf.input] : incoming.fields[leaf.input];
-        return accept_leaf(self, leaf, value, incoming, input);
+        return accept_leaf(leaf, value, incoming, input);
     }
+    const nb::object held = nb::borrow(value);  // Python code that an item runs may drop it
     if (node.is_tuple) {
         for (std::size_t i = 0; i < node.children.size(); ++i) {
             if (!is_tuple_like(value, node.children.size())) return false;  // each time: Python code may have run
             PyObject* item = PySequence_Fast_GET_ITEM(value, static_cast<Py_ssize_t>(i));
-            if (!accept_node(self, node.children[i], item, incoming)) return false;
+            if (!accept_node(tree, node.children[i], item, incoming)) return false;
         }
         return true;
     }
@@ -403,50 +246,9 @@ bool accept_node(BoundWriter& self, const Node& node, PyObject* value, Incoming&
     if (static_cast<std::size_t>(PyDict_GET_SIZE(value)) != node.children.size()) return false;
     for (const Node& child : node.children) {
         PyObject* item = PyDict_GetItemWithError(value, child.key);
-        if (!item || !accept_node(self, child, item, incoming)) return false;
+        if (!item || !accept_node(tree, child, item, incoming)) return false;
     }
     return true;
-}
-
-[[gnu::noinline]] bool read_odd_flags(BoundWriter& self, PyObject* value, Incoming& incoming, GivenArray& given) {
-    incoming.hold();
-    if (read_value(value, incoming.memory, given)) return true;
-    // Any leaf's number would do: only the array of the value is asked for.
-    PyObject* array = read_by_python(self, self.tree->leaves()[0], value, Py_None, incoming.memory);
-    return array && read_array(array, given);
-}
-
-// One priority a row, by magnitude; null: the careful way must look.
-const float* accept_priorities(BoundWriter& self, PyObject* value, Incoming& incoming) {
-    GivenArray given;
-    if (!read_array(value, given) && !read_number(value, incoming.memory, given) &&
-        !read_odd_flags(self, value, incoming, given)) {
-        return nullptr;
-    }
-    if (!given.has_shape(incoming.lead_shape, incoming.lead, nullptr, 0)) return nullptr;
-    auto* to = reinterpret_cast<float*>(incoming.memory.room(incoming.rows * 4));
-    return convert_priorities(given, to, incoming.memory) ? to : nullptr;
-}
-
-// The row flags that a value holds, ORed in. False: not one truth value a row.
-bool flag_rows(BoundWriter& self, PyObject* value, std::uint8_t flag, bool when, Incoming& incoming,
-               std::uint8_t* flags) {
-    if (incoming.lead == 0 && PyBool_Check(value)) {
-        if ((value == Py_True) == when) flags[0] |= flag;
-        return true;
-    }
-    GivenArray given;
-    if (!read_array(value, given) && !read_number(value, incoming.memory, given) &&
-        !read_odd_flags(self, value, incoming, given)) {
-        return false;
-    }
-    static PyArray_Descr* const truth = PyArray_DescrFromType(NPY_BOOL);
-    if (!given.has_shape(incoming.lead_shape, incoming.lead, nullptr, 0)) return false;
-    const auto* truths = reinterpret_cast<const std::uint8_t*>(convert(given, truth, incoming.memory));
-    for (std::size_t i = 0; truths && i < incoming.rows; ++i) {
-        if ((truths[i] != 0) == when) flags[i] |= flag;
-    }
-    return truths != nullptr;
 }
 
 // False for dtypes whose zeros are not all made of zero bytes, but for the two that everybody uses; and for NaN, which
@@ -498,13 +300,13 @@ void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout,
 // Returns false when the careful way must look at the call.
 bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
     const Tree& tree = *self.tree;
-    if (tree.leaves().size() > kMaxFields) return false;
-    Incoming incoming;
+    if (tree.leaves().size() > Incoming::kMaxFields) return false;
+    Incoming incoming(tree, self.read_leaf.ptr());
     if (!match_arguments(tree, args, positional, names, incoming)) return false;
 
     const std::vector<Node>& top = tree.top();
     const Leaf& counted = tree.leaves()[static_cast<std::size_t>(tree.rows_from())];
-    if (self.counted < top.size() && !count_rows(self, counted, incoming.values[self.counted], incoming)) return false;
+    if (self.counted < top.size() && !count_rows(counted, incoming.values[self.counted], incoming)) return false;
     const sharpwave::Table& table = self.writer->table();
     if (incoming.rows == 0 || incoming.rows > table.capacity() || (self.one_row && incoming.rows > 1)) return false;
     if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
@@ -512,7 +314,7 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
         return false;
     }
     for (std::size_t i = 0; i < top.size(); ++i) {
-        if (!accept_node(self, top[i], incoming.values[i], incoming)) return false;
+        if (!accept_node(tree, top[i], incoming.values[i], incoming)) return false;
     }
 
     std::uint8_t few[64] = {};
@@ -526,16 +328,16 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
             return false;
     }
     if (incoming.truncated && incoming.truncated != Py_None &&
-        !flag_rows(self, incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
+        !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
         return false;
     }
     if (incoming.mask && incoming.mask != Py_None &&
-        !flag_rows(self, incoming.mask, sharpwave::kRowVoid, false, incoming, flags)) {
+        !flag_rows(incoming.mask, sharpwave::kRowVoid, false, incoming, flags)) {
         return false;
     }
     const float* priorities = nullptr;
     if (incoming.priority && incoming.priority != Py_None) {
-        priorities = accept_priorities(self, incoming.priority, incoming);
+        priorities = accept_priorities(incoming.priority, incoming);
         if (!priorities) return false;
     }
     // Mostly nothing ends: say so once, and the writer looks at no row's flags.
