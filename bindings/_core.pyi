@@ -325,6 +325,8 @@ class Table:
 
     def sample(self, batch_size: int, out: object | None = None) -> dict[str, Any]: ...
 
+    def sample_tensors(self, batch_size: int, out: object) -> bool: ...
+
     def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool, goals: object | None = None) -> dict[str, Any]: ...
 
     def settle(self, serials: object, delivered: bool) -> None:
@@ -404,12 +406,19 @@ shared_memory_folder: str = '/dev/shm'
 class Writer:
     """One stream of rows into a table."""
 
-    def __init__(self, table: Table, prepare: object, takes_steps: bool, one_row: bool) -> None: ...
+    def __init__(self, table: Table, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool) -> None: ...
 
     def add(self, *args: object, **kwargs: object) -> None:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
     def close(self) -> None: ...
+
+class StepWriter:
+    """Copies one step of all environments into the columns of a rollout."""
+
+    def __init__(self, columns: list[Any], takes_tensors: bool) -> None: ...
+
+    def put(self, step: int, values: tuple[Any, ...]) -> bool: ...
 
 def gae(rewards: object, values: object, dones: object, last_values: object, truncated: object | None, final_values: object | None, mask: object | None, gamma: float, gae_lambda: float, advantages: object, returns: object) -> None: ...
 

@@ -18,6 +18,7 @@ void bind_settings(nb::module_& m);
 void bind_tree(nb::module_& m);
 void bind_table(nb::module_& m);
 void bind_writer(nb::module_& m);
+void bind_columns(nb::module_& m);
 void bind_returns(nb::module_& m);
 void bind_trajectories(nb::module_& m);
 void bind_launch(nb::module_& m);

@@ -11,6 +11,7 @@
 #include "bind.h"
 #include "errors.h"
 #include "held.h"
+#include "input_values.h"
 #include "results.h"
 #include "sampling/uniform.h"
 #include "settings.h"
@@ -79,6 +80,17 @@ nb::object sample_rows(BoundTable& self, nb::handle batch_size, nb::handle out) 
     return std::move(batch.dict);
 }
 
+// The same into tensors; false: nothing was drawn, and the careful way must look at `out`.
+bool sample_tensors(BoundTable& self, nb::handle batch_size, nb::handle out) {
+    const std::shared_ptr<Table> table = self.open();
+    const npy_intp rows = read_batch_size(batch_size);
+    if (rows < self.newest || rows > self.most || table->size() == 0) return false;
+    Batch batch(self.tree->leaves().size());
+    if (!lend_out(*self.tree, rows, out, batch)) return false;
+    draw(self, static_cast<std::size_t>(rows), batch, {}, sharpwave::Deadline::never());
+    return true;
+}
+
 // The same in turn. With deliver=False the rows stay reserved until settle() says what became of them. goals: arrays
 // for what hindsight needs besides, (goals, achieved or None, steps or None).
 nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
@@ -139,40 +151,21 @@ std::pair<std::uint64_t, std::uint64_t> update_priorities(BoundTable& self, nb::
     return {updated.applied, updated.stale};
 }
 
-// The common case without a step in Python: arrays as sample() and NumPy give them. None: the careful way must look.
+// Without a step in Python: arrays as sample() and NumPy give them, tensors, lists. None: the careful way must look.
 nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle priorities, nb::handle timeout) {
-    if (!PyArray_Check(serials.ptr()) || !PyArray_Check(priorities.ptr())) return nb::none();
-    auto* names = reinterpret_cast<PyArrayObject*>(serials.ptr());
-    auto* values = reinterpret_cast<PyArrayObject*>(priorities.ptr());
-    if (PyArray_TYPE(names) != NPY_INT64 || PyArray_NDIM(names) != 1 || !PyArray_ISCARRAY_RO(names)) return nb::none();
-    if (PyArray_NDIM(values) != 1 || !PyArray_ISCARRAY_RO(values) || PyArray_SIZE(names) != PyArray_SIZE(values)) {
-        return nb::none();
-    }
-    const auto count = static_cast<std::size_t>(PyArray_SIZE(names));
-    if (count > 8192) return nb::none();
-    float few[1024];
-    std::vector<float> many;
-    float* magnitudes = few;
-    if (count > 1024) magnitudes = (many.resize(count), many.data());
-    bool finite = true;
-    const auto each = [&](const auto* from) {
-        for (std::size_t i = 0; i < count; ++i) {
-            magnitudes[i] = std::fabs(static_cast<float>(from[i]));
-            finite &= magnitudes[i] <= std::numeric_limits<float>::max();
-        }
-    };
-    if (PyArray_TYPE(values) == NPY_FLOAT) {
-        each(static_cast<const float*>(PyArray_DATA(values)));
-    } else if (PyArray_TYPE(values) == NPY_DOUBLE) {
-        each(static_cast<const double*>(PyArray_DATA(values)));
-    } else {
-        return nb::none();
-    }
-    if (!finite) return nb::none();
+    InputMemory memory;
+    GivenArray names, values;
+    if (!read_value(serials.ptr(), memory, names) || !read_value(priorities.ptr(), memory, values)) return nb::none();
+    if (names.dimensions != 1 || values.dimensions != 1 || names.shape[0] != values.shape[0]) return nb::none();
+    const auto count = static_cast<std::size_t>(names.shape[0]);
+    if (count > 8192 || !PyTypeNum_ISINTEGER(names.type)) return nb::none();
+    static const PyArray_Descr* const whole = PyArray_DescrFromType(NPY_INT64);
+    const auto* rows = reinterpret_cast<const std::uint64_t*>(convert(names, whole, memory));
+    auto* magnitudes = reinterpret_cast<float*>(memory.room(count * sizeof(float)));
+    if (!rows || !convert_priorities(values, magnitudes, memory)) return nb::none();
     const std::shared_ptr<sharpwave::BatchMaker> batches =
         batches_of(self);  // a wait lets other threads in, close() too
-    const auto updated = batches->index()->update(static_cast<const std::uint64_t*>(PyArray_DATA(names)), magnitudes,
-                                                  count, read_deadline(timeout.ptr()));
+    const auto updated = batches->index()->update(rows, magnitudes, count, read_deadline(timeout.ptr()));
     nb::dict result;
     result["applied"] = updated.applied;
     result["stale"] = updated.stale;
@@ -439,6 +432,8 @@ void bind_table(nb::module_& m) {
              })
         .def("sample", &sample_rows, nb::arg("batch_size").none(), nb::arg("out").none() = nb::none(),
              nb::sig("def sample(self, batch_size: int, out: object | None = None) -> dict[str, typing.Any]"))
+        .def("sample_tensors", &sample_tensors, nb::arg("batch_size").none(), nb::arg("out").none(),
+             nb::sig("def sample_tensors(self, batch_size: int, out: object) -> bool"))
         .def("sample_in_turn", &sample_in_turn, nb::arg("batch_size").none(), nb::arg("out").none(),
              nb::arg("timeout").none(), nb::arg("deliver"), nb::arg("goals").none() = nb::none(),
              nb::sig("def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, "

@@ -1,7 +1,7 @@
 // add(): the one call whose cost in Python matters to the nanosecond. It is a plain C function (vector call, no tuple,
-// no dict) that reads exact arrays and numbers itself. Whatever it does not recognise at once goes to `prepare`, a
-// Python function that converts what can be converted and words the error for what cannot. Nothing is written before
-// every value has been accepted.
+// no dict) that reads exact arrays and numbers itself; other values are converted one by one (incoming.h,
+// input_values.h), the rarest by `read_leaf`, a Python function. A call with a value that none of them accepts goes to
+// `prepare`, which words the error. Nothing is written before every value has been accepted.
 #include <nanobind/stl/shared_ptr.h>
 
 #include <cmath>
@@ -10,23 +10,23 @@
 #include "bind.h"
 #include "errors.h"
 #include "held.h"
+#include "incoming.h"
 #include "table/writer.h"
 
-using sharpwave::FieldInput;
 using sharpwave::RowBatch;
 
 namespace {
 
-constexpr std::size_t kMaxFields = 64;  // wider rows take the careful way
-constexpr std::size_t kScratchBytes = 4096;
 constexpr std::uint64_t kReleaseBytes = 256 << 10;
 
 struct BoundWriter {
-    BoundWriter(const BoundTable& bound, nb::object prepare_function, bool takes_steps_axis, bool takes_one_row)
+    BoundWriter(const BoundTable& bound, nb::object prepare_function, nb::object read_leaf_function,
+                bool takes_steps_axis, bool takes_one_row)
         : tree(bound.tree),
           writer(new_writer(bound)),
           pace(bound.pace),
           prepare(std::move(prepare_function)),
+          read_leaf(std::move(read_leaf_function)),
           takes_steps(takes_steps_axis),
           one_row(takes_one_row) {
         const std::vector<Node>& top = tree->top();
@@ -51,6 +51,7 @@ struct BoundWriter {
     std::shared_ptr<sharpwave::Writer> writer;  // null after close()
     std::shared_ptr<sharpwave::Pace> pace;      // null: an add never waits
     nb::object prepare;
+    nb::object read_leaf;
     bool takes_steps;         // num_envs was given: rows may come as (steps, num_envs)
     bool one_row;             // it was not, and rows depend on their order: several at once are a mistake
     std::size_t counted = 0;  // which value tells the number of rows; past the end: a nested one, so one row
@@ -70,43 +71,25 @@ const Keywords& keywords() {
     return *instance;
 }
 
-// One add on its way: the values as they came, and where their bytes are.
-struct Incoming {
-    PyObject* const* values;       // one a top-level name: the call's own arguments, or `sorted`
-    PyObject* sorted[kMaxFields];  // match_arguments() clears as many as there are
-    PyObject* truncated = nullptr;
-    PyObject* mask = nullptr;
-    PyObject* priority = nullptr;
-    PyObject* timeout = nullptr;
-    // Raw: only those of the schema are ever filled, and clearing all of them would cost as much as the add.
-    union {
-        FieldInput fields[kMaxFields];
-    };
-    union {
-        FieldInput next[kMaxFields];
-    };
-    PyObject* sources[kMaxFields];  // the values behind the leaves, borrowed
-    npy_intp lead_shape[2];
-    int lead = 0;  // leading axes: 0 is one row, 1 is (rows,), 2 is (steps, num_envs)
-    std::size_t rows = 1;
-    alignas(16) std::byte scratch[kScratchBytes];
-    std::size_t scratch_used = 0;
-
-    Incoming() {}
-
-    std::byte* room(std::size_t bytes) {
-        const std::size_t aligned = (bytes + 15) / 16 * 16;
-        if (scratch_used + aligned > kScratchBytes) return nullptr;
-        std::byte* place = scratch + scratch_used;
-        scratch_used += aligned;
-        return place;
+template <class IsSame>
+PyObject** place_of(const Tree& tree, PyObject* name, Incoming& incoming, IsSame is_same) {
+    const Keywords& words = keywords();
+    if (is_same(name, words.truncated)) return &incoming.truncated;
+    if (is_same(name, words.mask)) return &incoming.mask;
+    if (tree.has_weights() && is_same(name, words.priority)) return &incoming.priority;
+    if (is_same(name, words.timeout)) return &incoming.timeout;
+    if (tree.done() >= 0 && is_same(name, words.terminated)) name = words.done;
+    const std::vector<Node>& top = tree.top();
+    for (std::size_t i = 0; i < top.size(); ++i) {
+        if (is_same(top[i].key, name)) return &incoming.sorted[i];
     }
-};
+    return nullptr;
+}
 
 bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positional, PyObject* names,
                      Incoming& incoming) {
     const std::vector<Node>& top = tree.top();
-    if (positional > top.size() || top.size() > kMaxFields) return false;
+    if (positional > top.size() || top.size() > Incoming::kMaxFields) return false;
     const std::size_t named = names ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0;
     if (positional == top.size() && named == 0) {
         incoming.values = args;
@@ -123,14 +106,10 @@ bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positi
         if (guess < top.size() && top[guess].key == name) {
             place = &incoming.sorted[guess];
         } else {
-            const Keywords& words = keywords();
-            if (name == words.terminated && tree.done() >= 0) name = words.done;
-            if (name == words.truncated) place = &incoming.truncated;
-            if (name == words.mask) place = &incoming.mask;
-            if (name == words.priority && tree.has_weights()) place = &incoming.priority;
-            if (name == words.timeout) place = &incoming.timeout;
-            for (std::size_t i = 0; !place && i < top.size(); ++i) {
-                if (top[i].key == name) place = &incoming.sorted[i];
+            place = place_of(tree, name, incoming, [](PyObject* a, PyObject* b) { return a == b; });
+            if (!place) [[unlikely]] {  // a name that was put together when the program ran
+                place = place_of(tree, name, incoming,
+                                 [](PyObject* a, PyObject* b) { return PyUnicode_Compare(a, b) == 0; });
             }
         }
         if (!place || *place) return false;
@@ -147,61 +126,26 @@ bool is_python_number(PyObject* value) {
     return PyFloat_CheckExact(value) || PyBool_Check(value) || PyLong_CheckExact(value);
 }
 
-// A masked array is one too, but its data is not what it says: the careful way looks at the mask. Other subclasses
-// (memory-mapped files) are arrays like any.
-bool is_plain_array(PyObject* value) {
-    return PyArray_CheckExact(value) || (PyArray_Check(value) && !PyObject_HasAttrString(value, "_mask"));
-}
-
 bool is_number(PyObject* value) { return is_python_number(value) || PyArray_IsScalar(value, Generic); }
 
-// A Python or NumPy number into one item of the leaf's type; only conversions that keep the value's meaning.
+// What comes most: a float for a float, a bool for a bool.
 bool number_into(PyObject* value, int type, std::byte* to) {
     const auto put = [&](auto item) {
         std::memcpy(to, &item, sizeof item);
         return true;
     };
-    double real = 0;
-    bool is_real = false, is_truth = false, truth = false;
     if (PyFloat_CheckExact(value)) {
-        real = PyFloat_AS_DOUBLE(value);
-        is_real = true;
-    } else if (PyBool_Check(value)) {
-        truth = value == Py_True;
-        is_truth = true;
-    } else if (PyArray_IsScalar(value, Double)) {
-        real = PyArrayScalar_VAL(value, Double);
-        is_real = true;
-    } else if (PyArray_IsScalar(value, Float)) {
-        real = PyArrayScalar_VAL(value, Float);
-        is_real = true;
-    } else if (PyArray_IsScalar(value, Bool)) {
-        truth = PyArrayScalar_VAL(value, Bool);
-        is_truth = true;
-    } else if (PyLong_CheckExact(value) || PyArray_IsScalar(value, LongLong) || PyArray_IsScalar(value, Long)) {
-        if (type != NPY_INT64 && type != NPY_LONGLONG) return false;  // narrower: the careful way checks the range
-        const long long whole = PyLong_CheckExact(value)        ? PyLong_AsLongLong(value)
-                                : PyArray_IsScalar(value, Long) ? static_cast<long long>(PyArrayScalar_VAL(value, Long))
-                                                                : PyArrayScalar_VAL(value, LongLong);
-        if (whole == -1 && PyErr_Occurred()) {
-            PyErr_Clear();
-            return false;
-        }
-        return put(static_cast<std::int64_t>(whole));
-    }
-    if (is_real && type == NPY_DOUBLE) return put(real);
-    if (is_real && type == NPY_FLOAT) {
+        const double real = PyFloat_AS_DOUBLE(value);
+        if (type == NPY_DOUBLE) return put(real);
         const float narrow = static_cast<float>(real);
-        return std::isinf(narrow) == std::isinf(real) && put(narrow);
+        return type == NPY_FLOAT && std::isinf(narrow) == std::isinf(real) && put(narrow);
     }
-    if (is_truth && type == NPY_BOOL) return put(static_cast<std::uint8_t>(truth));
-    if (is_truth && type == NPY_FLOAT) return put(truth ? 1.0f : 0.0f);
-    return false;
+    return type == NPY_BOOL && PyBool_Check(value) && put(static_cast<std::uint8_t>(value == Py_True));
 }
 
 bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
     if (leaf.shape.empty() && is_number(value)) return true;
-    if (!is_plain_array(value)) return false;
+    if (!is_plain_array(value)) return count_odd_rows(leaf, value, incoming);
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     incoming.lead = PyArray_NDIM(array) - static_cast<int>(leaf.shape.size());
     if (incoming.lead < 0 || incoming.lead > 2) return false;
@@ -214,18 +158,19 @@ bool count_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
 
 // A value of fewer items than the field has at most; one row at a time.
 bool accept_ragged(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInput& input) {
-    if (incoming.lead != 0 || !is_plain_array(value)) return false;
+    if (incoming.lead != 0 || !is_plain_array(value)) return accept_odd_ragged(leaf, value, incoming, input);
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     if (PyArray_NDIM(array) != static_cast<int>(leaf.shape.size()) || !PyArray_ISCARRAY_RO(array) ||
         PyArray_TYPE(array) != leaf.dtype->type_num || PyArray_DIM(array, 0) > leaf.shape[0]) {
-        return false;
+        return accept_odd_ragged(leaf, value, incoming, input);
     }
     for (std::size_t i = 1; i < leaf.shape.size(); ++i) {
         if (PyArray_DIM(array, static_cast<int>(i)) != leaf.shape[i]) return false;
     }
-    if (!PyTypeNum_ISNUMBER(leaf.dtype->type_num) && !PyTypeNum_ISBOOL(leaf.dtype->type_num)) return false;
-    auto* starts = reinterpret_cast<std::uint64_t*>(incoming.room(16));
-    if (!starts) return false;
+    if (!PyTypeNum_ISNUMBER(leaf.dtype->type_num) && !PyTypeNum_ISBOOL(leaf.dtype->type_num)) {
+        return accept_odd_ragged(leaf, value, incoming, input);
+    }
+    auto* starts = reinterpret_cast<std::uint64_t*>(incoming.memory.room(16));
     starts[0] = 0;
     starts[1] = static_cast<std::uint64_t>(PyArray_NBYTES(array));
     input = {static_cast<const std::byte*>(PyArray_DATA(array)), 0, 1, starts};
@@ -238,15 +183,16 @@ bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInp
     input.frames = 1;
     input.starts = nullptr;
     const int type = leaf.dtype->type_num;
-    if (is_python_number(value) || !is_plain_array(value)) {
+    if (is_python_number(value)) {
         if (incoming.lead != 0 || !leaf.shape.empty()) return false;
-        std::byte* to = incoming.room(leaf.frame_bytes);
+        std::byte* to = incoming.memory.room(leaf.frame_bytes);
         input.flat = to;
-        return to && number_into(value, type, to);
+        if (number_into(value, type, to)) return true;
+        return accept_odd_leaf(leaf, value, incoming, input);
     }
+    if (!is_plain_array(value)) return accept_odd_leaf(leaf, value, incoming, input);
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     const int own = static_cast<int>(leaf.shape.size());
-    if (!PyArray_ISCARRAY_RO(array)) return false;
     const npy_intp* shape = PyArray_DIMS(array);
     int at = incoming.lead;
     if (PyArray_NDIM(array) != own + at) {
@@ -263,105 +209,44 @@ bool accept_leaf(const Leaf& leaf, PyObject* value, Incoming& incoming, FieldInp
     for (int i = 0; i < own; ++i) {
         if (shape[at + i] != leaf.shape[static_cast<std::size_t>(i)]) return false;
     }
-    const int given = PyArray_TYPE(array);
-    if (given == type && (PyTypeNum_ISNUMBER(type) || PyTypeNum_ISBOOL(type))) {
-        input.flat = static_cast<const std::byte*>(PyArray_DATA(array)) + (input.frames - 1) * leaf.frame_bytes;
-        input.stride = input.frames * leaf.frame_bytes;
-        return true;
+    if (PyArray_TYPE(array) != type || !PyArray_ISCARRAY_RO(array) ||
+        (!PyTypeNum_ISNUMBER(type) && !PyTypeNum_ISBOOL(type))) {
+        return accept_odd_leaf(leaf, value, incoming, input);
     }
-    if (given != NPY_DOUBLE || type != NPY_FLOAT || input.frames != 1) return false;
-    // Environments give float64 and learners want float32: common enough to be fast.
-    const std::size_t items = incoming.rows * leaf.frame_bytes / 4;
-    std::byte* to = incoming.room(items * 4);
-    if (!to) return false;
-    const double* from = static_cast<const double*>(PyArray_DATA(array));
-    bool kept = true;
-    for (std::size_t i = 0; i < items; ++i) {
-        const float narrow = static_cast<float>(from[i]);
-        kept &= std::isinf(narrow) == std::isinf(from[i]);
-        std::memcpy(to + 4 * i, &narrow, 4);
-    }
-    input.flat = to;
-    return kept;
+    input.flat = static_cast<const std::byte*>(PyArray_DATA(array)) + (input.frames - 1) * leaf.frame_bytes;
+    input.stride = input.frames * leaf.frame_bytes;
+    return true;
 }
 
-// One priority a row, by magnitude; null: the careful way must look.
-const float* accept_priorities(PyObject* value, Incoming& incoming) {
-    auto* to = reinterpret_cast<float*>(incoming.room(incoming.rows * 4));
-    if (!to) return nullptr;
-    bool finite = true;
-    const auto put = [&](std::size_t i, double real) {
-        to[i] = std::fabs(static_cast<float>(real));
-        finite &= std::isfinite(to[i]) != 0;
-    };
-    if (incoming.lead == 0 && is_number(value)) {
-        double real;
-        if (!number_into(value, NPY_DOUBLE, reinterpret_cast<std::byte*>(&real))) return nullptr;
-        put(0, real);
-        return finite ? to : nullptr;
-    }
-    if (!is_plain_array(value)) return nullptr;
-    auto* array = reinterpret_cast<PyArrayObject*>(value);
-    if (PyArray_NDIM(array) != incoming.lead || !PyArray_ISCARRAY_RO(array)) return nullptr;
-    for (int i = 0; i < incoming.lead; ++i) {
-        if (PyArray_DIM(array, i) != incoming.lead_shape[i]) return nullptr;
-    }
-    for (std::size_t i = 0; i < incoming.rows; ++i) {
-        if (PyArray_TYPE(array) == NPY_FLOAT) {
-            put(i, static_cast<const float*>(PyArray_DATA(array))[i]);
-        } else if (PyArray_TYPE(array) == NPY_DOUBLE) {
-            put(i, static_cast<const double*>(PyArray_DATA(array))[i]);
-        } else {
-            return nullptr;
-        }
-    }
-    return finite ? to : nullptr;
+bool is_tuple_like(PyObject* value, std::size_t length) {
+    if (PyList_CheckExact(value)) return static_cast<std::size_t>(PyList_GET_SIZE(value)) == length;
+    // A named tuple, but no subclass that gives items of its own.
+    return PyTuple_Check(value) && static_cast<std::size_t>(PyTuple_GET_SIZE(value)) == length &&
+           Py_TYPE(value)->tp_as_mapping->mp_subscript == PyTuple_Type.tp_as_mapping->mp_subscript;
 }
 
 bool accept_node(const Tree& tree, const Node& node, PyObject* value, Incoming& incoming) {
     if (node.leaf >= 0) {
         const auto index = static_cast<std::size_t>(node.leaf);
-        incoming.sources[index] = value;
+        incoming.sources[incoming.source_count++] = value;
         const Leaf& leaf = tree.leaves()[index];
         FieldInput& input = leaf.is_next() ? incoming.next[leaf.input] : incoming.fields[leaf.input];
         return accept_leaf(leaf, value, incoming, input);
     }
+    const nb::object held = nb::borrow(value);  // Python code that an item runs may drop it
     if (node.is_tuple) {
-        if (!PyTuple_CheckExact(value) || static_cast<std::size_t>(PyTuple_GET_SIZE(value)) != node.children.size()) {
-            return false;
-        }
         for (std::size_t i = 0; i < node.children.size(); ++i) {
-            PyObject* item = PyTuple_GET_ITEM(value, static_cast<Py_ssize_t>(i));
+            if (!is_tuple_like(value, node.children.size())) return false;  // each time: Python code may have run
+            PyObject* item = PySequence_Fast_GET_ITEM(value, static_cast<Py_ssize_t>(i));
             if (!accept_node(tree, node.children[i], item, incoming)) return false;
         }
         return true;
     }
-    if (!PyDict_Check(value) || static_cast<std::size_t>(PyDict_GET_SIZE(value)) != node.children.size()) return false;
+    if (!PyDict_Check(value) && !(value = read_mapping(value, incoming))) return false;
+    if (static_cast<std::size_t>(PyDict_GET_SIZE(value)) != node.children.size()) return false;
     for (const Node& child : node.children) {
         PyObject* item = PyDict_GetItemWithError(value, child.key);
         if (!item || !accept_node(tree, child, item, incoming)) return false;
-    }
-    return true;
-}
-
-// The row flags that a field holds, ORed in. False: not a plain truth value or array of them.
-bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming, std::uint8_t* flags) {
-    if (incoming.lead == 0 && (PyBool_Check(value) || PyArray_IsScalar(value, Bool))) {
-        const bool truth = PyBool_Check(value) ? value == Py_True : PyArrayScalar_VAL(value, Bool);
-        if (truth == when) flags[0] |= flag;
-        return true;
-    }
-    if (!is_plain_array(value)) return false;
-    auto* array = reinterpret_cast<PyArrayObject*>(value);
-    if (PyArray_TYPE(array) != NPY_BOOL || PyArray_NDIM(array) != incoming.lead || !PyArray_ISCARRAY_RO(array)) {
-        return false;
-    }
-    for (int i = 0; i < incoming.lead; ++i) {
-        if (PyArray_DIM(array, i) != incoming.lead_shape[i]) return false;
-    }
-    const auto* truths = static_cast<const std::uint8_t*>(PyArray_DATA(array));
-    for (std::size_t i = 0; i < incoming.rows; ++i) {
-        if ((truths[i] != 0) == when) flags[i] |= flag;
     }
     return true;
 }
@@ -415,8 +300,8 @@ void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout,
 // Returns false when the careful way must look at the call.
 bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
     const Tree& tree = *self.tree;
-    if (tree.leaves().size() > kMaxFields) return false;
-    Incoming incoming;
+    if (tree.leaves().size() > Incoming::kMaxFields) return false;
+    Incoming incoming(tree, self.read_leaf.ptr());
     if (!match_arguments(tree, args, positional, names, incoming)) return false;
 
     const std::vector<Node>& top = tree.top();
@@ -458,11 +343,13 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     // Mostly nothing ends: say so once, and the writer looks at no row's flags.
     std::uint8_t any = 0;
     for (std::size_t i = 0; i < incoming.rows; ++i) any |= flags[i];
+    if (!self.writer) [[unlikely]]  // values ran Python code, which closed it
+        throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
     const RowBatch batch{incoming.fields, incoming.rows, any ? flags : nullptr, incoming.next, priorities};
     if (self.pace || incoming.timeout) [[unlikely]] {
-        append_in_turn(self, batch, incoming.timeout, incoming.sources, tree.leaves().size());
+        append_in_turn(self, batch, incoming.timeout, incoming.sources, incoming.source_count);
     } else {
-        append(self.writer, batch, sharpwave::Deadline::never(), incoming.sources, tree.leaves().size());
+        append(self.writer, batch, sharpwave::Deadline::never(), incoming.sources, incoming.source_count);
     }
     return true;
 }
@@ -559,8 +446,8 @@ PyType_Slot writer_slots[] = {{Py_tp_methods, writer_methods}, {0, nullptr}};
 
 void bind_writer(nb::module_& m) {
     nb::class_<BoundWriter>(m, "Writer", nb::type_slots(writer_slots), "One stream of rows into a table.")
-        .def(nb::init<const BoundTable&, nb::object, bool, bool>(), nb::arg("table"), nb::arg("prepare"),
-             nb::arg("takes_steps"), nb::arg("one_row"))
+        .def(nb::init<const BoundTable&, nb::object, nb::object, bool, bool>(), nb::arg("table"), nb::arg("prepare"),
+             nb::arg("read_leaf"), nb::arg("takes_steps"), nb::arg("one_row"))
         .def("close", [](BoundWriter& self) {
             std::shared_ptr<sharpwave::Writer> writer = self.writer;
             if (!writer) return;

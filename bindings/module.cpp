@@ -38,6 +38,7 @@ NB_MODULE(_core, m) {
     bind_tree(m);
     bind_table(m);
     bind_writer(m);
+    bind_columns(m);
     bind_returns(m);
     bind_trajectories(m);
     bind_launch(m);

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "errors.h"
+#include "input_values.h"
 
 namespace {
 
@@ -290,21 +291,77 @@ void check_node(const Tree& tree, const Node& node, npy_intp rows, nb::handle va
     }
 }
 
-void refuse_overlap(const Batch& batch) {
-    const auto span = [&](std::size_t i) {
-        auto* array = reinterpret_cast<PyArrayObject*>(const_cast<Batch&>(batch).arrays[i]);
-        return std::pair{static_cast<std::byte*>(PyArray_DATA(array)), PyArray_NBYTES(array)};
-    };
-    for (std::size_t a = 1; a < batch.array_count; ++a) {
-        const auto [start, bytes] = span(a);
+struct Span {
+    std::byte* start;
+    std::size_t bytes;
+};
+
+bool have_overlap(Few<Span>& spans, std::size_t count) {
+    for (std::size_t a = 1; a < count; ++a) {
         for (std::size_t b = 0; b < a; ++b) {
-            const auto [other, other_bytes] = span(b);
-            if (start < other + other_bytes && other < start + bytes) {
-                throw sharpwave::Error(sharpwave::ErrorKind::schema,
-                                       "sample(): out: two of its arrays share memory; give each its own");
+            if (spans[a].start < spans[b].start + spans[b].bytes && spans[b].start < spans[a].start + spans[a].bytes) {
+                return true;
             }
         }
     }
+    return false;
+}
+
+void refuse_overlap(Batch& batch) {
+    Few<Span> spans(batch.array_count);
+    for (std::size_t i = 0; i < batch.array_count; ++i) {
+        auto* array = reinterpret_cast<PyArrayObject*>(batch.arrays[i]);
+        spans[i] = {static_cast<std::byte*>(PyArray_DATA(array)), static_cast<std::size_t>(PyArray_NBYTES(array))};
+    }
+    if (have_overlap(spans, batch.array_count)) {
+        throw sharpwave::Error(sharpwave::ErrorKind::schema,
+                               "sample(): out: two of its arrays share memory; give each its own");
+    }
+}
+
+// The memory of an array or a tensor that has this dtype and shape, and may be written to; null otherwise.
+std::byte* lend(PyArray_Descr* dtype, npy_intp rows, npy_intp window, const std::vector<npy_intp>& shape,
+                PyObject* value) {
+    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+    GivenArray given;
+    if (!value) return nullptr;
+    if (PyArray_Check(value)) {
+        if (!read_array(value, given) || !PyArray_ISWRITEABLE(reinterpret_cast<PyArrayObject*>(value))) return nullptr;
+    } else {
+        if (!read_tensor(value, given)) return nullptr;
+        const nb::object has_graph = nb::steal(PyObject_GetAttr(value, requires_grad));
+        if (has_graph.ptr() != Py_False) {
+            PyErr_Clear();
+            return nullptr;
+        }
+    }
+    const npy_intp lead[2] = {rows, window};
+    if (given.type != dtype->type_num || !given.is_plain ||
+        !given.has_shape(lead, window ? 2 : 1, shape.data(), static_cast<int>(shape.size()))) {
+        return nullptr;
+    }
+    return reinterpret_cast<std::byte*>(const_cast<char*>(given.data));
+}
+
+bool lend_node(const Tree& tree, const Node& node, npy_intp rows, PyObject* value, Batch& batch, Few<Span>& spans) {
+    if (node.leaf >= 0) {
+        const auto index = static_cast<std::size_t>(node.leaf);
+        const Leaf& leaf = tree.leaves()[index];
+        batch.flats[index] = lend(leaf.dtype, rows, tree.window(), leaf.batch_shape, value);
+        batch.lengths[index] = nullptr;
+        batch.arrays[index] = value;
+        const auto examples = static_cast<std::size_t>(rows * std::max<npy_intp>(tree.window(), 1));
+        spans[index] = {batch.flats[index], examples * leaf.bytes};
+        return batch.flats[index] != nullptr && !leaf.is_ragged;
+    }
+    if (!value || !(node.is_tuple ? PyTuple_CheckExact(value) : PyDict_CheckExact(value))) return false;
+    if (node.is_tuple && static_cast<std::size_t>(PyTuple_GET_SIZE(value)) != node.children.size()) return false;
+    for (std::size_t i = 0; i < node.children.size(); ++i) {
+        PyObject* item = node.is_tuple ? PyTuple_GET_ITEM(value, static_cast<Py_ssize_t>(i))
+                                       : PyDict_GetItemWithError(value, node.children[i].key);
+        if (!lend_node(tree, node.children[i], rows, item, batch, spans)) return false;
+    }
+    return true;
 }
 
 // The arrays that sampling adds to a batch, in the order of its keys: each(name, dtype, whether it has a window's axis)
@@ -440,4 +497,27 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
     refuse_overlap(batch);
     batch.dict = nb::borrow(out);
     return batch;
+}
+
+bool lend_out(const Tree& tree, npy_intp rows, nb::handle out, Batch& batch) {
+    if (!PyDict_Check(out.ptr())) return false;
+    Few<Span> spans(tree.leaves().size() + Batch::kExtras);
+    for (const Node& node : tree.top()) {
+        PyObject* value = PyDict_GetItemWithError(out.ptr(), node.key);
+        if (!lend_node(tree, node, rows, value, batch, spans)) return false;
+    }
+    batch.array_count = tree.leaves().size();
+    bool is_lent = true;
+    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype, bool has_window) {
+        PyObject* value = PyDict_GetItemWithError(out.ptr(), name);
+        const npy_intp window = has_window ? tree.window() : 0;
+        std::byte* data = is_lent ? lend(dtype, rows, window, {}, value) : nullptr;
+        is_lent = is_lent && data;
+        spans[batch.array_count] = {data, static_cast<std::size_t>(rows * std::max<npy_intp>(window, 1)) *
+                                              static_cast<std::size_t>(PyDataType_ELSIZE(dtype))};
+        batch.arrays[batch.array_count++] = value;
+        return static_cast<void*>(data);
+    });
+    batch.dict = nb::borrow(out);
+    return is_lent && !have_overlap(spans, batch.array_count);
 }

@@ -54,6 +54,9 @@ Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_
 // The caller's arrays, every one checked (dtype, shape, order, writable, no overlap) before anything is drawn.
 Batch check_out(const Tree& tree, npy_intp rows, nb::handle out);
 
+// The same for torch tensors on the CPU, among which arrays may be. False, without an error: something does not fit.
+bool lend_out(const Tree& tree, npy_intp rows, nb::handle out, Batch& batch);
+
 // One array by itself, its memory recycled as that of batches.
 nb::object pooled_array(PyArray_Descr* dtype, int dimensions, const npy_intp* shape);
 

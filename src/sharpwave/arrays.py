@@ -1,8 +1,12 @@
-"""The slow path of an add: arguments that the engine's fast path does not accept are converted here, or refused with an
-error that says why. A failed call changes nothing: rows are written only after all arguments have been accepted."""
+"""The arguments of an add: the rules by which values are converted to a field, and the errors where they do not fit.
+
+``bindings/input_values.cpp`` follows the same rules in C++. Single values that it does not know are converted by
+``read_leaf``; a call with a value that does not fit is repeated by ``prepare``, for its error. A failed call changes
+nothing: rows are written only after all arguments have been accepted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +25,7 @@ __all__ = [
     "narrow",
     "prepare",
     "priorities",
+    "read_leaf",
     "refuse_masked",
     "truths",
 ]
@@ -79,6 +84,18 @@ def prepare(
     if mask is not None:
         flags[~truths("mask", mask, lead)] |= _VOID
     return arrays, rows, flags, None if priority is None else priorities("add()", "priority", priority, lead)
+
+
+def read_leaf(schema: Schema, leaf: int, value: Any, lead: tuple[int, ...] | None) -> Any:
+    """One value of an add, as ``prepare`` converts it: in the field's shape and dtype, or without ``lead`` as the array
+    that it is."""
+    name, field = schema.leaves[leaf]
+    if lead is None:
+        return as_array(f"field {name!r}", value)
+    rows = math.prod(lead)
+    if field.ragged:
+        return _fit_ragged(name, field, value, lead, rows)
+    return fit(name, field, as_array(f"field {name!r}", value), lead, rows, name)
 
 
 def priorities(where: str, name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -293,25 +310,28 @@ def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[An
     want, have = field.dtype, array.dtype
     if want == have:
         return array
-    refusal = f"add(): {what}: expected {want}, got {have}"
+
+    def refused(why: str) -> SchemaError:
+        return SchemaError(f"add(): {what}: expected {want}, got {have}{why}")
+
     if want.kind == "b" and have.kind in "iuf":
         if not np.isin(array, (0, 1)).all():
-            raise SchemaError(f"{refusal} with values other than 0 and 1; compare before you add")
+            raise refused(" with values other than 0 and 1; compare before you add")
         return array.astype(want)
     if want.kind in "iu" and have.kind in "biu":
         cast = array.astype(want)
         if have.kind != "b" and not (cast == array).all():
-            raise SchemaError(f"{refusal} with values beyond {want}; give the field dtype {have}")
+            raise refused(f" with values beyond {want}; give the field dtype {have}")
         return cast
     if want.kind in "fc" and have.kind in "biufc" and not (want.kind == "f" and have.kind == "c"):
         with np.errstate(all="ignore"):
             cast = array.astype(want)
         if not np.array_equal(np.isinf(cast), np.isinf(array)):
-            raise SchemaError(f"{refusal} with values beyond {want}; give the field dtype {have}")
+            raise refused(f" with values beyond {want}; give the field dtype {have}")
         return cast
     if want.kind == have.kind and np.can_cast(have, want, "safe"):
         return array.astype(want)
-    raise SchemaError(f"{refusal}, and the cast would lose meaning; give the field dtype {have}")
+    raise refused(f", and the cast would lose meaning; give the field dtype {have}")
 
 
 def truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:

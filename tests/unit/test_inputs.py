@@ -11,7 +11,7 @@ import pytest
 from numbered import filled, make, numbers_in, row, rows
 
 import sharpwave as sw
-from sharpwave.errors import SchemaError
+from sharpwave.errors import ClosedError, SchemaError
 
 KEPT = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 KEPT += ["float16", "float32", "float64", "longdouble", "complex64", "complex128", "longlong", "ulonglong"]
@@ -93,7 +93,7 @@ def test_casts_keep_the_value_or_are_refused(have: str, want: str) -> None:
 )
 def test_float64_becomes_float32_as_numpy_does_it(values: list[float]) -> None:
     expected = np.array(values).astype(np.float32)
-    small, large = np.array(values), np.tile(values, 2000)  # the second is too large for the fast path's scratch
+    small, large = np.array(values), np.tile(values, 2000)
     assert store(sw.Field((4,)), small).tobytes() == expected.tobytes()
     assert store(sw.Field((4,)), values).tobytes() == expected.tobytes()
     assert store(sw.Field((8000,)), large).tobytes() == np.tile(expected, 2000).tobytes()
@@ -287,6 +287,131 @@ def test_torch_flags_are_read() -> None:
     assert batch["truncated"].tolist() == [False, False]
     buffer.add(**rows(range(4, 8), truncated=ends.float()))
     assert buffer.get(next(buffer.rows())["indices"])["truncated"].tolist() == [False] * 3 + [True, False, True]
+
+
+# ---- by C++ or by Python ---------------------------------------------------------------------------------------------
+
+
+def never(*args: Any) -> Any:
+    raise AssertionError(f"a step in Python: {args}")
+
+
+def converted(forms: str) -> list[Any]:
+    """One value of three numbers in forms that are converted without a step in Python."""
+    plain = np.array([0.5, -0.0, 1.5], np.float32)
+    if forms == "torch":
+        torch = pytest.importorskip("torch")
+        tensor = torch.from_numpy(plain)
+        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            pytest.skip("this torch does not lend the memory of its tensors")
+        spaced = torch.repeat_interleave(tensor, 2)[::2]
+        return [tensor, tensor.double(), tensor.half(), spaced, tensor.clone().requires_grad_()]
+    fixed = plain.copy()
+    fixed.flags.writeable = False
+    arrays = [plain.astype(kind) for kind in ("f8", ">f4", ">f8", "f2")]
+    arrays += [np.repeat(plain, 2)[::2], plain[::-1].copy()[::-1], fixed, np.broadcast_to(plain, 3)]
+    return [*arrays, plain.tolist(), tuple(plain.tolist()), list(plain), [0.5, -0.0, np.float64(1.5)]]
+
+
+@pytest.mark.parametrize("forms", ["NumPy and lists", "torch"])
+def test_usual_values_take_no_step_in_python(forms: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.rows.host.prepare", never)
+    monkeypatch.setattr("sharpwave.rows.host.read_leaf", never)
+    buffer = sw.ReplayBuffer(64, schema={"obs": sw.Field((3,))}, next_obs=None, sampler=sw.Prioritized())
+    values = converted(forms)
+    for value in values:
+        buffer.add(obs=value, reward=1, done=0)
+    for number in (np.float16(1), np.int8(1), np.uint64(1), np.array(1), True, np.bool_(True)):
+        flags = {"truncated": 0, "mask": np.int64(1), "priority": number}
+        buffer.add(obs=values[0], reward=number, done=np.uint8(0), **flags)
+    buffer.add(
+        obs=[[1, 2, 3], [4, 5, 6]],
+        reward=[1, True],
+        done=[0, 1.0],
+        truncated=[False, 0],
+        mask=[1, 1],
+        priority=[1, 0.5],
+    )
+    buffer.add(**{"".join(["o", "bs"]): values[0], "".join(["re", "ward"]): 1.0, "done": False})
+    (batch,) = buffer.rows()
+    expected = [[0.5, -0.0, 1.5]] * (len(values) + 6) + [[1, 2, 3], [4, 5, 6], [0.5, -0.0, 1.5]]
+    assert batch["obs"].tobytes() == np.array(expected, np.float32).tobytes()
+    assert batch["reward"].tolist() == [1.0] * len(expected)
+    assert batch["done"].tolist() == [False] * (len(expected) - 2) + [True, False]
+
+
+def test_a_value_that_needs_python_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.rows.host.prepare", never)
+    buffer = sw.ReplayBuffer(4, schema={"obs": sw.Field((3,), "S2"), "more": sw.Field(())}, next_obs=None)
+    for obs in (["a", "b", "cd"], np.array([b"a", b"b", b"cd"]), memoryview(np.array([b"a", b"b", b"cd"], "S2"))):
+        if isinstance(obs, list):
+            obs = [part.encode() for part in obs]
+        buffer.add(obs=obs, more=np.float64(2), reward=1, done=False)
+    (batch,) = buffer.rows()
+    assert batch["obs"].tolist() == [[b"a", b"b", b"cd"]] * 3
+
+
+def test_batches_of_any_size_are_converted_without_a_step_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory for converted values grows with the call, and is used again."""
+    monkeypatch.setattr("sharpwave.rows.host.prepare", never)
+    monkeypatch.setattr("sharpwave.rows.host.read_leaf", never)
+    buffer = sw.ReplayBuffer(200_000, schema={"obs": sw.Field((17,))}, next_obs=None)
+    stream = np.random.default_rng(0)
+    for count in (1, 15, 16, 17, 31, 200, 4096, 3, 150_000, 4096, 33):
+        obs = stream.standard_normal((count, 17))
+        rewards = stream.integers(-5, 5, count)
+        buffer.clear()
+        buffer.add(obs=obs, reward=rewards, done=np.zeros(count, np.int64), truncated=np.zeros(count))
+        stored = list(buffer.rows())
+        assert np.concatenate([batch["obs"] for batch in stored]).tobytes() == obs.astype(np.float32).tobytes()
+        assert np.concatenate([batch["reward"] for batch in stored]).tolist() == rewards.tolist()
+
+
+def test_value_that_empties_the_dict_it_came_in_harms_nothing() -> None:
+    class Emptying:
+        def __init__(self, holder: dict[str, Any]) -> None:
+            self.holder = holder
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            self.holder["a"] = None
+            return np.full(4096, 2.0)
+
+    field = sw.Field((4096,))
+    buffer = sw.ReplayBuffer(4, schema={"obs": {"a": field, "b": field}}, next_obs=None)
+    obs: dict[str, Any] = {"a": np.ones(4096, np.float32)}
+    obs["b"] = Emptying(obs)
+    buffer.add(obs=obs, reward=0.0, done=False)
+    (batch,) = buffer.rows()
+    assert (batch["obs"]["a"] == 1).all()
+    assert (batch["obs"]["b"] == 2).all()
+
+
+def test_value_that_closes_the_buffer_it_is_added_to_is_an_error() -> None:
+    class Closing:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            buffer.close()
+            return np.ones(2)
+
+    buffer = make()
+    with pytest.raises(ClosedError):
+        buffer.add(**row(1, obs=Closing()))
+
+
+def test_value_that_adds_to_another_buffer_leaves_the_converted_ones_alone() -> None:
+    class Adding:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            other.add(**{**values, "obs": np.full((200, 64), 7.0), "more": np.full((200, 64), 8.0)})
+            return np.full((200, 64), 2.0)
+
+    schema = {"obs": sw.Field((64,)), "more": sw.Field((64,))}
+    buffer, other = (sw.ReplayBuffer(400, schema=schema, next_obs=None) for _ in range(2))
+    values: dict[str, Any] = {"obs": np.full((200, 64), 1.0), "reward": np.zeros(200), "done": np.zeros(200)}
+    buffer.add(**values, more=Adding())
+    (batch,), (apart,) = buffer.rows(), other.rows()
+    assert (batch["obs"] == 1).all()
+    assert (batch["more"] == 2).all()
+    assert (apart["obs"] == 7).all()
+    assert (apart["more"] == 8).all()
 
 
 # ---- forms -----------------------------------------------------------------------------------------------------------

@@ -194,6 +194,34 @@ def test_batch_of_torch_tensors_goes_round() -> None:
     assert buffer.update_priorities(batch["indices"], errors) == {"applied": 16, "stale": 0}
 
 
+@pytest.mark.parametrize(
+    "kind", ["float32", "float64", "float16", "int64", "bool", "strided", "swapped", "list", "tensor"]
+)
+def test_usual_indices_and_priorities_take_no_step_in_python(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, twin = filled(10), filled(10)
+    held, values = serials(buffer), np.arange(10) % 2
+    twin.update_priorities(held, values.astype(np.float32))
+    monkeypatch.setattr("sharpwave.rows.host.as_handles", None)
+    monkeypatch.setattr("sharpwave.rows.host.read_priorities", None)
+    indices: Any = held
+    priorities: Any = values.astype(np.float32)
+    if kind == "tensor":
+        torch = pytest.importorskip("torch")
+        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            pytest.skip("this torch does not lend the memory of its tensors")
+        indices, priorities = torch.from_numpy(held), torch.from_numpy(-priorities).requires_grad_()
+    elif kind == "list":
+        indices, priorities = held.tolist(), values.tolist()
+    elif kind == "strided":
+        indices, priorities = np.repeat(held, 2)[::2], np.repeat(priorities, 2)[::2]
+    elif kind == "swapped":
+        indices, priorities = held.astype(">i8"), priorities.astype(">f4")
+    else:
+        indices, priorities = held.astype(np.int32), values.astype(kind)
+    assert buffer.update_priorities(indices, priorities) == {"applied": 10, "stale": 0}
+    assert chances(buffer) == chances(twin)
+
+
 def test_signed_errors_count_by_magnitude() -> None:
     buffer = filled(3)
     buffer.update_priorities(serials(buffer), np.array([-1.0, 2.0, -5.0]))

@@ -375,6 +375,62 @@ def test_wrong_tensors_in_out_are_refused() -> None:
         buffer.sample(4, out=out, device="cpu")
 
 
+def test_tensors_in_out_that_do_not_fit_are_refused_as_at_the_first_call() -> None:
+    """The first call with a device checks more than the later ones need; what is refused stays the same."""
+    torch = pytest.importorskip("torch")
+    wrong: dict[str, Any] = {
+        "another shape": lambda out: out | {"obs": torch.zeros(4, 3)},
+        "another dtype": lambda out: out | {"reward": torch.zeros(4, dtype=torch.float64)},
+        "strided": lambda out: out | {"obs": torch.zeros(2, 4).T},
+        "a graph": lambda out: out | {"obs": torch.zeros(4, 2, requires_grad=True)},
+        "shared memory": lambda out: out | {"next_obs": out["obs"]},
+        "missing": lambda out: {name: value for name, value in out.items() if name != "action"},
+        "no tensor": lambda out: out | {"action": [0.0] * 4},
+        "no dict": lambda out: list(out),
+        "read-only array": lambda out: out | {"reward": np.broadcast_to(np.float32(0), 4)},
+    }
+    for name, change in wrong.items():
+        told = []
+        for is_first in (True, False):
+            buffer = filled(5)
+            out = change(make_out(buffer))
+            if not is_first:
+                buffer.sample(4, device="cpu")
+            with unchanged(buffer), pytest.raises(SchemaError) as error:
+                buffer.sample(4, out=out, device="cpu")
+            told.append(str(error.value))
+        assert told[0] == told[1], name
+    for size in (0, 5):
+        buffer = filled(5)
+        out = buffer.sample(4, device="cpu")
+        with unchanged(buffer), pytest.raises(SchemaError):
+            buffer.sample(size, out=out, device="cpu")
+
+
+def make_out(buffer: sw.ReplayBuffer) -> dict[str, Any]:
+    import torch
+
+    batch = next(iter(filled(5).batches(4)))
+    return {name: torch.from_numpy(value.copy()) for name, value in batch.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampler": sw.Prioritized()}, {"view": sw.Windows(2), "num_envs": 1}, {"view": sw.Transitions(n_step=3)}],
+)
+def test_tensors_in_out_get_what_arrays_get(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    buffer, twin = filled(10, **options), filled(10, **options)
+    out = buffer.sample(4, device="cpu")
+    arrays = twin.sample(4)
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        monkeypatch.setattr("sharpwave.rows.host.as_host_arrays", None)  # is not asked
+    for _ in range(3):
+        assert buffer.sample(4, out=out, device="cpu") is out
+        twin.sample(4, out=arrays)
+        assert {name: value.tolist() for name, value in out.items()} == {n: a.tolist() for n, a in arrays.items()}
+
+
 def test_tensors_in_out_without_a_device_are_refused() -> None:
     pytest.importorskip("torch")
     buffer = filled(5)

@@ -616,3 +616,102 @@ def test_a_cycle_in_a_cuda_graph_replays_equal() -> None:
         torch.testing.assert_close(roll.advantages, want)
         cycle()
         assert all(torch.equal(roll.all()[name], value) for name, value in replayed.items())
+
+
+# ---- usual steps are copied by C++, others are checked in Python -----------------------------------------------------
+
+FORMS: dict[str, Any] = {
+    "as it is": lambda a: a,
+    "float64": lambda a: a.astype(np.float64),
+    "float16": lambda a: a.astype(np.float16),
+    "int32": lambda a: a.astype(np.int32),
+    "int64": lambda a: a.astype(np.int64),
+    "bool": lambda a: a.astype(bool),
+    "longdouble": lambda a: a.astype(np.longdouble),
+    "complex64": lambda a: a.astype(np.complex64),
+    "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
+    "swapped": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "column": lambda a: a.reshape(ENVS, -1),
+    "list": lambda a: a.tolist(),
+    "short": lambda a: a[:-1],
+    "nan": lambda a: np.full(a.shape, np.nan),
+    "infinite": lambda a: np.full(a.shape, np.inf),
+    "large": lambda a: np.full(a.shape, 1e39),
+    "large whole": lambda a: np.full(a.shape, 2**40),
+    "half": lambda a: np.full(a.shape, 0.5),
+    "masked": lambda a: np.ma.masked_array(a, mask=np.ones(a.shape, bool)),
+    "none": lambda a: None,
+    "tensor": torch.from_numpy,
+    "tensor with a graph": lambda a: torch.from_numpy(a.astype(np.float32)).requires_grad_(),
+    "negated view": lambda a: torch._neg_view(torch.from_numpy(a.astype(np.float32))),
+    "bfloat16": lambda a: torch.from_numpy(a.astype(np.float32)).bfloat16(),
+    "on meta": lambda a: torch.from_numpy(a).to("meta"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", [None, "cpu"])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_both_ways_of_a_step_store_the_same_or_refuse_alike(
+    form: str, place: Any, autoreset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> sw.RolloutBuffer:
+        roll = sw.RolloutBuffer(
+            ENVS, 6, obs_shape=(3,), device=place, extras={"level": sw.Field((), "int16")}, autoreset=autoreset, seed=0
+        )
+        for t in range(2):
+            roll.add(**{name: there(value, place) for name, value in plain(t).items()})
+        return roll
+
+    def plain(t: int) -> dict[str, Any]:
+        more: dict[str, Any] = {"level": np.full(ENVS, t, np.int16), "truncated": np.zeros(ENVS, bool)}
+        if autoreset == "same_step":
+            more["final_values"] = np.zeros(ENVS, np.float32)
+        return step(t, np.random.default_rng(t), **more)
+
+    def outcome(roll: sw.RolloutBuffer, changed: dict[str, Any]) -> Any:
+        told = ""
+        try:
+            roll.add(**changed)
+        except Exception as error:  # torch's own errors are passed on
+            told = f"{type(error).__name__}: {error}"
+        stored = {name: here(array).tobytes() for name, array in roll._columns.arrays.items()}
+        return told, stored, roll._step
+
+    quick = {name: build() for name in plain(0)}
+    assert all(roll._columns.writer is not None for roll in quick.values())
+    monkeypatch.setattr("sharpwave.rows.columns.Columns.use_writer", lambda *_: None)
+    for name, roll in quick.items():
+        twin = build()
+        assert twin._columns.writer is None
+        changed = plain(2) | {name: FORMS[form](plain(2)[name])}
+        changed = {key: value for key, value in changed.items() if value is not None or key == name}
+        first, second = outcome(roll, changed), outcome(twin, changed)
+        assert first == second, name
+
+
+def test_usual_steps_take_no_check_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms: list[Any] = ["as it is", "float64", "float16", "strided", "swapped"]
+    lends = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    for place in (None, "cpu"):
+        roll = sw.RolloutBuffer(ENVS, 20, obs_shape=(3,), device=place, seed=0)
+        roll.add(**step(0, np.random.default_rng(0)))
+        if roll._columns.writer is None:
+            pytest.skip("this torch cannot tell that its memory was written to")
+        with monkeypatch.context() as patch:
+            patch.setattr("sharpwave.rows.columns.Columns.check", None)
+            for form in [*forms, *(["tensor", "tensor with a graph"] if place and lends else [])]:
+                values = step(roll._step, np.random.default_rng(0))
+                roll.add(**values | {name: FORMS[form](values[name]) for name in ("observations", "rewards", "values")})
+        assert here(roll.log_probs)[roll._step - 1].tolist() == values["log_probs"].tolist()
+
+
+def test_a_graph_over_a_rollout_notices_later_steps() -> None:
+    roll = sw.RolloutBuffer(ENVS, 4, obs_shape=(3,), device="cpu")
+    for t in range(2):
+        roll.add(**there(step(t, np.random.default_rng(t)), "cpu"))
+    weight = torch.ones(3, requires_grad=True)
+    loss = (roll.observations[:2] * weight).sum()
+    roll.add(**there(step(2, np.random.default_rng(2)), "cpu"))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -34,6 +34,18 @@ _BATCH_NAMES = {
 }
 _FOR_GAE = ("rewards", "values", "dones", "truncated", "final_values", "mask", "advantages", "returns")
 _NUMBERS = ("rewards", "values", "log_probs", "advantages", "returns")
+_STEP = (
+    "observations",
+    "privileged_observations",
+    "actions",
+    "rewards",
+    "dones",
+    "values",
+    "log_probs",
+    "truncated",
+    "final_values",
+    "hidden_states",
+)  # the arguments of add()
 _OTHERS = {"rewards", "dones", "truncated", "final_values", "mask", "hidden_states"}
 # Attributes that close() removes. A verb that reads one of them is then a ClosedError, and add() needs no test of its
 # own for it.
@@ -177,6 +189,24 @@ class RolloutBuffer:
             BufferFull: The rollout is complete; use it, then ``clear()``.
             SchemaError: Something is missing or does not fit. Nothing was written.
         """
+        columns, step = self._columns, self._step
+        if columns.writer is not None and step < self._num_steps and len(extras) == len(self._extras):  # the usual step
+            step_values = (
+                observations,
+                privileged_observations,
+                actions,
+                rewards,
+                dones,
+                values,
+                log_probs,
+                truncated,
+                final_values,
+                hidden_states,
+                *map(extras.get, self._extras),
+            )
+            if columns.put_at_once(step, step_values):
+                self._end_step()
+                return
         where = "add()"
         if self._step == self._num_steps:
             raise BufferFull(
@@ -222,6 +252,12 @@ class RolloutBuffer:
             if name in self._columns.nodes and name not in given:
                 self._columns.arrays[name][self._step] = 0  # the row still holds a value of the last rollout
         self._columns.put(self._step, checked)
+        if self._columns.writer is None:
+            # The next steps will mostly bring the same fields.
+            self._columns.use_writer([name if name in given else None for name in (*_STEP, *self._extras)])
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self._autoreset == "next_step":
             self._columns.arrays["mask"][self._step] = ~self._was_over
             self._was_over[:] = self._over(self._step)

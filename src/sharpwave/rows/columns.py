@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _core
 from ..arrays import narrow, refuse_masked
 from ..checks import told
 from ..errors import SchemaError
@@ -27,12 +28,20 @@ class Host:
     """NumPy arrays."""
 
     kind = "a NumPy array"
+    takes_tensors = False
 
     def __init__(self, seed: int | None) -> None:
         self.stream = np.random.default_rng(seed)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return np.zeros(shape, dtype)
+
+    def memory(self, array: Any) -> np.ndarray[Any, Any] | None:
+        """The array's memory for the engine to write to; None where it is not on the host."""
+        return array  # type: ignore[no-any-return]
+
+    def written(self, arrays: list[Any]) -> None:
+        """After the engine wrote to them."""
 
     def read(self, what: str, value: Any) -> Any:
         if hasattr(value, "detach") and hasattr(value, "device"):
@@ -128,6 +137,8 @@ class Host:
 class Torch(Host):
     """Tensors on one device. Nothing here waits for it."""
 
+    takes_tensors = True
+
     def __init__(self, where: str, device: Any, seed: int | None) -> None:
         from .tensors import read_device
 
@@ -136,6 +147,13 @@ class Torch(Host):
         self.device = self.torch.empty(0, device=self.device).device
         self.kind = f"a tensor on {self.device}"
         self.strided = self.torch.strided
+        self.count_writes: Any = None
+        if self.device.type == "cpu":
+            try:
+                self.torch.autograd.graph.increment_version([self.torch.empty(0)])
+                self.count_writes = self.torch.autograd.graph.increment_version
+            except (AttributeError, TypeError):  # older versions of torch
+                pass
         self.stream = np.random.default_rng(seed)
         self.generator = self.torch.Generator(self.device)
         if seed is None:
@@ -154,6 +172,13 @@ class Torch(Host):
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         with self.torch.inference_mode(False):  # else the tensor could not be written to outside of that mode
             return self.torch.zeros(shape, dtype=self._dtype(dtype), device=self.device)
+
+    def memory(self, array: Any) -> np.ndarray[Any, Any] | None:
+        return array.numpy() if array is not None and self.count_writes is not None else None
+
+    def written(self, arrays: list[Any]) -> None:
+        # As torch's own writes do: a graph that needs the old values then raises an error.
+        self.count_writes(arrays)
 
     def _dtype(self, dtype: np.dtype[Any]) -> Any:
         try:
@@ -284,6 +309,7 @@ def read_node(where: str, name: str, node: Any, dtype: Any = "float32") -> Node:
 _ARRAY = np.ndarray
 _LARGEST = {np.dtype(kind): float(np.finfo(kind).max) for kind in (np.float16, np.float32)}
 _FLAGS = ("dones", "truncated", "done")  # these take numbers too: everything but 0 is True
+_VIEWS = ("rows", "accepted", "wide", "writer")
 _MOST_ROWS = 4096  # columns with more rows do not keep a view of each
 
 
@@ -300,10 +326,11 @@ class Columns:
         self.rows: dict[str, list[Any]] = {}  # the arrays' memory, cut along the first axis
         self.accepted: dict[str, tuple[Any, ...]] = {}  # lead, shape and dtype of the last value that was accepted
         self.wide: set[str] = set()  # fields whose accepted dtype is wider: the numbers are checked each time
+        self.writer: tuple[_core.StepWriter, list[Any]] | None = None  # and the arrays that it writes to
 
     def __getstate__(self) -> dict[str, Any]:
         # A copied view would no longer share the memory of its array.
-        return {name: value for name, value in self.__dict__.items() if name not in ("rows", "accepted", "wide")}
+        return {name: value for name, value in self.__dict__.items() if name not in _VIEWS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -315,8 +342,10 @@ class Columns:
         }
         self.arrays.update(made)
         self.nodes[name] = node
+        self.writer = None
 
     def forget(self, name: str) -> None:
+        self.writer = None
         if name in self.nodes:
             for path, _ in leaves_of(name, self.nodes.pop(name)):
                 self.arrays.pop(path, None)
@@ -364,6 +393,25 @@ class Columns:
                 array = place.narrow(what, array, field.dtype) if is_wider else array
             checked.append((path, array if given == shape else array.reshape(shape)))
         return checked
+
+    def use_writer(self, names: list[str | None]) -> None:
+        """Makes ``put_at_once`` take the values of these fields, in this order; None where no value may be. It takes
+        no nested ones."""
+        columns: list[tuple[Any, bool] | None] = []
+        for name in names:
+            array = None if name is None else self.place.memory(self.arrays.get(name))
+            if name is not None and array is None:
+                return
+            columns.append(None if array is None else (array, name in _FLAGS))
+        written = [self.arrays[name] for name in names if name is not None]
+        self.writer = _core.StepWriter(columns, self.place.takes_tensors), written
+
+    def put_at_once(self, at: int, values: tuple[Any, ...]) -> bool:
+        """Copies usual values into one row of each array. False if one of them needs ``check``: nothing was written."""
+        if self.writer is None or not self.writer[0].put(at, values):
+            return False
+        self.place.written(self.writer[1])
+        return True
 
     def put(self, at: int, checked: list[tuple[str, Any]]) -> None:
         """Copies the values into one row of each array."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _core
 from ..address import identity, to_address, to_path
-from ..arrays import prepare, refuse_masked
+from ..arrays import prepare, read_leaf, refuse_masked
 from ..arrays import priorities as read_priorities
 from ..checks import whole
 from ..errors import SchemaError, StorageError
@@ -78,6 +78,7 @@ class HostRows:
         self._is_plain = spec.pace is None and hindsight is None and not schema.ragged
         self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
         self._feeds: dict[str, GpuFeed | None] = {}
+        self._to_tensors: dict[str, Callable[[Batch], Batch]] = {}  # by the names of the CPU that were given so far
         self.registered: Any = None  # the rows' memory, where a GPU reads it
         path = None if address is None else to_path(address, "open()")
         self._identity = None if path is None else identity(path)  # the file that close(unlink=True) may remove
@@ -183,7 +184,8 @@ class HostRows:
         spec = self.spec
         one_row = None if spec.num_envs is not None else spec.order_reason
         careful = functools.partial(prepare, spec.schema, spec.capacity, spec.num_envs, one_row, spec.is_prioritized)
-        return _core.Writer(self.table, careful, spec.num_envs is not None, one_row is not None)
+        read = functools.partial(read_leaf, spec.schema)
+        return _core.Writer(self.table, careful, read, spec.num_envs is not None, one_row is not None)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -197,8 +199,16 @@ class HostRows:
         deliver: bool = True,
     ) -> Batch:
         """See ``ReplayBuffer.sample``."""
-        if device is None and timeout is None and self._is_plain and deliver:
-            return self.table.sample(batch_size, out)
+        if timeout is None and self._is_plain and deliver:
+            if device is None:
+                return self.table.sample(batch_size, out)
+            # Tensors over the batch's own memory need only their conversion.
+            to_tensors = self._to_tensors.get(device if type(device) is str else str(device))
+            if to_tensors is not None:
+                if out is None:
+                    return to_tensors(self.table.sample(batch_size))
+                if self.table.sample_tensors(batch_size, out):
+                    return out
         if out is not None and self.spec.schema.ragged:
             raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
         if device is not None and out is None and (feed := self._feed(device)) is not None:
@@ -206,6 +216,8 @@ class HostRows:
             self.spec.check_batch("sample()", size)
             return feed.sample(size, timeout, deliver)
         convert = None if device is None else torch_converter(device, self.dtypes)  # before anything is drawn
+        if convert is not None and convert.is_host:
+            self._to_tensors[str(device)] = convert
         arrays = out if out is None or device is None else as_host_arrays(out, device)
         batch = self.fill(batch_size, arrays, timeout, deliver)
         if out is not None:
@@ -314,12 +326,11 @@ class HostRows:
 
     def update_priorities(self, handles: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
         where = "update_priorities()"
-        if type(handles) is not _ARRAY or type(priorities) is not _ARRAY:
-            refuse_masked(f"{where}: indices", handles)
-            refuse_masked(f"{where}: priorities", priorities)
         done = None if mask is not None else self.table.update_at_once(handles, priorities, timeout)
         if done is not None:
             return done
+        refuse_masked(f"{where}: indices", handles)
+        refuse_masked(f"{where}: priorities", priorities)
         view = self.spec.view
         if isinstance(view, Windows) and np.ndim(priorities) == 2:
             priorities = window_priorities(where, view, priorities, mask)
@@ -403,7 +414,6 @@ class Writer:
         self.close()
 
 
-_ARRAY = np.ndarray
 _shared: weakref.WeakSet[HostRows] = weakref.WeakSet()
 _making_feeds = threading.Lock()  # memory is registered once
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,31 +10,44 @@ import numpy as np
 from ..checks import told
 from ..errors import SchemaError
 
-__all__ = ["as_host_arrays", "read_device", "torch_converter"]
+__all__ = ["TensorConverter", "as_host_arrays", "read_device", "torch_converter"]
+
+
+class TensorConverter:
+    """Converts a batch to tensors on a device. The device is checked once."""
+
+    def __init__(self, device: Any, dtypes: tuple[tuple[str, np.dtype[Any]], ...]) -> None:
+        torch, self._target = read_device("sample(): device", device)
+        for name, dtype in dtypes:
+            try:
+                torch.from_numpy(np.empty(0, dtype))
+            except TypeError:
+                raise SchemaError(f"sample(): device: torch has no dtype for field {name!r} ({dtype})") from None
+        self._from_numpy, self.is_host = torch.from_numpy, self._target.type == "cpu"
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if not self.is_host:
+            return self._convert(batch)  # type: ignore[no-any-return]
+        from_numpy = self._from_numpy
+        return {
+            key: from_numpy(value) if type(value) is _ARRAY else self._convert(value) for key, value in batch.items()
+        }
+
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._convert(part) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self._convert(part) for part in value)
+        tensor = self._from_numpy(value)
+        return tensor if self.is_host else tensor.to(self._target)
 
 
 @functools.cache
-def torch_converter(
-    device: Any, dtypes: tuple[tuple[str, np.dtype[Any]], ...]
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that converts a batch to tensors on the device. The device is checked once."""
-    torch, target = read_device("sample(): device", device)
-    for name, dtype in dtypes:
-        try:
-            torch.from_numpy(np.empty(0, dtype))
-        except TypeError:
-            raise SchemaError(f"sample(): device: torch has no dtype for field {name!r} ({dtype})") from None
+def torch_converter(device: Any, dtypes: tuple[tuple[str, np.dtype[Any]], ...]) -> TensorConverter:
+    return TensorConverter(device, dtypes)
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: convert(part) for key, part in value.items()}
-        if isinstance(value, tuple):
-            return tuple(convert(part) for part in value)
-        tensor = from_numpy(value)
-        return tensor if is_host else tensor.to(target)
 
-    from_numpy, is_host = torch.from_numpy, target.type == "cpu"
-    return convert
+_ARRAY = np.ndarray
 
 
 def read_device(where: str, device: Any) -> tuple[Any, Any]:

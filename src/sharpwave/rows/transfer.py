@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..arrays import prepare
+from ..arrays import prepare, read_leaf
 from ..errors import StorageError
 from ..schema import Field, Node
 from .device import DeviceRows, check_on_device
@@ -41,8 +41,9 @@ def to_host(rows: DeviceRows) -> HostRows:
         first = oldest - oldest % capacity + slot
         host.table.begin_at(origin // capacity * span, oldest // capacity * span + slot)
         careful = functools.partial(prepare, spec.schema, capacity, spec.num_envs, None, spec.is_prioritized)
+        read = functools.partial(read_leaf, spec.schema)
         # These rows are in time order. An add by a user would need num_envs= to have several.
-        writer = host.write_with(_core.Writer(host.table, careful, spec.num_envs is not None, False))
+        writer = host.write_with(_core.Writer(host.table, careful, read, spec.num_envs is not None, False))
         torch, step = rows.place.torch, _chunk(table.stride, width)
         for begin in range(first, head, step):
             t = torch.arange(begin, min(begin + step, head), device=rows.device)
