@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import check_settable, one_of, seconds, told, truth, whole
+from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole
 from ..errors import ClosedError, SchemaError
 from ..files.save_path import save_path
 from ..pace import Pace
@@ -482,7 +481,7 @@ def spec_of(
         capacity=whole(where, "capacity", capacity, 1),
         num_envs=None if num_envs is None else whole(where, "num_envs", num_envs, 1),
         writers=whole(where, "writers", writers, 1),
-        seed=secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1),
+        seed=random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1),
         sampler=Uniform() if sampler is None else sampler,
         view=Transitions() if view is None else view,
         pace=pace,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import struct
 import sys
 import warnings
@@ -399,7 +398,7 @@ def write_journal(path: str | os.PathLike[str], kind: str, entries: Iterable[Ent
 def _new_header(kind: str) -> Header:
     if not 0 < len(kind.encode()) <= 16:
         raise ValueError(f"kind: expected 1 to 16 bytes, got {kind!r}")
-    return Header(kind, secrets.token_bytes(16), HEADER_BYTES, 0)
+    return Header(kind, os.urandom(16), HEADER_BYTES, 0)
 
 
 def _write_whole(made: _core.NewFile, header: Header, entries: Iterable[Entry]) -> tuple[Header, int]:
@@ -428,7 +427,7 @@ def _parse_header(where: str, path: Path, kind: str, file: int, raw: bytes, reco
                 f"{where}: {path}: {error}, but the file has records; restore it from a copy, or give "
                 "recover=True to keep them"
             ) from None
-        return Header(kind, tag + secrets.token_bytes(12), HEADER_BYTES, 0, is_whole=False)
+        return Header(kind, tag + os.urandom(12), HEADER_BYTES, 0, is_whole=False)
     if header.kind != kind:
         raise StorageError(f"{where}: {path}: expected a journal of {kind}, got one of {header.kind!r}")
     return header

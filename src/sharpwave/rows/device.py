@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import weakref
@@ -341,6 +340,8 @@ class DeviceRows:
         return attempt()
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
+        import asyncio
+
         if not self._is_gpu:
             return await asyncio.to_thread(call)
         cuda = self.place.torch.cuda

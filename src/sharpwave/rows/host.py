@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
@@ -281,6 +280,8 @@ class HostRows:
         return await self._bell.in_turn(attempt, timeout)
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
+        import asyncio
+
         return await asyncio.to_thread(call)
 
     def _feed(self, device: Any) -> GpuFeed | None:

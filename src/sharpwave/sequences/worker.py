@@ -6,7 +6,6 @@ cannot leave them half taken, as it can with the pure Python locks of ``concurre
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -84,6 +83,8 @@ class Worker:
         Raises:
             TimeoutError: It did not begin in time.
         """
+        import asyncio
+
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
