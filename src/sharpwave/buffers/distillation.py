@@ -376,14 +376,20 @@ class DistillationBuffer:
         """Whether ``len`` has reached the capacity."""
         return len(self) == self._capacity
 
-    def stats(self) -> dict[str, Any]:
-        """Counts and sizes as plain numbers, for a logger. On a GPU waits for the device."""
+    def stats(self, *, huge_pages: bool = False) -> dict[str, Any]:
+        """Counts and sizes as plain numbers, for a logger. On a GPU waits for the device.
+
+        Args:
+            huge_pages: As for ``ReplayBuffer.stats``.
+        """
         self._check_open()
+        truth("stats()", "huge_pages", huge_pages)
         if self._rows is not None:
-            return self._rows.stats()
+            return self._rows.stats() | ({"huge_page_bytes": self._rows.huge_page_bytes()} if huge_pages else {})
         counts = {"size": 0, "capacity": self._capacity, "rows_added": 0, "storage_bytes": 0}
         where = str(self.device) if self._is_on_gpu else self._storage or "memory"
-        return {"storage": where, **counts, "seed": self._seed}
+        stats = {"storage": where, **counts, "seed": self._seed}
+        return stats | {"huge_page_bytes": 0} if huge_pages else stats
 
     def __repr__(self) -> str:
         where = f"on {self.device}" if self._is_on_gpu else self._storage or "in memory"

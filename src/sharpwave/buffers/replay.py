@@ -371,12 +371,15 @@ class ReplayBuffer:
         """Fields by name, in the order of positional arguments."""
         return dict(self._rows.spec.schema.fields)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, huge_pages: bool = False) -> dict[str, Any]:
         """Counts and sizes as plain numbers, for a logger. ``"feeds"``: how batches are transferred to each GPU.
 
-        ``"huge_page_bytes"`` may be up to a minute old: the kernel takes milliseconds to count them.
+        Args:
+            huge_pages: Adds ``"huge_page_bytes"``: how much of the storage is in huge pages now. The kernel takes
+                milliseconds to count them.
         """
-        return self._rows.stats()
+        truth("stats()", "huge_pages", huge_pages)
+        return self._rows.stats() | ({"huge_page_bytes": self._rows.huge_page_bytes()} if huge_pages else {})
 
     @property
     def device(self) -> Any:

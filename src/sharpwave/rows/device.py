@@ -473,6 +473,9 @@ class DeviceRows:
         beta = [real["beta_start"], real["beta_end"], steps] if steps else real["beta_end"]
         return sampler_from_plain(sampler_to_plain(built) | {"alpha": real["alpha"], "beta": beta})
 
+    def huge_page_bytes(self) -> int:
+        return 0  # a notion of the host's memory
+
     def stats(self) -> dict[str, Any]:
         """Counts and sizes, as plain numbers. Waits for the device."""
         self.heed("stats()")

@@ -358,6 +358,9 @@ class HostRows:
         feeds = {name: feed.describe() for name, feed in self._feeds.items() if feed is not None}
         return stats | {"feeds": feeds} if feeds else stats
 
+    def huge_page_bytes(self) -> int:
+        return self.table.huge_page_bytes()
+
     def clear(self) -> None:
         self.table.clear()
 
