@@ -480,11 +480,13 @@ def _said_owner(path: str) -> str:
 
 def _write_all(file: int, pieces: list[Any], at: int) -> None:
     for start in range(0, len(pieces), _AT_ONCE):
-        views = [memoryview(piece).cast("B") for piece in pieces[start : start + _AT_ONCE]]
-        while views:
+        views: list[Any] = [view for piece in pieces[start : start + _AT_ONCE] if (view := memoryview(piece)).nbytes]
+        size = sum(view.nbytes for view in views)
+        while size:
             done = os.pwritev(file, views, at)  # writes fewer bytes if the disk is full, or above 2 GiB
             at += done
-            while views and done >= len(views[0]):
-                done -= len(views.pop(0))
-            if views and done:
-                views[0] = views[0][done:]
+            size -= done
+            while size and done >= views[0].nbytes:
+                done -= views.pop(0).nbytes
+            if size and done:
+                views[0] = views[0].cast("B")[done:]

@@ -141,8 +141,8 @@ def pack_samples(samples: list[SequenceSample]) -> list[Any]:
         while end < len(samples) and samples[end]._ids[0] not in names and _form(samples[end]) == first:
             names.add(samples[end]._ids[0])
             end += 1
-        block = encode(SequenceSample.gather(samples[start:end]))
-        pieces += [_LENGTH.pack(sum(len(piece) for piece in block)), *block]
+        block = encode(*samples[start:end])
+        pieces += [_LENGTH.pack(sum(map(len, block))), *block]
         start = end
     return pieces
 
