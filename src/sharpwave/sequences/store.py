@@ -133,9 +133,9 @@ class Store:
 
         def make(now: float) -> None:
             self.intake.keep_forms(forms)
-            for entry, (sample, tokens, nbytes) in zip(entries, merged, strict=True):
+            for entry, (sample, tokens, nbytes, have) in zip(entries, merged, strict=True):
                 if entry.serial in self.index.entries:  # else it was too old, and its last lease ended meanwhile
-                    self.index.amend(entry, sample, tokens, nbytes, now)
+                    self.index.amend(entry, sample, tokens, nbytes, have, now)
             self.counters["amends"] += len(serials)
 
         return Change([Entry(AMEND, {"serials": serials}, body or ())] if serials else [], make)
@@ -318,8 +318,9 @@ class Store:
         self._next_serial = self._first_serial = said.next_serial
         entries = []
         try:
-            for serial, restored in said.held.items():
-                entry = self.intake.entry(restored.sample, restored.version)
+            restoreds = said.held.values()
+            made = self.intake.entries([one.sample for one in restoreds], [one.version for one in restoreds])
+            for entry, (serial, restored) in zip(made, said.held.items(), strict=True):
                 entry.serial, entry.birth = serial, restored.birth
                 for line in self.index.lines.values():
                     uses = restored.uses.get(line.consumer.name, 0)
