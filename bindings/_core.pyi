@@ -548,3 +548,6 @@ class NewFile:
         """Gives it its name, in one step; with sync the name is on the disk."""
 
 def crc32c(data: object, crc: int = 0) -> int: ...
+
+def crc32c_pieces(pieces: list[Any], crc: int = 0) -> tuple[int, int]:
+    """Their checksum as one run of bytes, and its size."""

@@ -126,5 +126,7 @@ void bind_files(nb::module_& m) {
             }
             return std::make_pair(crc, size);
         },
-        nb::arg("pieces"), nb::arg("crc") = 0, "Their checksum as one run of bytes, and its size.");
+        nb::arg("pieces"), nb::arg("crc") = 0,
+        nb::sig("def crc32c_pieces(pieces: list[typing.Any], crc: int = 0) -> tuple[int, int]"),
+        "Their checksum as one run of bytes, and its size.");
 }

@@ -363,14 +363,18 @@ class SequenceBuffer:
         before still fits. A checkpoint is a mark in the journal and no copy: resuming from it undoes what trainers
         acknowledged since, and keeps what was put and amended since. ``save`` writes a copy of one instant.
         """
-        if not isinstance(name, str):
-            raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
-        if self._commits.commit("checkpoint()", lambda: self._store.checkpoint(name)):
+        if self._commits.commit("checkpoint()", self._plan_checkpoint(name)):
             self._commits.rewrite("checkpoint()")
 
     async def checkpoint_async(self, name: str) -> None:
         """``checkpoint`` that lets the event loop go on while the journal is written."""
-        await self._commits.off_loop("checkpoint_async()", lambda: self.checkpoint(name))
+        if await self._commits.commit_async("checkpoint_async()", self._plan_checkpoint(name)):
+            await self._commits.rewrite_async("checkpoint_async()")
+
+    def _plan_checkpoint(self, name: str) -> Callable[[], Change[bool]]:
+        if not isinstance(name, str):
+            raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
+        return lambda: self._store.checkpoint(name)
 
     @property
     def used_ids(self) -> list[str]:

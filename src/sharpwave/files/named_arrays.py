@@ -50,7 +50,7 @@ class Header(NamedTuple):
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     """The array's bytes; no copy where it is contiguous."""
     try:
-        return memoryview(array).cast("B")
+        return memoryview(array).cast("B")  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # not contiguous, empty, or of a dtype that has no buffer format
         pass
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -48,6 +48,7 @@ class Intake:
             str, _Form
         ] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
         self._births: bool | None = None  # whether births are given; None before the first put
+        self.coming: list[Incoming] = []  # admitted, and not yet in the index: their records are being written
 
     def read(
         self,
@@ -140,12 +141,17 @@ class Intake:
             for entry in incoming.entries:
                 name = entry.sample._ids[0]
                 if name in held or name in seen:
-                    raise SchemaError(
-                        f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
-                        "SequenceBuffer(duplicate_ids=True)"
-                    )
+                    raise SchemaError(_said_held(name))
                 seen.add(name)
+            for other in self.coming:
+                for entry in other.entries:
+                    if entry.sample._ids[0] in seen:
+                        raise SchemaError(_said_held(entry.sample._ids[0]))
         incoming.forms = self._new_forms("put()", [entry.sample for entry in incoming.entries])
+
+    def is_first(self, incoming: Incoming) -> bool:
+        """Whether it decides what later samples must have."""
+        return bool(incoming.forms) or self._births is None
 
     def keep(self, incoming: Incoming) -> None:
         self._births = incoming.births is not None
@@ -258,6 +264,13 @@ def _weigh(columns: dict[str, Column]) -> tuple[int, int]:
         if data is not None:
             nbytes += data.nbytes
     return tokens, nbytes
+
+
+def _said_held(name: str) -> str:
+    return (
+        f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
+        "SequenceBuffer(duplicate_ids=True)"
+    )
 
 
 def _said(form: _Form) -> str:

@@ -42,7 +42,11 @@ def encode(*samples: SequenceSample) -> list[Any]:
         if key == "__metadata__":
             raise SchemaError("to_bytes(): key '__metadata__' is the format's own; remap() it")
         rows = sum(map(sum, lens))
-        arrays[key] = str(dtype).removeprefix("torch."), (rows, *shape), [_raw(column.data) for column in columns]
+        arrays[key] = (
+            str(dtype).removeprefix("torch."),
+            (rows, *(shape or ())),
+            [_raw(column.data) for column in columns],
+        )
     about = {
         "ids": [one for sample in samples for one in sample._ids],
         "metadata": {
