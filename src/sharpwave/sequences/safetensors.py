@@ -41,12 +41,11 @@ def encode(*samples: SequenceSample) -> list[Any]:
             continue
         if key == "__metadata__":
             raise SchemaError("to_bytes(): key '__metadata__' is the format's own; remap() it")
-        rows = sum(map(sum, lens))
-        arrays[key] = (
-            str(dtype).removeprefix("torch."),
-            (rows, *(shape or ())),
-            [_raw(column.data) for column in columns],
-        )
+        try:
+            raws = [memoryview(column.data).cast("B") for column in columns]
+        except (TypeError, ValueError, BufferError):  # tensors, or arrays that are empty or not contiguous
+            raws = [_raw(column.data) for column in columns]
+        arrays[key] = str(dtype).removeprefix("torch."), (sum(map(sum, lens)), *(shape or ())), raws
     about = {
         "ids": [one for sample in samples for one in sample._ids],
         "metadata": {
