@@ -152,7 +152,8 @@ class SequenceBuffer:
         """Adds samples, all or none.
 
         Args:
-            samples: One sample or several; each datum is held for itself.
+            samples: One sample or several; each datum is held for itself. Their arrays must not change while the
+                call runs: with a journal they are written from where they are.
             version: Of the policy that made them, one or one a datum. None takes the smallest of the key ``versions``,
                 which has one a token.
             births: One a datum, whole numbers above 0; the smallest is handed out first. None takes the order of
