@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from patience import HANG_S, until
 
 import sharpwave as sw
-from sharpwave.errors import BufferFull, NotReady, SchemaError, StaleHandle, StorageError
+from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.files import journal as journal_file
 
 FLOW = sw.Dataflow(
@@ -99,6 +100,7 @@ class Calls:
 
 
 def opened(path: Path, **options: Any) -> sw.SequenceBuffer:
+    path.mkdir(exist_ok=True)
     made = sw.SequenceBuffer(options.pop("capacity", 1000), flow=FLOW, journal=path / "journal", **options)
     made.put(sample("first"))  # decides the form of the key: it is a group of its own
     return made
@@ -228,6 +230,19 @@ def test_one_id_put_twice_in_the_same_moment_is_held_once(tmp_path: Path, disk: 
     seq.close()
 
 
+def test_an_id_whose_first_put_cannot_be_written_is_free_for_the_second(tmp_path: Path, disk: SlowDisk) -> None:
+    seq, calls = opened(tmp_path), Calls()
+    with disk.held():
+        disk.most = 20_000
+        large = lambda: seq.put(sample("same", length=10_000))  # noqa: E731
+        queue_behind_a_write(seq, disk, calls, large, lambda: seq.put(sample("same")))
+    _, error, handles = calls.join()
+    assert isinstance(error, StorageError)
+    assert int(handles[0]) == 2
+    assert contents(seq)[2][0] == ["same"]
+    seq.close()
+
+
 @pytest.mark.parametrize("bound", [{"capacity": 4}, {"max_tokens": 12}, {"max_bytes": 96}])
 def test_puts_in_the_same_moment_keep_within_the_bounds(tmp_path: Path, disk: SlowDisk, bound: Any) -> None:
     seq, calls = opened(tmp_path, **bound), Calls()
@@ -287,6 +302,16 @@ def test_calls_that_wait_when_the_buffer_is_closed_are_told(tmp_path: Path, disk
     names = [entry[0] for entry in contents(sw.open(tmp_path / "journal")).values()]
     for name, result in zip(("blocks", "a", "b"), results, strict=True):
         assert ([name] in names) == isinstance(result, np.ndarray), "acknowledged if and only if it is there"
+
+
+def test_no_call_hangs_when_the_buffer_is_closed_beside_it(tmp_path: Path) -> None:
+    for turn in range(30):
+        seq, calls = opened(tmp_path / str(turn)), Calls()
+        for number in range(4):
+            calls.start(lambda n=number, seq=seq: [seq.put(sample(f"{n}-{at}")) for at in range(10**6)])
+        time.sleep(0.002 * (turn % 5))
+        seq.close()
+        assert all(isinstance(one, ClosedError) for one in calls.join())
 
 
 def test_many_threads_leave_a_journal_that_equals_the_memory(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ..sequences.staleness import Admission
 from ..sequences.store import Change, Store
 from ..sequences.turns import WRITE, Turns
 from ..sequences.waiter import CoroutineWaiter, ThreadWaiter
-from ..sequences.worker import Worker
+from ..sequences.worker import Task, Worker, outcome
 
 __all__ = ["SequenceBuffer"]
 
@@ -472,7 +472,8 @@ class SequenceBuffer:
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` that lets the event loop go on meanwhile. Cancelled while it writes, it still writes the file."""
         self._gate.check("save_async()")
-        await Worker("sharpwave-save").do(lambda: self._save("save_async()", path))
+        worker = Worker("sharpwave-save")
+        await outcome(lambda tell: Task(lambda: self._save("save_async()", path), tell), worker.hand_over, None)
 
     def _save(self, where: str, path: Any) -> None:
         with self._gate.locked(where):

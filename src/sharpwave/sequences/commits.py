@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from ..errors import NotReady, SharpwaveError, StorageError
 from ..files import Journal, warn_caller
 from .gate import Gate, wait_s
 from .history import needed
+from .intake import Later
 from .store import Change, Store
 from .turns import Turns
 from .worker import Task, Worker, outcome
@@ -34,7 +35,7 @@ __all__ = ["Commits"]
 
 _Result = TypeVar("_Result")
 _Plan = Callable[[], Change[_Result] | None]
-_MOST_TOGETHER = 256  # requests of a group: bounds the time for which the gate's lock is held
+_MOST_TOGETHER = 64  # requests of a group: bounds the time for which the gate's lock is held
 
 
 class _Request(Task[_Result]):
@@ -69,10 +70,8 @@ class Commits:
                 change = plan()
                 return None if change is None else self._turns.make(change)
         request = _Request(where, plan)
-        worker = self._started(where)
         try:
-            self._requests.append(request)
-            worker.submit(self._serve)
+            self._hand_over(where, request)
             if not request.wait(wait_s(deadline)) and request.cancel():
                 raise self._still_writing(where)
             request.wait()
@@ -85,14 +84,29 @@ class Commits:
         """``commit`` without disk work on the event loop."""
         if self._store.journal is None:
             return self.commit(where, plan)
-        worker = self._started(where)
+        wait = wait_s(deadline)
+        try:
+            return await outcome(
+                lambda tell: _Request(where, plan, tell),
+                lambda request: self._hand_over(where, request),
+                None if wait < 0 else wait,
+            )
+        except TimeoutError as error:
+            if isinstance(error, SharpwaveError):
+                raise  # of the change itself
+            raise self._still_writing(where) from None
 
-        def start(request: Task[_Result]) -> None:
-            assert isinstance(request, _Request)
-            self._requests.append(request)
-            worker.submit(self._serve)
-
-        return await self._in_time(where, outcome(lambda tell: _Request(where, plan, tell), start, _limit(deadline)))
+    def _hand_over(self, where: str, task: Task[Any]) -> None:
+        """To the worker. In one step with the check: behind ``close`` the worker would never come to it."""
+        with self._gate.locked(where):
+            self._gate.check_open(where)
+            if self._worker is None:
+                # A thread of its own: the event loop's may all be busy with calls that wait for this one.
+                self._worker = Worker("sharpwave-journal")
+            if isinstance(task, _Request):
+                self._requests.append(task)
+                task = Task(self._serve)
+            self._worker.hand_over(task)
 
     def _serve(self) -> None:
         """Until no request is left. The worker's."""
@@ -114,6 +128,9 @@ class Commits:
                 try:
                     self._gate.check_open(request.where)
                     change = request.plan()
+                except Later:
+                    self._begun.appendleft(request)
+                    break
                 except BaseException as error:
                     request.fail(error)
                     continue
@@ -181,36 +198,21 @@ class Commits:
             request.finish(result)
 
     async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
-        return await self._started(where).do(work)
-
-    async def _in_time(self, where: str, result: Awaitable[_Result]) -> _Result:
-        try:
-            return await result
-        except TimeoutError as error:
-            if isinstance(error, SharpwaveError):
-                raise  # of the work itself
-            raise self._still_writing(where) from None
+        return await outcome(lambda tell: Task(work, tell), lambda task: self._hand_over(where, task), None)
 
     def _still_writing(self, where: str) -> NotReady:
         return NotReady(f"{where}: other calls have written the journal until the timeout; give a larger one")
 
     def _undisturbed(self, where: str, work: Callable[[], _Result]) -> _Result:
         """The result of work that no signal's exception may cut in two."""
-        task = self._started(where).submit(work)
+        task = Task(work)
         try:
+            self._hand_over(where, task)
             task.wait()
         except BaseException:
             task.cancel()  # not begun: then it never is
             raise
         return task.result()
-
-    def _started(self, where: str) -> Worker:
-        # A thread of its own: the event loop's may all be busy with calls that wait for this one.
-        with self._gate.locked(where):
-            self._gate.check_open(where)
-            if self._worker is None:
-                self._worker = Worker("sharpwave-journal")
-            return self._worker
 
     @contextmanager
     def _journal(self) -> Iterator[Journal]:
@@ -285,9 +287,3 @@ class Commits:
 def _warn(where: str, error: StorageError | None) -> None:
     if error is not None:
         warn_caller(f"{where}: the name is written, but the journal could not be made smaller: {error}")
-
-
-def _limit(deadline: float | None) -> float | None:
-    """Seconds until a deadline; None for ever."""
-    wait = wait_s(deadline)
-    return None if wait < 0 else wait

@@ -17,13 +17,17 @@ from .index import HeldSample, SampleIndex
 from .sample import SequenceSample
 from .staleness import VERSIONS, first_version
 
-__all__ = ["Incoming", "Intake", "OtherId", "read_handles", "read_ids"]
+__all__ = ["Incoming", "Intake", "Later", "OtherId", "read_handles", "read_ids"]
 
 _Form = tuple[Any, Any, bool]
 
 
 class OtherId(SchemaError):
     """An amend names a handle whose sample has another id."""
+
+
+class Later(Exception):
+    """A put has an id that another one, whose record is being written, will have: its fate decides."""
 
 
 class Incoming:
@@ -141,12 +145,13 @@ class Intake:
             for entry in incoming.entries:
                 name = entry.sample._ids[0]
                 if name in held or name in seen:
-                    raise SchemaError(_said_held(name))
+                    raise SchemaError(
+                        f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
+                        "SequenceBuffer(duplicate_ids=True)"
+                    )
                 seen.add(name)
-            for other in self.coming:
-                for entry in other.entries:
-                    if entry.sample._ids[0] in seen:
-                        raise SchemaError(_said_held(entry.sample._ids[0]))
+            if any(entry.sample._ids[0] in seen for other in self.coming for entry in other.entries):
+                raise Later
         incoming.forms = self._new_forms("put()", [entry.sample for entry in incoming.entries])
 
     def is_first(self, incoming: Incoming) -> bool:
@@ -264,13 +269,6 @@ def _weigh(columns: dict[str, Column]) -> tuple[int, int]:
         if data is not None:
             nbytes += data.nbytes
     return tokens, nbytes
-
-
-def _said_held(name: str) -> str:
-    return (
-        f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
-        "SequenceBuffer(duplicate_ids=True)"
-    )
 
 
 def _said(form: _Form) -> str:

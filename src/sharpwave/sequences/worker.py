@@ -86,14 +86,8 @@ class Worker:
         # The thread holds the queue and not the worker: without references to the worker the thread ends.
         threading.Thread(target=_run, args=(self._tasks,), name=name, daemon=True).start()
 
-    def submit(self, work: Callable[[], _Result]) -> Task[_Result]:
-        task = Task(work)
+    def hand_over(self, task: Task[Any]) -> None:
         self._tasks.put(task)
-        return task
-
-    async def do(self, work: Callable[[], _Result], wait: float | None = None) -> _Result:
-        """``outcome`` of work that this thread does."""
-        return await outcome(lambda tell: Task(work, tell), self._tasks.put, wait)
 
     def stop(self) -> None:
         """Behind everything that was handed over."""
