@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing as mp
+import os
 import statistics
 import tempfile
 import threading
@@ -187,6 +188,86 @@ def journals(rounds: int, folder: Path) -> Document:
     return by_turns(buffers, rounds)
 
 
+def summary(times: list[float]) -> Document:
+    return {"median_ns": 1e9 * statistics.median(times), "min_ns": 1e9 * min(times), "bursts": len(times)}
+
+
+def building(rounds: int) -> Document:
+    """256 samples one by one, and as one sample of 256 data, which `put` takes as well."""
+    names = [str(at) for at in range(BATCH)]
+    data = np.zeros(BATCH * TOKENS, KEYS["ids"])
+    calls: dict[str, Callable[[], Any]] = {
+        "building 256 samples": lambda: make(names, "ids"),
+        "one sample of 256 data": lambda: sw.SequenceSample(names, {"ids": [TOKENS] * BATCH}, {"ids": data}),
+    }
+    times: dict[str, list[float]] = {label: [] for label in calls}
+    for _ in range(4 * rounds):
+        for label, call in calls.items():
+            gc.collect(0)
+            start = time.perf_counter()
+            call()
+            times[label].append(time.perf_counter() - start)
+    return {label: summary(of) for label, of in times.items()}
+
+
+def long_puts(rounds: int, folder: Path) -> Document:
+    """A put of 256 x 2,048 tokens with the journal, beside writing as many bytes from one buffer; both wait for the
+    disk, or neither. The samples leave after each put, so that memory stays the same."""
+    found: Document = {}
+    for label, sync in (("on", False), ("waits for the disk", True)):
+        flow = sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=BATCH)])
+        seq = sw.SequenceBuffer(10**5, flow=flow, journal=folder / f"long {label}", sync=sync)
+        file = os.open(folder / f"bytes {label}", os.O_CREAT | os.O_RDWR)
+        times: dict[str, list[float]] = {"journal put 256 x 2,048 tokens": [], "writing the bytes": []}
+        at, raw = 0, b""
+        for number in range(rounds + 3):
+            samples = make([f"{number}-{at}" for at in range(BATCH)], "ids", LENGTH)
+            gc.collect(0)
+            size = seq.stats()["journal_bytes"]
+            start = time.perf_counter()
+            seq.put(samples)
+            put_s = time.perf_counter() - start
+            raw = raw or bytes(seq.stats()["journal_bytes"] - size)
+            seq.clear()
+            start = time.perf_counter()
+            os.pwrite(file, raw, at)
+            if sync:
+                os.fdatasync(file)
+            write_s = time.perf_counter() - start
+            at += len(raw)
+            if number >= 3:  # the first rounds warm up
+                times["journal put 256 x 2,048 tokens"].append(put_s)
+                times["writing the bytes"].append(write_s)
+        seq.close()
+        os.close(file)
+        found[label] = {call: summary(of) for call, of in times.items()} | {"record_bytes": len(raw)}
+    return found
+
+
+def putters(rounds: int, folder: Path) -> Document:
+    """Puts a second of 1 and 8 threads at once, 16 samples a put, each waiting for the disk: they share its waits."""
+    found: dict[str, float] = {}
+    for turn in range(3):
+        for many in (1, 8):
+            flow = sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=BATCH)])
+            seq = sw.SequenceBuffer(10**6, flow=flow, journal=folder / f"putters {turn} {many}", sync=True)
+            made = [
+                [make([f"{who}-{turn}-{at}" for at in range(16)], "ids") for turn in range(rounds)]
+                for who in range(many)
+            ]
+            workers = [threading.Thread(target=lambda mine=mine, s=seq: [s.put(one) for one in mine]) for mine in made]
+            start = time.perf_counter()
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            found[f"threads {many}"] = max(
+                found.get(f"threads {many}", 0), many * rounds / (time.perf_counter() - start)
+            )
+            seq.close()
+    return found
+
+
 def getters(rounds: int) -> Document:
     """Batches of 4 to 64 getters at once, in one event loop and in threads; and to one alone."""
     found: dict[str, float] = {}
@@ -302,6 +383,9 @@ def main() -> None:
         measured = {
             "capacities": capacities(rounds, options.quick),
             "journal": journals(rounds, Path(folder)),
+            "building": building(rounds),
+            "long_puts": long_puts(rounds, Path(folder)),
+            "putters": putters(rounds, Path(folder)),
             "getters": getters(8 * rounds),
             "stream": streams(20 * rounds),
         }

@@ -251,7 +251,6 @@ nb::dict stats(BoundTable& self) {
     put("row_bytes", s.row_bytes);
     put("payload_bytes", s.payload_bytes);
     put("storage_bytes", s.storage_bytes);
-    put("huge_page_bytes", s.huge_page_bytes);
     put("pooled_bytes", pooled_bytes());
     put("incarnation", s.incarnation);
     put("recoveries", s.recoveries);
@@ -472,6 +471,12 @@ void bind_table(nb::module_& m) {
              nb::sig("def read(self, serials: object, skip_gone: bool) -> dict[str, typing.Any]"))
         .def("live_serials", &live_serials, nb::sig("def live_serials(self) -> typing.Any"))
         .def("stats", &stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
+        .def("huge_page_bytes",
+             [](BoundTable& self) {
+                 const std::shared_ptr<Table> table = self.open();
+                 const nb::gil_scoped_release release;  // for milliseconds
+                 return table->huge_page_bytes();
+             })
         .def("size", [](BoundTable& self) { return self.open()->size(); })
         .def("clear",
              [](BoundTable& self) {

@@ -90,7 +90,7 @@ class Sharpwave(Contender):
             self.buffer = other
         # The index takes rows in when somebody draws; until then its memory is untouched.
         self.buffer.sample(1)
-        stats = self.buffer.stats()
+        stats = self.buffer.stats(huge_pages=True)
         self.facts = {name: stats[name] for name in ("storage_bytes", "huge_page_bytes")}
 
     def add_one(self) -> dict[str, Operation]:

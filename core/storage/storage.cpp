@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <mutex>
 #include <utility>
 
 #include "base/error.h"
@@ -152,15 +151,7 @@ struct Storage::Sparse {
     std::atomic<bool>* known;  // fresh zeroed pages cost nothing until they are touched
 };
 
-// The last answer, and when to ask again.
-struct Storage::HugePages {
-    std::mutex mutex;
-    std::uint64_t bytes = 0;
-    Deadline next = Deadline::in(0);
-    double wait_s = 1;
-};
-
-Storage::Storage() : huge_pages_(std::make_unique<HugePages>()) {}
+Storage::Storage() = default;
 
 Storage Storage::create(const std::string& path, std::uint64_t bytes, std::uint64_t sparse_from) {
     Storage storage;
@@ -277,7 +268,6 @@ Storage& Storage::operator=(Storage&& other) noexcept {
     in_memory_ = other.in_memory_;
     unpublished_ = std::move(other.unpublished_);
     sparse_ = std::move(other.sparse_);
-    huge_pages_ = std::move(other.huge_pages_);
     return *this;
 }
 
@@ -318,18 +308,7 @@ void Storage::advise_huge_pages(std::uint64_t offset, std::uint64_t bytes) {
 }
 
 std::uint64_t Storage::huge_page_bytes() const {
-    constexpr double kLongestWait = 60;
     if (bytes_ < kHugePageBytes) return 0;
-    std::lock_guard<std::mutex> guard(huge_pages_->mutex);
-    if (huge_pages_->next.is_over()) {
-        huge_pages_->bytes = count_huge_pages();
-        huge_pages_->next = Deadline::in(huge_pages_->wait_s);
-        huge_pages_->wait_s = std::min(2 * huge_pages_->wait_s, kLongestWait);
-    }
-    return huge_pages_->bytes;
-}
-
-std::uint64_t Storage::count_huge_pages() const {
     std::ifstream maps("/proc/self/smaps");
     std::string line;
     bool inside = false;

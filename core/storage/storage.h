@@ -46,8 +46,7 @@ public:
 
     // Asks for huge pages on whole 2 MB pages of this range. Best effort; huge_page_bytes() tells what was got.
     void advise_huge_pages(std::uint64_t offset, std::uint64_t bytes);
-    // The kernel counts every page of the process for the answer, 3 to 20 ms: it is asked 1 s after the first time, 2 s
-    // after that, and so on up to once a minute; calls in between get the last answer.
+    // The kernel counts every page of the process for the answer: 3 to 20 ms.
     std::uint64_t huge_page_bytes() const;
 
     // Gives a range of a file its space, if it has none yet. Costs next to nothing where it has.
@@ -70,7 +69,6 @@ public:
 
 private:
     void release() noexcept;
-    std::uint64_t count_huge_pages() const;
 
     bool in_memory_ = false;
     std::byte* data_ = nullptr;
@@ -79,8 +77,6 @@ private:
     std::unique_ptr<NewFile> unpublished_;  // created, not yet named
     struct Sparse;
     std::unique_ptr<Sparse> sparse_;  // files only
-    struct HugePages;
-    std::unique_ptr<HugePages> huge_pages_;
 };
 
 // Waits until there is a file of that name; false when there is none at the deadline. Ended by signals.

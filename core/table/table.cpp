@@ -346,7 +346,6 @@ TableStats Table::stats() {
     stats.row_bytes = header_->row_bytes;
     for (const Field& field : layout_->fields()) stats.payload_bytes += field.bytes;
     stats.storage_bytes = storage_.bytes();
-    stats.huge_page_bytes = storage_.huge_page_bytes();
     stats.incarnation = counters_->incarnation.value.load(std::memory_order_relaxed);
     stats.recoveries = counters_->recoveries.value.load(std::memory_order_relaxed);
     stats.writers_reclaimed = counters_->writers_reclaimed.value.load(std::memory_order_relaxed);

@@ -58,7 +58,7 @@ struct TableConfig {
 struct TableStats {
     std::uint64_t size, capacity, rows_added, rows_voided, episodes, rows_sampled, sample_calls, redraws;
     std::uint64_t writers_taken, max_writers, blocks, block_rows, row_bytes, payload_bytes, storage_bytes;
-    std::uint64_t huge_page_bytes, incarnation, recoveries, writers_reclaimed, index_takeovers, rows_lost, seed;
+    std::uint64_t incarnation, recoveries, writers_reclaimed, index_takeovers, rows_lost, seed;
     std::uint64_t resets_unflagged, rows_retired, updates_applied, updates_stale, heap_bytes;
     std::uint64_t shuffle_epoch, rows_consumed;
     const char* copy_kernel;
@@ -100,7 +100,8 @@ public:
     std::uint64_t seed() const { return header_->seed; }
     std::uint64_t size() const;                                   // O(writers)
     std::uint64_t lost_at_open() const { return lost_at_open_; }  // rows that opening it dropped
-    TableStats stats();                                           // gives back the records of dead writers first
+    std::uint64_t huge_page_bytes() const { return storage_.huge_page_bytes(); }
+    TableStats stats();  // gives back the records of dead writers first
 
     // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full.
     std::unique_ptr<Writer> writer();

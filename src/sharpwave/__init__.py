@@ -10,25 +10,29 @@ a view shapes them into a batch.
     batch = buf.sample(256)
 """
 
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from . import adapters, compat, errors, returns
-from .buffers.distillation import DistillationBuffer
-from .buffers.open import open
 from .buffers.replay import ReplayBuffer
-from .buffers.rollout import RolloutBuffer
-from .buffers.sequence import SequenceBuffer
-from .buffers.trajectory import TrajectoryReplayBuffer
 from .collect import collect
 from .pace import Pace
 from .sampling import Fifo, Lifo, Linear, Prioritized, Recent, Shuffle, Uniform
 from .schema import Field
-from .sequences.dataflow import Consumer, Dataflow
-from .sequences.sample import SequenceSample
-from .trajectories.trajectory import Trajectory
 from .views import Hindsight, Transitions, Windows
 
-__version__ = version("sharpwave")
+if TYPE_CHECKING:
+    from .buffers.distillation import DistillationBuffer
+    from .buffers.open import open
+    from .buffers.rollout import RolloutBuffer
+    from .buffers.sequence import SequenceBuffer
+    from .buffers.trajectory import TrajectoryReplayBuffer
+    from .sequences.dataflow import Consumer, Dataflow
+    from .sequences.sample import SequenceSample
+    from .trajectories.trajectory import Trajectory
+
+    __version__: str
+
 __all__ = [
     "Consumer",
     "Dataflow",
@@ -58,3 +62,35 @@ __all__ = [
     "open",
     "returns",
 ]
+
+# Imported when first used: together they take as long as all the rest. The module `collect` is not among them, because
+# importing it would put the module in the place of the function.
+_LATER = {
+    "Consumer": ".sequences.dataflow",
+    "Dataflow": ".sequences.dataflow",
+    "DistillationBuffer": ".buffers.distillation",
+    "RolloutBuffer": ".buffers.rollout",
+    "SequenceBuffer": ".buffers.sequence",
+    "SequenceSample": ".sequences.sample",
+    "Trajectory": ".trajectories.trajectory",
+    "TrajectoryReplayBuffer": ".buffers.trajectory",
+    "open": ".buffers.open",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("sharpwave")
+        elif name in _LATER:
+            value = getattr(import_module(_LATER[name], __name__), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value  # the next use does not come here
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

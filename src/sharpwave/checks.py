@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from typing import Any
 
 from .errors import SchemaError
 
-__all__ = ["check_settable", "number", "one_of", "seconds", "set_once", "told", "truth", "whole"]
+__all__ = ["check_settable", "number", "one_of", "random_seed", "seconds", "set_once", "told", "truth", "whole"]
 
 
 def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None:
@@ -62,6 +63,11 @@ def whole(where: str, name: str, value: Any, least: int = 1, most: int = 2**63 -
         bounds = f"at least {least}" if most >= 2**53 - 1 else f"{least} to {most}"
         raise SchemaError(f"{where}: {name}: expected a whole number, {bounds}, got {told(value)}")
     return read
+
+
+def random_seed() -> int:
+    """A seed of 63 bits from the operating system."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def truth(where: str, name: str, value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,11 @@ from .errors import SchemaError
 __all__ = ["collect"]
 
 _SINGLE, _NEXT_STEP, _SAME_STEP, _DISABLED = "single", "NextStep", "SameStep", "Disabled"
+_HOST_TYPES = frozenset({int, float, bool, np.ndarray, np.int64, np.int32, np.float32, np.float64})  # never on a device
 _FILLED = {"obs", "action", "reward", "next_obs", "done"}
+
+# Around a run; gives the function that shows the rows added so far, or None.
+_Bar: TypeAlias = "contextlib.AbstractContextManager[Callable[[int], None] | None]"
 
 
 def collect(
@@ -71,24 +75,71 @@ def collect(
         raise SchemaError(f"collect(): steps: expected a whole number, got {steps!r}") from None
     if steps < 1:
         raise SchemaError(f"collect(): steps: expected at least 1, got {steps}")
-    return _run(envs, mode, policy, buffer, steps, seed, _bar(steps) if progress else contextlib.nullcontext(_no_bar))
+    bar = _bar(steps) if progress else contextlib.nullcontext(None)
+    if mode == _SINGLE:
+        return _run_single(envs, policy, buffer, steps, seed, bar)
+    return _run_vector(envs, mode, policy, buffer, steps, seed, bar)
 
 
-def _run(
+def _run_single(
+    env: Any, policy: Callable[[Any], Any], buffer: ReplayBuffer, steps: int, seed: int | None, bar: _Bar
+) -> Generator[dict[str, Any], None, None]:
+    """One environment: its numbers and flags stay Python's, because NumPy's calls on arrays of one element would take
+    longer than the rest."""
+    keeps_next = "next_obs" in buffer.schema
+    added = begun = 0
+    total = 0.0
+    # A separate writer: when it closes, open episodes end as truncated, whether the run ended normally or not.
+    with buffer.writer() as writer, bar as show:
+        add, step, array = writer.add, env.step, np.ndarray
+        obs = _copy(env.reset(seed=seed)[0])
+        while added < steps:
+            action = policy(obs)
+            if type(action) not in _HOST_TYPES:
+                action = _to_host(action)
+            next_obs, reward, terminated, truncated, _ = step(action)
+            # Environments may return the same array at every step.
+            next_obs = next_obs.copy() if type(next_obs) is array else _copy(next_obs)
+            if keeps_next:
+                add(
+                    obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated, next_obs=next_obs
+                )
+            else:
+                add(obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated)
+            added += 1
+            total += reward if isinstance(reward, float) else float(np.asarray(reward).item())
+            if show is not None:
+                show(added)
+            if not (terminated or truncated):
+                obs = next_obs
+                continue
+            finished = {
+                "env": 0,
+                "step": added,
+                "length": added - begun,
+                "return": float(total),
+                "terminated": bool(terminated),
+                "truncated": bool(truncated),
+            }
+            begun, total = added, 0.0
+            obs = _copy(env.reset()[0])
+            yield finished
+
+
+def _run_vector(
     envs: Any,
     mode: str,
     policy: Callable[[Any], Any],
     buffer: ReplayBuffer,
     steps: int,
     seed: int | None,
-    bar: contextlib.AbstractContextManager[Callable[[int], None]],
+    bar: _Bar,
 ) -> Generator[dict[str, Any], None, None]:
-    width = 1 if mode == _SINGLE else envs.num_envs
+    width = envs.num_envs
     keeps_next = "next_obs" in buffer.schema
     returns, lengths = np.zeros(width), np.zeros(width, np.int64)
-    resets = np.zeros(width, bool)  # environments whose next step is only a reset
+    resets: np.ndarray[Any, Any] | None = None  # environments whose next step is only a reset, if any
     added = 0
-    # A separate writer: when it closes, open episodes end as truncated, whether the run ended normally or not.
     with buffer.writer() as writer, bar as show:
         obs = _copy(envs.reset(seed=seed)[0])
         while added < steps:
@@ -96,18 +147,28 @@ def _run(
             next_obs, reward, terminated, truncated, info = envs.step(action)
             next_obs = _copy(next_obs)  # environments may return the same array at every step
             ended = np.atleast_1d(np.logical_or(terminated, truncated))
+            ends = np.flatnonzero(ended)
             row = {"obs": obs, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
             if keeps_next:
-                row["next_obs"] = _with_finals(next_obs, ended, info) if mode == _SAME_STEP else next_obs
-            if resets.any():
-                row["mask"] = ~resets
-            counts = width - int(resets.sum())
-            if counts:
+                row["next_obs"] = _with_finals(next_obs, ends, info) if mode == _SAME_STEP else next_obs
+            if resets is None:
                 writer.add(**row)
-            added += counts
-            show(added)
-            returns += np.where(resets, 0.0, reward)
-            lengths += ~resets
+                added += width
+                returns += reward
+                lengths += 1
+            else:
+                counts = width - int(resets.sum())
+                if counts:
+                    writer.add(**row, mask=~resets)
+                added += counts
+                returns += np.where(resets, 0.0, reward)
+                lengths += ~resets
+            if show is not None:
+                show(added)
+            obs = next_obs
+            resets = None
+            if not len(ends):
+                continue
             finished = [
                 {
                     "env": int(i),
@@ -117,17 +178,14 @@ def _run(
                     "terminated": bool(np.atleast_1d(terminated)[i]),
                     "truncated": bool(np.atleast_1d(truncated)[i]),
                 }
-                for i in np.flatnonzero(ended)
+                for i in ends
             ]
-            returns[ended], lengths[ended] = 0.0, 0
-            obs = next_obs
+            returns[ends], lengths[ends] = 0.0, 0
             if mode == _NEXT_STEP:
                 resets = ended
-            elif ended.any() and mode == _SINGLE:
-                obs = _copy(envs.reset()[0])
-            elif ended.any() and mode == _DISABLED:
+            elif mode == _DISABLED:
                 fresh = envs.reset(options={"reset_mask": ended.copy()})[0]
-                for i in np.flatnonzero(ended):
+                for i in ends:
                     _put(obs, i, _row(fresh, i))
             yield from finished
 
@@ -197,10 +255,10 @@ def _put(batch: Any, i: Any, value: Any) -> None:
         batch[i] = value
 
 
-def _with_finals(next_obs: Any, ended: np.ndarray[Any, Any], info: Any) -> Any:
+def _with_finals(next_obs: Any, ends: np.ndarray[Any, Any], info: Any) -> Any:
     """Same-step autoreset: where an episode ended, ``next_obs`` is the first observation of the next episode. Returns
     the true next observations."""
-    if not ended.any():
+    if not len(ends):
         return next_obs
     if "final_obs" not in info:
         raise SchemaError(
@@ -208,7 +266,7 @@ def _with_finals(next_obs: Any, ended: np.ndarray[Any, Any], info: Any) -> Any:
             f"{', '.join(info) or 'an empty info'}; use environments with AutoresetMode.NEXT_STEP"
         )
     true_next = _copy(next_obs)
-    for i in np.flatnonzero(ended):
+    for i in ends:
         _put(true_next, i, _row(info["final_obs"], i))
     return true_next
 
@@ -224,11 +282,7 @@ def _to_host(action: Any) -> Any:
     return action
 
 
-def _no_bar(added: int) -> None:
-    pass
-
-
-def _bar(steps: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+def _bar(steps: int) -> _Bar:
     try:
         from rich.progress import MofNCompleteColumn, Progress
     except ImportError:

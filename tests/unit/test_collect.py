@@ -245,6 +245,41 @@ def test_environments_that_hand_out_one_array_are_stored_step_by_step() -> None:
     assert_rows_are(buffer, [by_hand(make_cart, cart_policy, SEED + i, 100) for i in range(2)])
 
 
+class InPlace(gym.Env):  # type: ignore[misc]
+    """One environment that changes its observation in place; its rewards have the type that is asked for."""
+
+    observation_space = spaces.Box(-100, 100, (2,), np.float64)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, as_reward: Callable[[float], Any] = float) -> None:
+        self.state, self.as_reward = np.zeros(2), as_reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.state[:] = 0
+        return self.state, {}
+
+    def step(self, action: Any) -> Any:
+        self.state += (1, action)
+        t = self.state[0]
+        return self.state, self.as_reward(t), np.bool_(t == 5), False, {}
+
+
+def test_single_environment_that_hands_out_one_array_is_stored_step_by_step() -> None:
+    buffer = sw.ReplayBuffer.for_env(InPlace(), 100)
+    list(sw.collect(InPlace(), lambda obs: 2, buffer, 7))
+    (rows,) = buffer.rows()
+    assert rows["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert rows["next_obs"].tolist() == [[t, 2 * t] for t in (1, 2, 3, 4, 5, 1, 2)]
+
+
+@pytest.mark.parametrize("as_reward", [float, int, np.float32, np.float64, np.int64, np.asarray])
+def test_rewards_of_every_type_sum_to_a_float(as_reward: Any) -> None:
+    buffer = sw.ReplayBuffer.for_env(InPlace(), 100)
+    (episode,) = sw.collect(InPlace(as_reward), lambda obs: 2, buffer, 7)
+    assert episode == {"env": 0, "step": 5, "length": 5, "return": 15.0, "terminated": True, "truncated": False}
+    assert all(type(value) in (int, float, bool) for value in episode.values())
+
+
 def test_a_vector_of_one_keeps_no_place_for_resets() -> None:
     envs = SyncVectorEnv([make_cart])
     buffer = sw.ReplayBuffer.for_env(envs, 50)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sharpwave import _core
 from sharpwave.errors import ClosedError, SchemaError, StorageError
 from sharpwave.files import Entry, Journal, read_journal, replace_file, write_journal
 from sharpwave.files.records import HEADER_BYTES, RECORD_BYTES
@@ -416,3 +419,50 @@ def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
     with pytest.raises(StorageError, match="No such file"):
         replace_file(tmp_path / "no" / "folder", [b""])
+
+
+def slow_crc32c(data: bytes, crc: int = 0) -> int:
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1024, 3071, 3072, 3073, 6144, 6151, 9999])
+def test_checksum_of_any_length_is_that_of_the_definition(size: int) -> None:
+    data = random.Random(size).randbytes(size + 5)
+    for start in (0, 1, 5):  # also from addresses that are not aligned
+        part = memoryview(data)[start : start + size]
+        assert _core.crc32c(part, 77) == slow_crc32c(bytes(part), 77)
+    assert _core.crc32c_pieces([data[:size], b"", memoryview(data)[size:]], 5) == (slow_crc32c(data, 5), len(data))
+
+
+def test_checksum_of_no_pieces_is_that_of_nothing() -> None:
+    assert _core.crc32c_pieces([], 5) == (5, 0)
+    with pytest.raises(TypeError):
+        _core.crc32c_pieces([b"a", "no bytes"])
+
+
+def test_pieces_of_any_shape_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system writes less than it was asked to."""
+    real = os.pwritev
+
+    def some(file: int, pieces: Any, at: int) -> int:
+        sizes = [memoryview(piece).nbytes for piece in pieces]
+        return real(file, [memoryview(pieces[0]).cast("B")[:11]], at) if sum(sizes) > 11 else real(file, pieces, at)
+
+    body = [
+        np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+        b"",
+        np.zeros((0, 3)),
+        bytearray(b"end"),
+        np.bool_([1, 0]),
+    ]
+    monkeypatch.setattr(os, "pwritev", some)
+    journal = Journal(tmp_path / "j", "test")
+    journal.append([Entry(1, {"number": 1}, body), Entry(2, {"number": 2}, [])])
+    journal.close()
+    whole = body[0].tobytes() + b"end" + b"\1\0"
+    assert read(tmp_path / "j") == [(1, b'{"number":1}', whole), (2, b'{"number":2}', b"")]

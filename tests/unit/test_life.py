@@ -366,7 +366,6 @@ STATS = [
     "row_bytes",
     "payload_bytes",
     "storage_bytes",
-    "huge_page_bytes",
     "pooled_bytes",
     "incarnation",
     "recoveries",

@@ -218,7 +218,7 @@ def forge(raw: bytes, change: Any) -> bytes:
     body = raw[8 + length :]
     names = {short: long for long, short in named_arrays.DTYPES.items()}
     arrays = {
-        name: (names[place.dtype], place.shape, memoryview(body[place.start : place.end]))
+        name: (names[place.dtype], place.shape, [memoryview(body[place.start : place.end])])
         for name, place in header.places.items()
     }
     about = json.loads(json.dumps(header.about))

@@ -21,7 +21,7 @@ import sharpwave as sw
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.files import Entry, Journal
 from sharpwave.sequences import store as store_module
-from sharpwave.sequences.history import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, pack_samples
+from sharpwave.sequences.history import ACK, AMEND, BASE, EVICT, MARK, MEND, PUT, VERSION, pack_samples, read_samples
 
 Sample = sw.SequenceSample
 FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 2), sw.Consumer("train", {"a", "b"}, batch_size=2)])
@@ -437,3 +437,32 @@ def test_each_epoch_trains_each_id_exactly_once_through_kills(tmp_path: Path, fo
     for epoch in range(epochs):
         part = trained[epoch * 300 : (epoch + 1) * 300]
         assert sorted(part) == sorted(f"id{at}" for at in range(300)), f"epoch {epoch}"
+
+
+def test_records_look_into_the_samples_own_arrays() -> None:
+    samples = [Sample([name], {"a": [4]}, {"a": np.arange(4)}) for name in "abc"]
+    pieces = pack_samples(samples)
+    for one in samples:
+        assert any(np.shares_memory(np.asarray(piece), one["a"]) for piece in pieces if isinstance(piece, memoryview))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(12).reshape(2, 6)[:, ::2].reshape(6)[::-1],
+        np.asfortranarray(np.arange(12.0).reshape(6, 2)),
+        np.zeros((6, 0), np.float32),
+        np.arange(6, dtype=">i4").astype("<i4"),
+        np.array([True, False] * 3),
+        np.arange(6, dtype=np.float16),
+    ],
+    ids=["strided", "by columns", "empty rows", "int32", "truth", "float16"],
+)
+def test_arrays_of_every_layout_come_back_from_one_record(values: Any) -> None:
+    names = ["a", "b", "c"]
+    samples = [Sample([name], {"x": [6]}, {"x": values}, metadata={"m": [name]}) for name in names]
+    samples.append(Sample(["d"], {"x": [0]}, {"x": values[:0]}, metadata={"m": ["d"]}))
+    samples.append(Sample(["e"], {"x": [6], "y": [2]}, {"x": values, "y": np.ones(2)}))  # a block of its own
+    samples.append(Sample(["e"], {"y": [2], "x": [6]}, {"y": np.ones(2), "x": values}))  # so is a second one of an id
+    body = b"".join(pack_samples(samples))
+    assert read_samples(bytearray(body)) == samples

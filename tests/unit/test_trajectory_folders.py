@@ -920,9 +920,10 @@ import sharpwave as sw
 import torch
 from slabs import make
 trajectories = [make(0), make(1)]
+Buffer = sw.TrajectoryReplayBuffer  # imported here: the other user may not be allowed to read the files
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 os.setuid(54321)
-buffer = sw.TrajectoryReplayBuffer(sys.argv[1], format="pt")
+buffer = Buffer(sys.argv[1], format="pt")
 for call in (lambda: buffer.add(trajectories), lambda: buffer.save(sys.argv[1] + "-c")):
     try:
         call()

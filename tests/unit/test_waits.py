@@ -22,7 +22,7 @@ from numbered import make, row, rows
 from patience import HANG_S, seconds_of_other_threads, until, until_asleep, until_thread_waits
 
 import sharpwave as sw
-from sharpwave.errors import NotReady, StorageError
+from sharpwave.errors import NotReady, SchemaError, StorageError
 
 SOAK = int(os.environ.get("SHARPWAVE_SOAK", "0"))
 HELD_ROWS = 200_000  # so many priorities at once keep the index lock for some milliseconds
@@ -346,20 +346,29 @@ def test_adding_goes_on_while_no_window_fits() -> None:
     buffer.close()
 
 
-def test_stats_asks_the_kernel_for_huge_pages_only_now_and_then() -> None:
+def test_stats_asks_the_kernel_for_huge_pages_only_when_told_to() -> None:
     def read_bytes() -> int:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(fields["rchar"])
 
     buffer = make(200_000)  # large enough for huge pages
-    assert buffer.stats()["storage_bytes"] > 4 << 20
     once = read_bytes()
     Path("/proc/self/smaps").read_bytes()
     once = read_bytes() - once
     before = read_bytes()
+    plain = buffer.stats()
     for _ in range(50):
         buffer.stats()
-    assert read_bytes() - before < 5 * once
+    assert read_bytes() - before < once / 2, "the first call does not read it either"
+    assert plain["storage_bytes"] > 4 << 20
+    assert "huge_page_bytes" not in plain
+    before = read_bytes()
+    told = buffer.stats(huge_pages=True)
+    assert read_bytes() - before > once / 2
+    assert 0 <= told["huge_page_bytes"] <= told["storage_bytes"]
+    assert plain.keys() == told.keys() - {"huge_page_bytes"}
+    with pytest.raises(SchemaError, match=r"stats\(\): huge_pages: expected True or False, got 1"):
+        buffer.stats(huge_pages=1)  # type: ignore[arg-type]
     buffer.close()
 
 

@@ -33,7 +33,7 @@ class Sharpwave(Peer):
                 given = {"priority": random_priorities(len(chunk["reward"]))} if self.prioritized else {}
                 writer.add(**chunk, **given)
         self.buffer.sample(1)  # the index takes rows in when somebody draws
-        stats = self.buffer.stats()
+        stats = self.buffer.stats(huge_pages=True)
         self.facts = {name: stats[name] for name in ("storage_bytes", "huge_page_bytes")}
 
     def __getstate__(self) -> dict[str, Any]:

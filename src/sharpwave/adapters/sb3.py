@@ -15,6 +15,7 @@ loop use ``data.weighted_mean(...)`` and ``update_priorities(data.indices, td_er
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 import types
 from pathlib import Path
@@ -182,6 +183,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._drawn: _Drawn | None = None
         self._untold = 0  # batches drawn by priority since rows last got new ones
         self._updates_seen = 0
+        self._fits = self._make_fits()
         self.pos, self.full = 0, False
         if self._inner is not None:
             self._count_rows()
@@ -212,42 +214,67 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 )
             if len(infos) != self.n_envs:
                 raise SchemaError(f"add(): infos: expected a list of n_envs={self.n_envs} dicts, got {len(infos)}")
-            truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        done = self._fit("done", done, (), np.dtype(bool))
+            for info in infos:
+                if info.get("TimeLimit.truncated", False):
+                    truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+                    break
+        fits = self._fits
+        done = self._fit("done", done, fits["done"])
         if truncated is not None:
             done = done & ~truncated
-        self.inner.add(
-            obs=self._fit_obs("obs", obs),
-            action=self._fit("action", action, (self.action_dim,), self._maybe_cast_dtype(self.action_space.dtype)),
-            reward=self._fit("reward", reward, (), np.dtype(np.float32)),
-            next_obs=self._fit_obs("next_obs", next_obs),
+        inner = self._inner
+        if inner is None:
+            inner = self.inner  # raises
+        inner.add(
+            obs=self._fit("obs", obs, fits["obs"]),
+            action=self._fit("action", action, fits["action"]),
+            reward=self._fit("reward", reward, fits["reward"]),
+            next_obs=self._fit("next_obs", next_obs, fits["obs"]),
             done=done,
             truncated=truncated,
         )
-        self.pos += 1
-        if self.pos == self.buffer_size:
+        state = self.__dict__  # __setattr__ below takes as long as the engine's add
+        state["pos"] += 1
+        if state["pos"] == self.buffer_size:
             self.full, self.pos = True, 0
 
-    def _fit_obs(self, name: str, obs: Any) -> Any:
-        space = self.observation_space
-        if not isinstance(space, spaces.Dict):
-            return self._fit(name, obs, self.obs_shape, space.dtype)
-        if not isinstance(obs, dict) or not obs.keys() >= space.spaces.keys():
-            got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-            raise SchemaError(f"add(): {name}: expected a dict with {sorted(space.spaces)}, got {got}")
+    def _make_fits(self) -> dict[str, Any]:
+        """The shape and dtype of each argument of ``add``; for a dict of observations a dict of them."""
         shapes: Any = self.obs_shape
-        return {key: self._fit(f"{name}[{key!r}]", obs[key], shapes[key], part.dtype) for key, part in space.items()}
+        space = self.observation_space
 
-    def _fit(self, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        def fit(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+            return (self.n_envs, *shape), np.dtype(dtype)
+
+        return {
+            "obs": {name: fit(shapes[name], part.dtype) for name, part in space.items()}
+            if isinstance(space, spaces.Dict)
+            else fit(shapes, space.dtype),
+            "action": fit((self.action_dim,), self._maybe_cast_dtype(self.action_space.dtype)),
+            "reward": fit((), np.float32),
+            "done": fit((), bool),
+        }
+
+    def _fit(self, name: str, value: Any, fit: Any) -> Any:
         """One value per environment, in the space's shape and dtype. As in Stable-Baselines3, axes of length 1 may be
         missing or added."""
-        expected = (self.n_envs, *shape)
+        if isinstance(fit, dict):
+            if not isinstance(value, dict) or not value.keys() >= fit.keys():
+                got = sorted(value) if isinstance(value, dict) else type(value).__name__
+                raise SchemaError(f"add(): {name}: expected a dict with {sorted(fit)}, got {got}")
+            return {key: self._fit(f"{name}[{key!r}]", value[key], part) for key, part in fit.items()}
+        expected, dtype = fit
+        if type(value) is np.ndarray and value.dtype == dtype:
+            if value.shape == expected:
+                return value
+            if name == "action" and value.size == math.prod(expected):  # as Stable-Baselines3 does
+                return value.reshape(expected)
         array = as_array(name, value)
         if array.dtype.kind not in "biuf":
             raise SchemaError(f"add(): {name}: expected numbers of shape {expected}, got {value!r:.80}")
         if array.shape != expected:
             squeezed = tuple(n for n in array.shape if n != 1)
-            reshapes = name == "action" and array.size == np.prod(expected)  # as Stable-Baselines3 does
+            reshapes = name == "action" and array.size == math.prod(expected)
             if squeezed != tuple(n for n in expected if n != 1) and not reshapes:
                 raise SchemaError(
                     f"add(): {name}: expected shape {expected}, n_envs={self.n_envs} values of the space's shape, got "
@@ -376,6 +403,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         """For ``save_replay_buffer``: stores the snapshot of a buffer in memory, and the address of any other."""
         state = self.__dict__ | {"_drawn": None}
+        del state["_fits"]  # follows from the spaces
         if self.inner.stats()["storage"] == "memory":
             with tempfile.TemporaryDirectory() as folder:
                 self.inner.save(Path(folder, "replay"))
@@ -384,6 +412,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._fits = self._make_fits()
         if isinstance(state["_inner"], bytes):
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder, "replay").write_bytes(state["_inner"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +11,7 @@ import numpy as np
 
 from ..address import to_address, to_path
 from ..arrays import as_array, prepare
-from ..checks import check_settable, one_of, seconds, truth, whole
+from ..checks import check_settable, one_of, random_seed, seconds, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..files.save_path import save_path
 from ..rows.bell import without_blocking
@@ -76,7 +75,7 @@ class DistillationBuffer:
         where = "DistillationBuffer()"
         self._capacity = whole(where, "capacity", capacity)
         self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs)
-        self._seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
+        self._seed = random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         self._place = place_of(where, device, self._seed)
         self._exist = one_of(where, "exist", exist, ("error", "replace", "attach"))
         if storage is not None and to_path(storage, f"{where}: storage") is None:
@@ -377,14 +376,20 @@ class DistillationBuffer:
         """Whether ``len`` has reached the capacity."""
         return len(self) == self._capacity
 
-    def stats(self) -> dict[str, Any]:
-        """Counts and sizes as plain numbers, for a logger. On a GPU waits for the device."""
+    def stats(self, *, huge_pages: bool = False) -> dict[str, Any]:
+        """Counts and sizes as plain numbers, for a logger. On a GPU waits for the device.
+
+        Args:
+            huge_pages: As for ``ReplayBuffer.stats``.
+        """
         self._check_open()
+        truth("stats()", "huge_pages", huge_pages)
         if self._rows is not None:
-            return self._rows.stats()
+            return self._rows.stats() | ({"huge_page_bytes": self._rows.huge_page_bytes()} if huge_pages else {})
         counts = {"size": 0, "capacity": self._capacity, "rows_added": 0, "storage_bytes": 0}
         where = str(self.device) if self._is_on_gpu else self._storage or "memory"
-        return {"storage": where, **counts, "seed": self._seed}
+        stats = {"storage": where, **counts, "seed": self._seed}
+        return stats | {"huge_page_bytes": 0} if huge_pages else stats
 
     def __repr__(self) -> str:
         where = f"on {self.device}" if self._is_on_gpu else self._storage or "in memory"

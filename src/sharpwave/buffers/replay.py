@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import check_settable, one_of, seconds, told, truth, whole
+from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole
 from ..errors import ClosedError, SchemaError
 from ..files.save_path import save_path
 from ..pace import Pace
@@ -372,12 +371,15 @@ class ReplayBuffer:
         """Fields by name, in the order of positional arguments."""
         return dict(self._rows.spec.schema.fields)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, huge_pages: bool = False) -> dict[str, Any]:
         """Counts and sizes as plain numbers, for a logger. ``"feeds"``: how batches are transferred to each GPU.
 
-        ``"huge_page_bytes"`` may be up to a minute old: the kernel takes milliseconds to count them.
+        Args:
+            huge_pages: Adds ``"huge_page_bytes"``: how much of the storage is in huge pages now. The kernel takes
+                milliseconds to count them.
         """
-        return self._rows.stats()
+        truth("stats()", "huge_pages", huge_pages)
+        return self._rows.stats() | ({"huge_page_bytes": self._rows.huge_page_bytes()} if huge_pages else {})
 
     @property
     def device(self) -> Any:
@@ -482,7 +484,7 @@ def spec_of(
         capacity=whole(where, "capacity", capacity, 1),
         num_envs=None if num_envs is None else whole(where, "num_envs", num_envs, 1),
         writers=whole(where, "writers", writers, 1),
-        seed=secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1),
+        seed=random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1),
         sampler=Uniform() if sampler is None else sampler,
         view=Transitions() if view is None else view,
         pace=pace,

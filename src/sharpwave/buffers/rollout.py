@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import _core, returns
-from ..checks import check_settable, number, one_of, truth, whole
+from ..checks import check_settable, number, one_of, random_seed, truth, whole
 from ..errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
 from ..files.save_path import save_path
 from ..rows.columns import Columns, Place, Torch, place_of, read_names, read_node
@@ -112,7 +110,7 @@ class RolloutBuffer:
         where = "RolloutBuffer()"
         num_envs, num_steps = whole(where, "num_envs", num_envs), whole(where, "num_steps", num_steps)
         autoreset = one_of(where, "autoreset", autoreset, ("same_step", "next_step"))
-        seed = secrets.randbits(63) if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
+        seed = random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         nodes = {"observations": read_node(where, "obs_shape", obs_shape)}
         if privileged_obs_shape is not None:
             nodes["privileged_observations"] = read_node(where, "privileged_obs_shape", privileged_obs_shape)
@@ -624,6 +622,8 @@ class RolloutBuffer:
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` for an event loop: copies the rollout, then writes the copy in a thread. The file has the rollout as
         it was when the coroutine began to run."""
+        import asyncio
+
         self._check_open()
         target, state = save_path(path).absolute(), self._state(copy=True)
         await asyncio.to_thread(write_rollout, target, state)

@@ -24,7 +24,7 @@ from ..sequences.staleness import Admission
 from ..sequences.store import Change, Store
 from ..sequences.turns import WRITE, Turns
 from ..sequences.waiter import CoroutineWaiter, ThreadWaiter
-from ..sequences.worker import Worker
+from ..sequences.worker import Task, Worker, outcome
 
 __all__ = ["SequenceBuffer"]
 
@@ -152,7 +152,8 @@ class SequenceBuffer:
         """Adds samples, all or none.
 
         Args:
-            samples: One sample or several; each datum is held for itself.
+            samples: One sample or several; each datum is held for itself. Their arrays must not change while the
+                call runs: with a journal they are written from where they are.
             version: Of the policy that made them, one or one a datum. None takes the smallest of the key ``versions``,
                 which has one a token.
             births: One a datum, whole numbers above 0; the smallest is handed out first. None takes the order of
@@ -363,14 +364,18 @@ class SequenceBuffer:
         before still fits. A checkpoint is a mark in the journal and no copy: resuming from it undoes what trainers
         acknowledged since, and keeps what was put and amended since. ``save`` writes a copy of one instant.
         """
-        if not isinstance(name, str):
-            raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
-        if self._commits.commit("checkpoint()", lambda: self._store.checkpoint(name)):
+        if self._commits.commit("checkpoint()", self._plan_checkpoint(name)):
             self._commits.rewrite("checkpoint()")
 
     async def checkpoint_async(self, name: str) -> None:
         """``checkpoint`` that lets the event loop go on while the journal is written."""
-        await self._commits.off_loop("checkpoint_async()", lambda: self.checkpoint(name))
+        if await self._commits.commit_async("checkpoint_async()", self._plan_checkpoint(name)):
+            await self._commits.rewrite_async("checkpoint_async()")
+
+    def _plan_checkpoint(self, name: str) -> Callable[[], Change[bool]]:
+        if not isinstance(name, str):
+            raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
+        return lambda: self._store.checkpoint(name)
 
     @property
     def used_ids(self) -> list[str]:
@@ -467,7 +472,8 @@ class SequenceBuffer:
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` that lets the event loop go on meanwhile. Cancelled while it writes, it still writes the file."""
         self._gate.check("save_async()")
-        await Worker("sharpwave-save").do(lambda: self._save("save_async()", path))
+        worker = Worker("sharpwave-save")
+        await outcome(lambda tell: Task(lambda: self._save("save_async()", path), tell), worker.hand_over, None)
 
     def _save(self, where: str, path: Any) -> None:
         with self._gate.locked(where):

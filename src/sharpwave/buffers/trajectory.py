@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
-import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..address import to_path
-from ..checks import check_settable, one_of, truth, whole
+from ..checks import check_settable, one_of, random_seed, truth, whole
 from ..errors import NotReady, SchemaError, StorageError
 from ..files.save_path import save_path
 from ..rows.tensors import read_device
@@ -22,6 +20,7 @@ from ..trajectories.trajectory import Trajectory
 
 __all__ = ["TrajectoryReplayBuffer", "open_trajectories"]
 
+_Result = TypeVar("_Result")
 _CACHE = 5  # trajectories
 
 
@@ -122,7 +121,7 @@ class TrajectoryReplayBuffer:
             where,
             path,
             format=format,
-            seed=secrets.randbits(63) if seed is None else seed,
+            seed=random_seed() if seed is None else seed,
             capacity=capacity,
             max_bytes=max_bytes,
             cache=None if path is None else cache,
@@ -153,7 +152,7 @@ class TrajectoryReplayBuffer:
 
     async def add_async(self, trajectories: Iterable[Any] | Trajectory) -> None:
         """``add`` for an event loop, in a thread."""
-        await asyncio.to_thread(self.add, trajectories)
+        await _in_thread(functools.partial(self.add, trajectories))
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -197,7 +196,7 @@ class TrajectoryReplayBuffer:
 
     async def sample_async(self, batch_size: int, *, device: Any = None) -> dict[str, Any]:
         """``sample`` for an event loop, in a thread."""
-        return await asyncio.to_thread(self.sample, batch_size, device=device)
+        return await _in_thread(functools.partial(self.sample, batch_size, device=device))
 
     def get(self, trajectory_id: int) -> Trajectory:
         """A copy of a trajectory as it was added.
@@ -279,7 +278,7 @@ class TrajectoryReplayBuffer:
 
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` for an event loop, in a thread."""
-        await asyncio.to_thread(self.save, path)
+        await _in_thread(functools.partial(self.save, path))
 
     def load(
         self, path: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1, split_by: str = "count"
@@ -324,7 +323,7 @@ class TrajectoryReplayBuffer:
 
     async def flush_async(self) -> None:
         """``flush`` for an event loop, in a thread."""
-        await asyncio.to_thread(self.flush)
+        await _in_thread(self.flush)
 
     def close(self) -> None:
         """Writes what is left and lets go of the folder. A second call does nothing.
@@ -344,6 +343,12 @@ class TrajectoryReplayBuffer:
         raise TypeError("pickle: a TrajectoryReplayBuffer belongs to one process; save() it")
 
 
+async def _in_thread(call: Callable[[], _Result]) -> _Result:
+    import asyncio  # by the first coroutine: importing it takes longer than importing this package
+
+    return await asyncio.to_thread(call)
+
+
 def open_trajectories(
     where: str, path: Path, *, in_place: bool, device: Any = None, recover: bool = False
 ) -> TrajectoryReplayBuffer:
@@ -359,7 +364,7 @@ def open_trajectories(
         where,
         path if in_place else None,
         format=None,
-        seed=secrets.randbits(63),
+        seed=random_seed(),
         cache=_CACHE if in_place else None,
         device=device,
         recover=recover,

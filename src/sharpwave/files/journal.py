@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import struct
 import sys
 import warnings
@@ -399,7 +398,7 @@ def write_journal(path: str | os.PathLike[str], kind: str, entries: Iterable[Ent
 def _new_header(kind: str) -> Header:
     if not 0 < len(kind.encode()) <= 16:
         raise ValueError(f"kind: expected 1 to 16 bytes, got {kind!r}")
-    return Header(kind, secrets.token_bytes(16), HEADER_BYTES, 0)
+    return Header(kind, os.urandom(16), HEADER_BYTES, 0)
 
 
 def _write_whole(made: _core.NewFile, header: Header, entries: Iterable[Entry]) -> tuple[Header, int]:
@@ -428,7 +427,7 @@ def _parse_header(where: str, path: Path, kind: str, file: int, raw: bytes, reco
                 f"{where}: {path}: {error}, but the file has records; restore it from a copy, or give "
                 "recover=True to keep them"
             ) from None
-        return Header(kind, tag + secrets.token_bytes(12), HEADER_BYTES, 0, is_whole=False)
+        return Header(kind, tag + os.urandom(12), HEADER_BYTES, 0, is_whole=False)
     if header.kind != kind:
         raise StorageError(f"{where}: {path}: expected a journal of {kind}, got one of {header.kind!r}")
     return header
@@ -481,11 +480,13 @@ def _said_owner(path: str) -> str:
 
 def _write_all(file: int, pieces: list[Any], at: int) -> None:
     for start in range(0, len(pieces), _AT_ONCE):
-        views = [memoryview(piece).cast("B") for piece in pieces[start : start + _AT_ONCE]]
-        while views:
+        views: list[Any] = [view for piece in pieces[start : start + _AT_ONCE] if (view := memoryview(piece)).nbytes]
+        size = sum(view.nbytes for view in views)
+        while size:
             done = os.pwritev(file, views, at)  # writes fewer bytes if the disk is full, or above 2 GiB
             at += done
-            while views and done >= len(views[0]):
-                done -= len(views.pop(0))
-            if views and done:
-                views[0] = views[0][done:]
+            size -= done
+            while size and done >= views[0].nbytes:
+                done -= views.pop(0).nbytes
+            if size and done:
+                views[0] = views[0].cast("B")[done:]

@@ -49,15 +49,21 @@ class Header(NamedTuple):
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     """The array's bytes; no copy where it is contiguous."""
+    try:
+        return memoryview(array).cast("B")  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # not contiguous, empty, or of a dtype that has no buffer format
+        pass
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
-def encode(arrays: Mapping[str, tuple[str, tuple[int, ...], Any]], about: Any, *, checksum: bool = False) -> list[Any]:
+def encode(
+    arrays: Mapping[str, tuple[str, tuple[int, ...], list[memoryview]]], about: Any, *, checksum: bool = False
+) -> list[Any]:
     """The file's bytes in pieces: the header, then the bytes of each array.
 
     Args:
-        arrays: By name: NumPy's name of the dtype, the shape and the bytes.
+        arrays: By name: NumPy's name of the dtype, the shape and the bytes in pieces.
         about: Anything that JSON holds.
         checksum: Whether the header has a CRC32C over itself and the arrays.
 
@@ -66,21 +72,21 @@ def encode(arrays: Mapping[str, tuple[str, tuple[int, ...], Any]], about: Any, *
         TypeError, ValueError: ``about`` is not JSON.
     """
     header: dict[str, Any] = {"__metadata__": {"sharpwave": json.dumps(about, separators=(",", ":"))}}
-    pieces, at = [], 0
+    pieces: list[Any] = []
+    at = 0
     # Wide items first: every array then starts at a multiple of its item's size.
     known = {name: DTYPES.get(dtype) for name, (dtype, _, _) in arrays.items()}
     for name, dtype in known.items():
         if dtype is None:
             raise SchemaError(f"{name!r}: safetensors has no {arrays[name][0]}; cast it before")
     for name in sorted(arrays, key=lambda name: (-_ITEM_BYTES[str(known[name])], name)):
-        _, shape, raw = arrays[name]
-        header[name] = {"dtype": known[name], "shape": list(shape), "data_offsets": [at, at + raw.nbytes]}
-        pieces.append(raw)
-        at += raw.nbytes
+        _, shape, raws = arrays[name]
+        end = at + sum(map(len, raws))
+        header[name] = {"dtype": known[name], "shape": list(shape), "data_offsets": [at, end]}
+        pieces += raws
+        at = end
     if checksum:
-        crc = _core.crc32c(_json(header))
-        for piece in pieces:
-            crc = _core.crc32c(piece, crc)
+        crc, _ = _core.crc32c_pieces(pieces, _core.crc32c(_json(header)))
         header["__metadata__"]["crc32c"] = f"{crc:08x}"
     text = _json(header)
     text += b" " * (-len(text) % 8)

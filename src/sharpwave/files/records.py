@@ -125,14 +125,10 @@ def write_synced(file: int, header: Header) -> None:
 def encode(entry: Entry, number: int, tag: bytes) -> tuple[list[Any], int]:
     """The pieces of a record, and its size in bytes."""
     head = entry.head if isinstance(entry.head, bytes) else json.dumps(entry.head, separators=(",", ":")).encode()
-    crc = _core.crc32c(head)
     if len(head) >> 32:
         raise StorageError(f"journal: a record's head of {len(head)} bytes is over 4 GiB; write fewer entries at once")
-    body = [piece for piece in entry.body if memoryview(piece).nbytes]
-    size = 0
-    for piece in body:
-        size += memoryview(piece).nbytes
-        crc = _core.crc32c(piece, crc)
+    body = list(entry.body)
+    crc, size = _core.crc32c_pieces(body, _core.crc32c(head))
     first = _RECORD.pack(_RECORD_MAGIC, tag, entry.kind, 0, len(head), number, size, crc)
     first += _CRC.pack(_core.crc32c(first))
     return [first + head, *body], RECORD_BYTES + len(head) + size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -10,11 +9,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
 from ..errors import ClosedError, NotReady
 from .protocol import Rows
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Bell", "batches", "without_blocking"]
 
@@ -53,6 +55,8 @@ class Bell:
 
     async def in_turn(self, attempt: Callable[[], _Result], timeout: float | None) -> _Result:
         """The result of ``attempt``, which is tried again after every add and sample until the pace allows it."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:

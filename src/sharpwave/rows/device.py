@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import weakref
@@ -341,6 +340,8 @@ class DeviceRows:
         return attempt()
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
+        import asyncio
+
         if not self._is_gpu:
             return await asyncio.to_thread(call)
         cuda = self.place.torch.cuda
@@ -471,6 +472,9 @@ class DeviceRows:
         steps = int(real["beta_steps"])
         beta = [real["beta_start"], real["beta_end"], steps] if steps else real["beta_end"]
         return sampler_from_plain(sampler_to_plain(built) | {"alpha": real["alpha"], "beta": beta})
+
+    def huge_page_bytes(self) -> int:
+        return 0  # a notion of the host's memory
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes, as plain numbers. Waits for the device."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
@@ -293,6 +292,8 @@ class HostRows:
         return await self._bell.in_turn(attempt, timeout)
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
+        import asyncio
+
         return await asyncio.to_thread(call)
 
     def _feed(self, device: Any) -> GpuFeed | None:
@@ -367,6 +368,9 @@ class HostRows:
         stats = {"storage": self.where, **self.table.stats()}
         feeds = {name: feed.describe() for name, feed in self._feeds.items() if feed is not None}
         return stats | {"feeds": feeds} if feeds else stats
+
+    def huge_page_bytes(self) -> int:
+        return self.table.huge_page_bytes()
 
     def clear(self) -> None:
         self.table.clear()

@@ -66,7 +66,7 @@ def write_rollout(path: Path, state: RolloutState) -> None:
     named = dict(state.arrays)
     named |= {} if state.was_over is None else {_WAS_OVER: state.was_over}
     named |= {} if state.generator is None else {_GENERATOR: state.generator}
-    arrays = {name: (array.dtype.name, array.shape, named_arrays.raw_bytes(array)) for name, array in named.items()}
+    arrays = {name: (array.dtype.name, array.shape, [named_arrays.raw_bytes(array)]) for name, array in named.items()}
     try:
         replace_file(path, named_arrays.encode(arrays, about, checksum=True))
     except SchemaError as error:

@@ -58,6 +58,9 @@ def read_lens(where: str, key: str, value: Any, count: int) -> list[list[int]]:
         raise SchemaError(f"{where}: seqlens[{key!r}]: expected a list of {count}, one entry an id, got {got}")
     lens = []
     for at, inner in enumerate(value):
+        if type(inner) is int and inner >= 0:  # what most are
+            lens.append([inner])
+            continue
         row = [inner] if isinstance(inner, (int, np.integer)) else inner
         if not isinstance(row, (list, tuple)):
             raise SchemaError(f"{where}: seqlens[{key!r}][{at}]: expected a list of lengths, got {inner!r}")

@@ -1,34 +1,50 @@
 """Commits: a change is checked, written to the journal, then made in memory; all of it or nothing.
 
-There are two locks. ``_writing`` is held for each change that has a record, from its check until it is made, disk work
-included; it is taken first, and never on an event loop. The gate's lock protects memory alone: a get, and every
-coroutine, needs only that one, so neither waits for a disk.
+With a journal one worker thread does this for all calls. A call hands over a request and waits for it. The worker takes
+the requests in the order in which they came, as many as do not depend on each other, and writes their records in one
+go: requests that come while it writes are the next group. So calls that come at the same time share one write, and
+with ``sync`` one wait for the disk. ``docs/decisions/0018-group-commit.md`` has the order that is kept, and why.
 
-With a journal, coroutines and the main thread hand their changes to one worker thread. Coroutines do so because of the
-disk. The main thread does so because a signal's exception (Ctrl-C) may come between any two of its instructions; one
-between the write and the change would leave a buffer that differs from its journal.
+There are two locks. ``_writing`` is held for each group, from its checks until it is made, disk work included; it is
+taken first, and never on an event loop. The gate's lock protects memory alone: a get, and every coroutine, needs only
+that one, so neither waits for a disk.
+
+A thread other than the caller's also keeps signals out: the exception of one (Ctrl-C) may come between any two
+instructions of the main thread, and one between the write and the change would leave a buffer that differs from its
+journal.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import NotReady, SharpwaveError, StorageError
-from ..files import Journal
+from ..files import Journal, warn_caller
 from .gate import Gate, wait_s
 from .history import needed
+from .intake import Later
 from .store import Change, Store
 from .turns import Turns
-from .worker import Worker
+from .worker import Task, Worker, outcome
 
 __all__ = ["Commits"]
 
 _Result = TypeVar("_Result")
 _Plan = Callable[[], Change[_Result] | None]
+_MOST_TOGETHER = 64  # requests of a group: bounds the time for which the gate's lock is held
+
+
+class _Request(Task[_Result]):
+    """A change that a call asks for. ``plan`` is called with the gate's lock held, perhaps more than once."""
+
+    def __init__(self, where: str, plan: _Plan[_Result], tell: Callable[[], None] | None = None) -> None:
+        super().__init__(lambda: None, tell)  # type: ignore[arg-type, return-value]
+        self.where, self.plan = where, plan
+        self.alone = False  # its group could not be written: it is tried without the others
 
 
 class Commits:
@@ -38,6 +54,8 @@ class Commits:
         self._gate, self._store, self._turns = gate, store, turns
         self._writing = threading.Lock()
         self._worker: Worker | None = None
+        self._requests: deque[_Request[Any]] = deque()  # in the order of their commits
+        self._begun: deque[_Request[Any]] = deque()  # taken from there, and not yet in a group that was written
 
     def commit(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
         """Makes the change that ``plan``, called with the lock held, gives; None where it gives none.
@@ -51,100 +69,167 @@ class Commits:
                 gate.check_open(where)
                 change = plan()
                 return None if change is None else self._turns.make(change)
-        return self._undisturbed(where, lambda: self._write(where, plan, deadline), deadline)
-
-    def _write(self, where: str, plan: _Plan[_Result], deadline: float | None) -> _Result | None:
-        gate, store = self._gate, self._store
-        with self._journal(where, deadline) as journal:
-            with gate.lock:
-                gate.check_open(where)
-                change = plan()
-                if change is None:
-                    return None
-                unsaid = store.unsaid()
-            try:
-                if change.records:
-                    journal.append([*unsaid, *change.records])
-            except BaseException:
-                with gate.lock:
-                    change.undo()
-                raise
-            with gate.lock:
-                if change.records:
-                    store.say(unsaid)
-                result = self._turns.make(change)
-                late = store.unsaid()
-            if late:
-                try:
-                    journal.append(late)
-                except StorageError:
-                    return result  # the call itself is done; the next one writes this first, or fails
-                with gate.lock:
-                    store.say(late)
-            return result
+        request = _Request(where, plan)
+        try:
+            self._hand_over(where, request)
+            if not request.wait(wait_s(deadline)) and request.cancel():
+                raise self._still_writing(where)
+            request.wait()
+        except BaseException:
+            request.cancel()  # not begun: then it never is
+            raise
+        return request.result()
 
     async def commit_async(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
         """``commit`` without disk work on the event loop."""
         if self._store.journal is None:
             return self.commit(where, plan)
-        return await self.off_loop(where, lambda: self._write(where, plan, deadline), deadline)
-
-    async def off_loop(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
         wait = wait_s(deadline)
         try:
-            return await self._started(where).do(work, None if wait < 0 else wait)
+            return await outcome(
+                lambda tell: _Request(where, plan, tell),
+                lambda request: self._hand_over(where, request),
+                None if wait < 0 else wait,
+            )
         except TimeoutError as error:
             if isinstance(error, SharpwaveError):
-                raise  # of the work itself
+                raise  # of the change itself
             raise self._still_writing(where) from None
+
+    def _hand_over(self, where: str, task: Task[Any]) -> None:
+        """To the worker. In one step with the check: behind ``close`` the worker would never come to it."""
+        with self._gate.locked(where):
+            self._gate.check_open(where)
+            if self._worker is None:
+                # A thread of its own: the event loop's may all be busy with calls that wait for this one.
+                self._worker = Worker("sharpwave-journal")
+            if isinstance(task, _Request):
+                self._requests.append(task)
+                task = Task(self._serve)
+            self._worker.hand_over(task)
+
+    def _serve(self) -> None:
+        """Until no request is left. The worker's."""
+        while self._requests or self._begun:
+            with self._journal() as journal:
+                group = self._plan_group()
+                try:
+                    self._write(journal, group)
+                except BaseException as error:
+                    for request, _ in group:
+                        request.fail(error)
+
+    def _plan_group(self) -> list[tuple[_Request[Any], Change[Any]]]:
+        """The next requests that do not depend on each other's changes, none of which is made yet."""
+        group: list[tuple[_Request[Any], Change[Any]]] = []
+        written: set[int] = set()  # serials of samples that the group changes
+        with self._gate.lock:
+            while len(group) < _MOST_TOGETHER and (request := self._take()) is not None:
+                try:
+                    self._gate.check_open(request.where)
+                    change = request.plan()
+                except Later:
+                    self._begun.appendleft(request)
+                    break
+                except BaseException as error:
+                    request.fail(error)
+                    continue
+                if change is None:
+                    request.finish(None)
+                    continue
+                is_alone = request.alone or change.alone
+                if group and (is_alone or not written.isdisjoint(change.reads)):
+                    change.undo()
+                    self._begun.appendleft(request)
+                    break
+                group.append((request, change))
+                written.update(change.writes)
+                if is_alone:
+                    break
+        return group
+
+    def _take(self) -> _Request[Any] | None:
+        if self._begun:
+            return self._begun.popleft()
+        while self._requests:
+            request = self._requests.popleft()
+            if request.begin():
+                return request
+        return None
+
+    def _write(self, journal: Journal, group: list[tuple[_Request[Any], Change[Any]]]) -> None:
+        """The records of a group in one go, in the order of the requests; then its changes, in the same order."""
+        gate, store = self._gate, self._store
+        records = [record for _, change in group for record in change.records]
+        unsaid = []
+        if records:
+            with gate.lock:
+                unsaid = store.unsaid()
+            try:
+                journal.append([*unsaid, *records])
+            except BaseException as error:
+                with gate.lock:
+                    for _, change in reversed(group):
+                        change.undo()
+                    self._turns.wake_putter()  # there is room again
+                if len(group) == 1:
+                    group[0][0].fail(error)
+                # Else each for itself: a call fails only because of its own record.
+                for request, _ in reversed(group) if len(group) > 1 else ():
+                    request.alone = True
+                    self._begun.appendleft(request)
+                group.clear()
+                return
+        results = []
+        with gate.lock:
+            store.say(unsaid)
+            for request, change in group:
+                results.append((request, self._turns.make(change)))
+            late = store.unsaid()
+        if late:
+            try:
+                journal.append(late)
+            except StorageError:
+                late = []  # the calls themselves are done; the next one writes this first, or fails
+            with gate.lock:
+                store.say(late)
+        group.clear()
+        for request, result in results:
+            request.finish(result)
+
+    async def off_loop(self, where: str, work: Callable[[], _Result]) -> _Result:
+        return await outcome(lambda tell: Task(work, tell), lambda task: self._hand_over(where, task), None)
 
     def _still_writing(self, where: str) -> NotReady:
         return NotReady(f"{where}: other calls have written the journal until the timeout; give a larger one")
 
-    def _undisturbed(self, where: str, work: Callable[[], _Result], deadline: float | None = None) -> _Result:
+    def _undisturbed(self, where: str, work: Callable[[], _Result]) -> _Result:
         """The result of work that no signal's exception may cut in two."""
-        if threading.current_thread() is not threading.main_thread():
-            return work()
-        task = self._started(where).submit(work)
+        task = Task(work)
         try:
-            # Once it runs it has the deadline itself.
-            if not task.wait(wait_s(deadline)) and task.cancel():
-                raise self._still_writing(where)
+            self._hand_over(where, task)
             task.wait()
         except BaseException:
             task.cancel()  # not begun: then it never is
             raise
         return task.result()
 
-    def _started(self, where: str) -> Worker:
-        # A thread of its own: the event loop's may all be busy with calls that wait for this one.
-        with self._gate.locked(where):
-            self._gate.check_open(where)
-            if self._worker is None:
-                self._worker = Worker("sharpwave-journal")
-            return self._worker
-
     @contextmanager
-    def _journal(self, where: str, deadline: float | None) -> Iterator[Journal]:
-        """The journal, for one thread at a time."""
-        wait = wait_s(deadline)
-        if not self._writing.acquire(timeout=wait):
-            raise NotReady(f"{where}: another call has written the journal for {wait:.1f} s; give a larger timeout")
-        try:
+    def _journal(self) -> Iterator[Journal]:
+        """The journal, for one thread at a time: the worker's, or the one that closes the buffer."""
+        with self._writing:
             assert self._store.journal is not None
             yield self._store.journal
-        finally:
-            self._writing.release()
 
     def rewrite(self, where: str) -> None:
         """Rewrites the journal without the records that no restart needs. Gets go on meanwhile; writes wait."""
-        error = self._undisturbed(where, lambda: self._leave_out(where))
-        if error is not None:
-            message = f"{where}: the name is written, but the journal could not be made smaller: {error}"
-            warnings.warn(message, stacklevel=3)
+        _warn(where, self._undisturbed(where, lambda: self._leave_out(where)))
+
+    async def rewrite_async(self, where: str) -> None:
+        _warn(where, await self.off_loop(where, lambda: self._leave_out(where)))
 
     def _leave_out(self, where: str) -> StorageError | None:
-        with self._journal(where, None) as journal:
+        with self._journal() as journal:
             with self._gate.lock:
                 self._gate.check_open(where)
                 keep = self._store.needed()
@@ -169,7 +254,7 @@ class Commits:
             await self.off_loop(where, lambda: self._flush(where))
 
     def _flush(self, where: str) -> None:
-        with self._journal(where, None) as journal:
+        with self._journal() as journal:
             with self._gate.lock:
                 self._gate.check_open(where)
                 unsaid = self._store.unsaid()
@@ -197,3 +282,8 @@ class Commits:
                         journal.append(unsaid)
                 finally:
                     journal.close()
+
+
+def _warn(where: str, error: StorageError | None) -> None:
+    if error is not None:
+        warn_caller(f"{where}: the name is written, but the journal could not be made smaller: {error}")

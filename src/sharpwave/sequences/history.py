@@ -135,20 +135,27 @@ def pack_samples(samples: list[SequenceSample]) -> list[Any]:
     pieces: list[Any] = []
     start = 0
     while start < len(samples):
-        first = _form(samples[start])
-        names = {samples[start]._ids[0]}
+        first = samples[start]
+        names = {first._ids[0]}
         end = start + 1
-        while end < len(samples) and samples[end]._ids[0] not in names and _form(samples[end]) == first:
-            names.add(samples[end]._ids[0])
+        while end < len(samples) and (name := samples[end]._ids[0]) not in names and _alike(samples[end], first):
+            names.add(name)
             end += 1
-        block = encode(SequenceSample.gather(samples[start:end]))
-        pieces += [_LENGTH.pack(sum(len(piece) for piece in block)), *block]
+        block = encode(*samples[start:end])
+        pieces += [_LENGTH.pack(sum(map(len, block))), *block]
         start = end
     return pieces
 
 
-def _form(sample: SequenceSample) -> list[Any]:
-    return [(key, c.shape, c.dtype, c.data is None) for key, c in sample._columns.items()] + list(sample._metadata)
+def _alike(one: SequenceSample, other: SequenceSample) -> bool:
+    others = other._columns
+    if one._columns.keys() != others.keys() or one._metadata.keys() != other._metadata.keys():
+        return False
+    for key, (_, data, shape, dtype) in one._columns.items():
+        _, data2, shape2, dtype2 = others[key]
+        if shape != shape2 or (dtype is not dtype2 and dtype != dtype2) or (data is None) != (data2 is None):
+            return False
+    return True
 
 
 def read_samples(body: bytearray) -> list[SequenceSample]:

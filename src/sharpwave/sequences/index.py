@@ -28,11 +28,13 @@ class HeldSample:
         "uses", "version",
     )  # fmt: skip
 
-    def __init__(self, sample: SequenceSample, have: int, tokens: int, nbytes: int, group: Any) -> None:
+    def __init__(
+        self, sample: SequenceSample, have: int, tokens: int, nbytes: int, group: Any, version: int | None
+    ) -> None:
         self.sample, self.have, self.tokens, self.bytes, self.group = sample, have, tokens, nbytes, group
         self.serial = -1
         self.birth = 0
-        self.version: int | None = None
+        self.version = version
         self.put_at = 0.0
         self.queued = self.leased = self.done = 0
         self.uses: dict[int, int] | None = None  # by line, where something is used more than once
@@ -64,6 +66,18 @@ class BirthOrder:
         else:
             heappush(self._late, key)
         self.count += 1
+
+    def push_all(self, entries: list[HeldSample]) -> None:
+        run, late = self._run, self._late
+        last = run[-1] if run else None
+        for entry in entries:
+            key = (entry.birth, entry.serial, entry)
+            if last is None or last < key:
+                run.append(key)
+                last = key
+            else:
+                heappush(late, key)
+        self.count += len(entries)
 
     def pop(self) -> Any:
         """The smallest that has not gone."""
@@ -118,6 +132,12 @@ class Line:
         entry.queued |= self.bit
         self._order.push(entry.birth, entry.serial, entry)
 
+    def make_all_ready(self, entries: list[HeldSample], now: float) -> None:
+        bit = self.bit
+        for entry in entries:
+            entry.queued |= bit
+        self._order.push_all(entries)
+
     def has(self, count: int) -> bool:
         return self._order.count >= count
 
@@ -135,8 +155,7 @@ class Line:
         return taken
 
     def give_back(self, entries: list[HeldSample], now: float) -> None:
-        for entry in entries:
-            self.make_ready(entry, now)
+        self.make_all_ready(entries, now)
 
     def drop(self, entry: HeldSample) -> None:
         """The entry is ``gone`` already."""
@@ -175,6 +194,10 @@ class _Windowed(Line):
 
     def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
+
+    def make_all_ready(self, entries: list[HeldSample], now: float) -> None:
+        for entry in entries:
+            entry.queued |= self.bit
 
     def _seen(self) -> list[HeldSample]:
         return [key[2] for key in islice(self._outstanding, self._window) if key[2].queued & self.bit]
@@ -224,6 +247,10 @@ class _Grouped(Line):
         if len(members) == self._size:
             del self._open[entry.group]
             self._release(members)
+
+    def make_all_ready(self, entries: list[HeldSample], now: float) -> None:
+        for entry in entries:
+            self.make_ready(entry, now)
 
     def _release(self, members: list[HeldSample]) -> None:
         members.sort(key=lambda entry: (entry.birth, entry.serial))
@@ -327,31 +354,45 @@ class SampleIndex:
         return lines
 
     def add(self, entries: list[HeldSample], now: float) -> None:
+        held, by_id, versions = self.entries, self.by_id, self._versions
+        alike: dict[int, list[HeldSample]] = {}  # new to all consumers, by the keys that they have
+        tokens = nbytes = 0
         for entry in entries:
-            self.entries[entry.serial] = entry
-            self.by_id[entry.sample._ids[0]] = entry
-            self.tokens += entry.tokens
-            self.bytes += entry.bytes
+            held[entry.serial] = entry
+            by_id[entry.sample._ids[0]] = entry
+            tokens += entry.tokens
+            nbytes += entry.bytes
             entry.put_at = now
             if entry.version is not None:
-                self._versions.setdefault(entry.version, {})[entry.serial] = entry
+                versions.setdefault(entry.version, {})[entry.serial] = entry
             done = entry.done
             for line in self._windowed:
                 if not done & line.bit:
                     line.enter(entry)
-            for line in self._ready_for(entry.have):
-                if not done & line.bit:
-                    line.make_ready(entry, now)
+            if not done:
+                if (same := alike.get(entry.have)) is None:
+                    same = alike[entry.have] = []
+                same.append(entry)
+            else:
+                for line in self._ready_for(entry.have):
+                    if not done & line.bit:
+                        line.make_ready(entry, now)
+        self.tokens += tokens
+        self.bytes += nbytes
+        for have, same in alike.items():
+            for line in self._ready_for(have):
+                line.make_all_ready(same, now)
 
-    def amend(self, entry: HeldSample, merged: SequenceSample, tokens: int, nbytes: int, now: float) -> None:
+    def amend(self, entry: HeldSample, merged: SequenceSample, tokens: int, nbytes: int, have: int, now: float) -> None:
+        """The sample with further keys, whose bits are ``have``."""
         entry.sample = merged
         self.tokens += tokens - entry.tokens
         self.bytes += nbytes - entry.bytes
         entry.tokens, entry.bytes = tokens, nbytes
-        entry.have = self.mask(merged.keys)
+        entry.have = have = entry.have | have
         if not entry.gone:
             busy = entry.queued | entry.leased | entry.done
-            for line in self._ready_for(entry.have):
+            for line in self._ready_for(have):
                 if not busy & line.bit:
                     line.make_ready(entry, now)
 

@@ -15,15 +15,19 @@ from .dataflow import Dataflow
 from .history import pack_samples
 from .index import HeldSample, SampleIndex
 from .sample import SequenceSample
-from .staleness import first_version
+from .staleness import VERSIONS, first_version
 
-__all__ = ["Incoming", "Intake", "OtherId", "read_handles", "read_ids"]
+__all__ = ["Incoming", "Intake", "Later", "OtherId", "read_handles", "read_ids"]
 
 _Form = tuple[Any, Any, bool]
 
 
 class OtherId(SchemaError):
     """An amend names a handle whose sample has another id."""
+
+
+class Later(Exception):
+    """A put has an id that another one, whose record is being written, will have: its fate decides."""
 
 
 class Incoming:
@@ -48,6 +52,7 @@ class Intake:
             str, _Form
         ] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
         self._births: bool | None = None  # whether births are given; None before the first put
+        self.coming: list[Incoming] = []  # admitted, and not yet in the index: their records are being written
 
     def read(
         self,
@@ -59,8 +64,7 @@ class Intake:
         parts = self.unpack("put()", samples)
         versions = self._read_versions(version, parts)
         listed = None if births is None else self._read_births(births, len(parts))
-        entries = [self.entry(part, made) for part, made in zip(parts, versions, strict=True)]
-        return Incoming(entries, listed, self.body(parts) if journal else None)
+        return Incoming(self.entries(parts, versions), listed, self.body(parts) if journal else None)
 
     @property
     def has_births(self) -> bool:
@@ -85,27 +89,29 @@ class Intake:
     def body(self, parts: list[SequenceSample]) -> list[Any]:
         return pack_samples(parts)
 
-    def entry(self, sample: SequenceSample, version: int | None) -> HeldSample:
-        tokens, nbytes = _weigh(sample)
-        group = None
-        if self._groups:
-            if "group" not in sample._metadata:
-                raise SchemaError(
-                    f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size="
-                )
-            group = sample._metadata["group"][0]
-            # What a file gives back equal: a tuple would come back as a list, which is no key of a dict.
-            if not isinstance(group, (str, numbers.Real, type(None))):
-                raise SchemaError(
-                    f"put(): metadata: group of {sample._ids[0]!r}: expected text or a number, got {told(group)}"
-                )
-        entry = HeldSample(sample, self._index.mask(sample.keys), tokens, nbytes, group)
-        entry.version = version
-        return entry
+    def entries(self, samples: list[SequenceSample], versions: Sequence[int | None]) -> list[HeldSample]:
+        made = []
+        masks = _Masks(self._index)
+        for sample, version in zip(samples, versions, strict=True):
+            tokens, nbytes = _weigh(sample._columns)
+            group = self._group(sample) if self._groups else None
+            made.append(HeldSample(sample, masks.of(sample), tokens, nbytes, group, version))
+        return made
+
+    def _group(self, sample: SequenceSample) -> Any:
+        if "group" not in sample._metadata:
+            raise SchemaError(f"put(): metadata: expected 'group' for {sample._ids[0]!r}: a consumer has group_size=")
+        group = sample._metadata["group"][0]
+        # What a file gives back equal: a tuple would come back as a list, which is no key of a dict.
+        if not isinstance(group, (str, numbers.Real, type(None))):
+            raise SchemaError(
+                f"put(): metadata: group of {sample._ids[0]!r}: expected text or a number, got {told(group)}"
+            )
+        return group
 
     def _read_versions(self, version: Any, parts: list[SequenceSample]) -> list[int | None]:
         if version is None:
-            found = [first_version(part) for part in parts]
+            found = [first_version(part) if VERSIONS in part._columns else None for part in parts]
             if self._needs_version and None in found:
                 name = parts[found.index(None)]._ids[0]
                 raise SchemaError(
@@ -144,7 +150,13 @@ class Intake:
                         "SequenceBuffer(duplicate_ids=True)"
                     )
                 seen.add(name)
+            if any(entry.sample._ids[0] in seen for other in self.coming for entry in other.entries):
+                raise Later
         incoming.forms = self._new_forms("put()", [entry.sample for entry in incoming.entries])
+
+    def is_first(self, incoming: Incoming) -> bool:
+        """Whether it decides what later samples must have."""
+        return bool(incoming.forms) or self._births is None
 
     def keep(self, incoming: Incoming) -> None:
         self._births = incoming.births is not None
@@ -165,18 +177,23 @@ class Intake:
 
     def merge(
         self, entries: list[HeldSample], parts: list[SequenceSample]
-    ) -> tuple[list[tuple[SequenceSample, int, int]], dict[str, _Form]]:
-        """Each entry's sample with its new keys, its tokens and bytes; and the forms of keys that are new."""
+    ) -> tuple[list[tuple[SequenceSample, int, int, int]], dict[str, _Form]]:
+        """Each entry's sample with its new keys, its tokens and bytes and the bits of the keys; and the forms of keys
+        that are new."""
         forms = self._new_forms("amend()", parts)
         merged = []
+        masks, make = _Masks(self._index), SequenceSample._make
         for entry, part in zip(entries, parts, strict=True):
-            if entry.sample._ids != part._ids:
+            old = entry.sample
+            if old._ids != part._ids:
                 raise OtherId(
                     f"amend(): handle {entry.serial}: expected the id {entry.sample._ids[0]!r}, got {part._ids[0]!r}; "
                     "handles and samples come in the same order"
                 )
-            sample = entry.sample.update(part)
-            merged.append((sample, *_weigh(sample)))
+            columns = {**old._columns, **part._columns}
+            metadata = {**old._metadata, **part._metadata} if part._metadata else old._metadata
+            tokens, nbytes = _weigh(columns)
+            merged.append((make(old._ids, columns, metadata), tokens, nbytes, masks.of(part)))
         if len({entry.serial for entry in entries}) != len(entries):
             raise SchemaError("amend(): handles: expected each once")
         return merged, forms
@@ -197,8 +214,11 @@ class Intake:
         new: dict[str, _Form] = {}
         for sample in samples:
             for key, (_, data, shape, dtype) in sample._columns.items():
+                first = known.get(key) or new.get(key)
+                if first is not None and first[1] is dtype and first[0] == shape and first[2] == (data is None):
+                    continue  # most are: NumPy and torch have one object a dtype
                 form = (shape, dtype, data is None)
-                if (first := known.get(key) or new.get(key)) is None:
+                if first is None:
                     new[key] = form
                 elif first != form:
                     raise SchemaError(
@@ -224,9 +244,25 @@ def read_ids(where: str, ids: Any) -> list[str]:
     return [str(one) for one in ids]
 
 
-def _weigh(sample: SequenceSample) -> tuple[int, int]:
+class _Masks:
+    """The bits of samples' keys. Neighbours mostly have the same keys, and comparing is faster than hashing them."""
+
+    def __init__(self, index: SampleIndex) -> None:
+        self._index = index
+        self._keys: Any = None
+        self._mask = 0
+
+    def of(self, sample: SequenceSample) -> int:
+        keys = sample._columns.keys()
+        if keys != self._keys:
+            self._keys, self._mask = keys, self._index.mask(frozenset(keys))
+        return self._mask
+
+
+def _weigh(columns: dict[str, Column]) -> tuple[int, int]:
+    """Tokens and bytes of one datum."""
     tokens = nbytes = 0
-    for lens, data, _, _ in sample._columns.values():
+    for lens, data, _, _ in columns.values():
         held = sum(lens[0])
         if held > tokens:
             tokens = held

@@ -22,24 +22,36 @@ if TYPE_CHECKING:
 __all__ = ["decode", "encode", "load", "save"]
 
 
-def encode(sample: SequenceSample) -> list[Any]:
-    """The file's bytes in pieces: the header, then one buffer a key, which looks into the array where it can.
+def encode(*samples: SequenceSample) -> list[Any]:
+    """The bytes of one file with all data of these samples, in pieces: the header, then for each key one buffer a
+    sample, which looks into its array where it can.
+
+    Args:
+        samples: At least one; all have the same keys, shapes, dtypes and names of metadata, and no id twice.
 
     Raises:
         SchemaError: A dtype that safetensors lacks, or metadata that JSON lacks.
     """
-    arrays = {}
-    for key, column in sample._columns.items():
-        if column.data is None:
+    arrays, keys = {}, {}
+    for key, (_, data, shape, dtype) in samples[0]._columns.items():
+        columns = [sample._columns[key] for sample in samples]
+        lens = [row for column in columns for row in column.lens]
+        keys[key] = [lens, shape, dtype_name(dtype), data is not None]
+        if data is None:
             continue
         if key == "__metadata__":
             raise SchemaError("to_bytes(): key '__metadata__' is the format's own; remap() it")
-        raw = _raw(column.data)
-        arrays[key] = str(column.dtype).removeprefix("torch."), tuple(column.data.shape), raw
+        try:
+            raws = [memoryview(column.data).cast("B") for column in columns]
+        except (TypeError, ValueError, BufferError):  # tensors, or arrays that are empty or not contiguous
+            raws = [_raw(column.data) for column in columns]
+        arrays[key] = str(dtype).removeprefix("torch."), (sum(map(sum, lens)), *(shape or ())), raws
     about = {
-        "ids": sample._ids,
-        "metadata": sample._metadata,
-        "keys": {key: [c.lens, c.shape, dtype_name(c.dtype), c.data is not None] for key, c in sample._columns.items()},
+        "ids": [one for sample in samples for one in sample._ids],
+        "metadata": {
+            name: [value for sample in samples for value in sample._metadata[name]] for name in samples[0]._metadata
+        },
+        "keys": keys,
     }
     try:
         return named_arrays.encode(arrays, about)

@@ -72,17 +72,13 @@ class SequenceSample:
         keys: Iterable[str] | None = None,
     ) -> None:
         listed = [str(one) for one in (ids if isinstance(ids, str) else read_list(_WHERE, "ids", ids))]
-        for what, given in (
-            ("seqlens", seqlens),
-            ("data", data),
-            ("trailing_shapes", trailing_shapes),
-            ("dtypes", dtypes),
-            ("metadata", metadata),
-        ):
-            if not isinstance(given, Mapping) and (given is not None or what == "seqlens"):
-                raise SchemaError(f"{_WHERE}: {what}: expected a dict by key, got {given!r:.100}")
-            if given is not None and not all(isinstance(key, str) for key in given):
-                raise SchemaError(f"{_WHERE}: {what}: expected text as keys, got {list(given)!r:.100}")
+        _check_dict("seqlens", seqlens)
+        if data is not None:
+            _check_dict("data", data)
+        if not (trailing_shapes is dtypes is metadata is None):
+            for what, given in (("trailing_shapes", trailing_shapes), ("dtypes", dtypes), ("metadata", metadata)):
+                if given is not None:
+                    _check_dict(what, given)
         if len(listed) < self._fewest_ids:
             raise SchemaError(f"{_WHERE}: ids: expected at least one")
         _unique("ids", listed)
@@ -91,16 +87,19 @@ class SequenceSample:
             expected = _names(_WHERE, keys)
             _unique("keys", expected)
             _same_keys("seqlens", expected, names)
-        for what, given in (("data", data), ("trailing_shapes", trailing_shapes), ("dtypes", dtypes)):
-            if given is not None:
-                _same_keys(what, names, list(given))
+        if data is not None:
+            _same_keys("data", names, data)
+        if trailing_shapes is not None:
+            _same_keys("trailing_shapes", names, trailing_shapes)
+        if dtypes is not None:
+            _same_keys("dtypes", names, dtypes)
         columns = {}
         for key in names:
             lens = read_lens(_WHERE, key, seqlens[key], len(listed))
             shape = None if trailing_shapes is None else trailing_shapes[key]
             dtype = None if dtypes is None else dtypes[key]
             columns[key] = _column(key, lens, None if data is None else data[key], shape, dtype)
-        kept = {name: _entries(name, values, len(listed)) for name, values in (metadata or {}).items()}
+        kept = {name: _entries(name, values, len(listed)) for name, values in metadata.items()} if metadata else {}
         self._set(listed, columns, kept)
 
     @classmethod
@@ -375,8 +374,21 @@ class SequenceSample:
         return column
 
 
+def _check_dict(what: str, given: Any) -> None:
+    if type(given) is not dict and not isinstance(given, Mapping):
+        raise SchemaError(f"{_WHERE}: {what}: expected a dict by key, got {given!r:.100}")
+    for key in given:
+        if not isinstance(key, str):
+            raise SchemaError(f"{_WHERE}: {what}: expected text as keys, got {list(given)!r:.100}")
+
+
 def _column(key: str, lens: list[list[int]], data: Any, shape: Any, dtype: Any) -> Column:
     """The column of these values, or why they do not fit."""
+    if shape is None and dtype is None and type(data) is np.ndarray:  # what most samples are made of
+        total = lens[0][0] if len(lens) == 1 and len(lens[0]) == 1 else sum(map(sum, lens))
+        held = data.shape
+        if held and held[0] == total and not data.dtype.hasobject:
+            return Column(lens, data, held[1:], data.dtype)
     where = f"{_WHERE}: data[{key!r}]"
     want = None
     if shape is not None:
@@ -467,12 +479,12 @@ def _path(where: str, path: Any) -> Path:
 
 
 def _unique(what: str, names: list[str], where: str = _WHERE) -> None:
-    if len(set(names)) != len(names):
+    if len(names) > 1 and len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise SchemaError(f"{where}: {what}: expected each once, got {twice!r} more than once")
 
 
-def _same_keys(what: str, expected: list[str], got: list[str]) -> None:
+def _same_keys(what: str, expected: list[str], got: Iterable[str]) -> None:
     if set(expected) != set(got):
         raise SchemaError(f"{_WHERE}: {what}: expected the keys {sorted(expected)}, got {sorted(got)}")
 

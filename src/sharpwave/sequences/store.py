@@ -2,8 +2,9 @@
 
 A change is checked first, then written to the journal, then made: a call that fails has changed nothing. Writing takes
 time, so the lock is not held meanwhile. A verb here returns a ``Change``; ``Commits`` writes its records and calls
-``make``, or ``undo`` if the write failed. Between the two no other Change is made. Only changes without a record may
-happen: leases are taken, given back and expire, and samples leave with their last lease.
+``make``, or ``undo`` if the write failed. Between the two only Changes are made that were planned together with it and
+do not touch what it was planned on. Changes without a record may happen: leases are taken, given back and expire, and
+samples leave with their last lease.
 """
 
 from __future__ import annotations
@@ -38,17 +39,30 @@ _COUNTED = (
 
 
 class Change(Generic[_Result]):
-    """What a call is about to do: its records, and how to make it or to go back."""
+    """What a call is about to do: its records, and how to make it or to go back.
 
-    __slots__ = ("make", "records", "undo")
+    Several may be planned before the first is made, if none depends on one before it.
+
+    Args:
+        reads: Serials of samples whose present state it was planned on.
+        writes: Serials of samples that it changes.
+        alone: Whether it depends on more than samples, or others may depend on it.
+    """
+
+    __slots__ = ("alone", "make", "reads", "records", "undo", "writes")
 
     def __init__(
         self,
         records: list[Entry],
         make: Callable[[float], _Result],
         undo: Callable[[], None] = lambda: None,
+        *,
+        reads: Iterable[int] = (),
+        writes: Iterable[int] = (),
+        alone: bool = False,
     ) -> None:
         self.records, self.make, self.undo = records, make, undo
+        self.reads, self.writes, self.alone = reads, writes, alone
 
 
 class Store:
@@ -76,11 +90,11 @@ class Store:
     # ---- put and amend -----------------------------------------------------------------------------------------------
 
     def fits(self, incoming: Incoming) -> bool:
-        index = self.index
+        index, all_new = self.index, [*self.intake.coming, incoming]
         return (
-            len(index.entries) + len(incoming.entries) <= self.capacity
-            and (self.max_tokens is None or index.tokens + incoming.tokens <= self.max_tokens)
-            and (self.max_bytes is None or index.bytes + incoming.bytes <= self.max_bytes)
+            len(index.entries) + sum(len(one.entries) for one in all_new) <= self.capacity
+            and (self.max_tokens is None or index.tokens + sum(one.tokens for one in all_new) <= self.max_tokens)
+            and (self.max_bytes is None or index.bytes + sum(one.bytes for one in all_new) <= self.max_bytes)
         )
 
     def refuse_unfit(self, incoming: Incoming) -> None:
@@ -108,13 +122,17 @@ class Store:
     def admit(self, incoming: Incoming) -> Change[_Handles]:
         """Takes samples that fit; their handles."""
         self.intake.check(incoming)
-        first = self._next_serial
+        coming = self.intake.coming
+        first = self._next_serial + sum(len(one.entries) for one in coming)
         serials = list(range(first, first + len(incoming.entries)))
         for at, entry in enumerate(incoming.entries):
             entry.serial = first + at
             entry.birth = first + at + 1 if incoming.births is None else incoming.births[at]
 
+        coming.append(incoming)
+
         def make(now: float) -> _Handles:
+            coming.remove(incoming)
             self._next_serial += len(serials)
             self.intake.keep(incoming)
             self.index.add(incoming.entries, now)
@@ -125,7 +143,8 @@ class Store:
 
         versions = [entry.version for entry in incoming.entries]
         head = {"serials": serials, "births": incoming.births, "versions": versions}
-        return Change([Entry(PUT, head, incoming.body or ())], make)
+        alone = self.intake.is_first(incoming)
+        return Change([Entry(PUT, head, incoming.body or ())], make, lambda: coming.remove(incoming), alone=alone)
 
     def amend(self, serials: list[int], parts: list[SequenceSample], body: list[Any] | None) -> Change[None]:
         entries = [self._entry(serial) for serial in serials]
@@ -133,12 +152,13 @@ class Store:
 
         def make(now: float) -> None:
             self.intake.keep_forms(forms)
-            for entry, (sample, tokens, nbytes) in zip(entries, merged, strict=True):
+            for entry, (sample, tokens, nbytes, have) in zip(entries, merged, strict=True):
                 if entry.serial in self.index.entries:  # else it was too old, and its last lease ended meanwhile
-                    self.index.amend(entry, sample, tokens, nbytes, now)
+                    self.index.amend(entry, sample, tokens, nbytes, have, now)
             self.counters["amends"] += len(serials)
 
-        return Change([Entry(AMEND, {"serials": serials}, body or ())] if serials else [], make)
+        records = [Entry(AMEND, {"serials": serials}, body or ())] if serials else []
+        return Change(records, make, reads=serials, writes=serials, alone=bool(forms))
 
     def _entry(self, serial: int) -> HeldSample:
         entry = self.index.entries.get(serial)
@@ -177,8 +197,9 @@ class Store:
             self.waste_bytes += sum(entry.bytes for entry in freed)
             self._count_evicted(left)
 
-        head = {"serials": [entry.serial for entry in claim.entries], "consumer": name}
-        return Change([Entry(ACK, head)], make, lambda: self.book.put_back(claim))
+        serials = [entry.serial for entry in claim.entries]
+        head = {"serials": serials, "consumer": name}
+        return Change([Entry(ACK, head)], make, lambda: self.book.put_back(claim), writes=serials)
 
     def give_back(self, claim: Claim, now: float) -> None:
         """The work was not done. Nothing happens to a lease that is over."""
@@ -225,7 +246,7 @@ class Store:
                 if entry.serial < self._first_serial:
                     self.ledger.unskip(entry.sample._ids[0])
 
-        return Change([Entry(CLEAR, {})], make)
+        return Change([Entry(CLEAR, {})], make, alone=True)
 
     def wanted(self, ids: list[str]) -> list[str]:
         return [one for one in ids if not self.ledger.skips_now(one) and one not in self.index.by_id]
@@ -241,7 +262,7 @@ class Store:
             if self._oldest is not None:
                 self._evict_old(self.index.older_than(version - self._oldest))
 
-        return Change([Entry(VERSION, {"version": version})] if version > self.version else [], make)
+        return Change([Entry(VERSION, {"version": version})] if version > self.version else [], make, alone=True)
 
     def _evict_old(self, entries: Iterable[HeldSample]) -> None:
         if self._oldest is None:
@@ -318,8 +339,9 @@ class Store:
         self._next_serial = self._first_serial = said.next_serial
         entries = []
         try:
-            for serial, restored in said.held.items():
-                entry = self.intake.entry(restored.sample, restored.version)
+            restoreds = said.held.values()
+            made = self.intake.entries([one.sample for one in restoreds], [one.version for one in restoreds])
+            for entry, (serial, restored) in zip(made, said.held.items(), strict=True):
                 entry.serial, entry.birth = serial, restored.birth
                 for line in self.index.lines.values():
                     uses = restored.uses.get(line.consumer.name, 0)
@@ -369,7 +391,7 @@ class Store:
             self.ledger.mark(name, self.version)
             return self.is_wasteful(journal)
 
-        return Change([Entry(MARK, {"name": name})], make)
+        return Change([Entry(MARK, {"name": name})], make, alone=True)
 
     def is_wasteful(self, journal: Journal) -> bool:
         return self.waste_bytes > _SLACK and self.waste_bytes > journal.size // 2

@@ -100,7 +100,7 @@ class Turns:
             if line.waiters:
                 self._wake(line)
         if self.putters:
-            self._wake_putter()
+            self.wake_putter()
 
     def leave(self, waiters: list[Waiter], waiter: Waiter) -> None:
         """Served, refused or cancelled: the next one gets the chance for which this one may have been woken."""
@@ -111,7 +111,7 @@ class Turns:
             waiters.remove(waiter)
             waiter.close()
             if waiters is self.putters:
-                self._wake_putter()
+                self.wake_putter()
             else:
                 self._wake(next(line for line in self._lines if line.waiters is waiters))
 
@@ -156,6 +156,6 @@ class Turns:
                 else:
                     line.waiters.remove(waiter)
 
-    def _wake_putter(self) -> None:
+    def wake_putter(self) -> None:
         while self.putters and not self.putters[0].wake():
             self.putters.pop(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import select
@@ -73,6 +72,8 @@ class ThreadWaiter(Waiter):
 
 class CoroutineWaiter(Waiter):
     def __init__(self, need: int) -> None:
+        import asyncio
+
         self.need = need
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self._loop.create_future()
@@ -89,6 +90,8 @@ class CoroutineWaiter(Waiter):
         return True
 
     async def wait(self, seconds: float | None) -> None:
+        import asyncio
+
         await asyncio.wait({self._future}, timeout=seconds)
 
 

@@ -6,13 +6,12 @@ cannot leave them half taken, as it can with the pure Python locks of ``concurre
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Task", "Worker"]
+__all__ = ["Task", "Worker", "outcome"]
 
 _Result = TypeVar("_Result")
 
@@ -20,30 +19,47 @@ _Result = TypeVar("_Result")
 class Task(Generic[_Result]):
     """Work that was handed over."""
 
-    def __init__(self, work: Callable[[], _Result], tell: Callable[[], None] | None) -> None:
+    def __init__(self, work: Callable[[], _Result], tell: Callable[[], None] | None = None) -> None:
         self._work: Callable[[], _Result] | None = work
         self._tell = tell
         self._result: Any = None
         self._error: BaseException | None = None
-        self._begun = threading.Lock()  # taken once: by the worker, or by cancel()
+        self._begun = threading.Lock()  # taken once: by begin() or by cancel()
         self._running = threading.Lock()
         self._running.acquire()  # released when the work is done
 
     def run(self) -> None:
-        work, self._work = self._work, None
-        if work is None or not self._begun.acquire(blocking=False):
+        if not self.begin():
             return
+        work, self._work = self._work, None
+        assert work is not None
         try:
-            self._result = work()
+            result = work()
         except BaseException as error:
-            self._error = error
-        self._running.release()
-        if self._tell is not None:
-            self._tell()
+            self.fail(error)
+        else:
+            self.finish(result)
+
+    def begin(self) -> bool:
+        """Whether the caller is to do the work now: once, unless it was cancelled."""
+        return self._begun.acquire(blocking=False)
 
     def cancel(self) -> bool:
         """Whether it will never run; False where it runs or is done."""
         return self._begun.acquire(blocking=False)
+
+    def finish(self, result: _Result) -> None:
+        self._result = result
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._running.release()
+        if self._tell is not None:
+            self._tell()
 
     def wait(self, seconds: float = -1) -> bool:
         """Whether it is done; -1 waits until it is."""
@@ -70,45 +86,8 @@ class Worker:
         # The thread holds the queue and not the worker: without references to the worker the thread ends.
         threading.Thread(target=_run, args=(self._tasks,), name=name, daemon=True).start()
 
-    def submit(self, work: Callable[[], _Result]) -> Task[_Result]:
-        task = Task(work, None)
+    def hand_over(self, task: Task[Any]) -> None:
         self._tasks.put(task)
-        return task
-
-    async def do(self, work: Callable[[], _Result], wait: float | None = None) -> _Result:
-        """The result of work, awaited. Cancelled before it has begun, it never begins; later it is done.
-
-        Args:
-            wait: Seconds after which work that has not begun never begins; None for no bound.
-
-        Raises:
-            TimeoutError: It did not begin in time.
-        """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-
-        def finish() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        def tell() -> None:
-            try:
-                loop.call_soon_threadsafe(finish)
-            except RuntimeError:
-                return  # the loop was closed: no call waits there any more
-
-        task = Task(work, tell)
-        self._tasks.put(task)
-        try:
-            await asyncio.wait({done}, timeout=wait)
-            if not done.done():
-                if task.cancel():
-                    raise TimeoutError
-                await done
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        return task.result()
 
     def stop(self) -> None:
         """Behind everything that was handed over."""
@@ -116,6 +95,48 @@ class Worker:
 
     def __del__(self) -> None:
         self._tasks.put(None)
+
+
+async def outcome(
+    make: Callable[[Callable[[], None]], Task[_Result]], start: Callable[[Task[_Result]], None], wait: float | None
+) -> _Result:
+    """The result of a task, awaited. Cancelled before the task has begun, it never begins; later it is done.
+
+    Args:
+        make: Makes the task; its argument is to be called when the task is done.
+        start: Hands it over.
+        wait: Seconds after which a task that has not begun never begins; None for no bound.
+
+    Raises:
+        TimeoutError: It did not begin in time.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(finish)
+        except RuntimeError:
+            return  # the loop was closed: no call waits there any more
+
+    task = make(tell)
+    start(task)
+    try:
+        await asyncio.wait({done}, timeout=wait)
+        if not done.done():
+            if task.cancel():
+                raise TimeoutError
+            await done
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return task.result()
 
 
 def _run(tasks: SimpleQueue[Task[Any] | None]) -> None:

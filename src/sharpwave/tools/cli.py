@@ -165,7 +165,8 @@ def _print_version(wanted: bool) -> None:
 def _print_info(address: str, as_json: bool) -> None:
     buffer = sw.open(address)
     try:
-        stats = buffer.stats()
+        has_rows = isinstance(buffer, (sw.ReplayBuffer, sw.DistillationBuffer))
+        stats = buffer.stats(huge_pages=True) if has_rows else buffer.stats()
     finally:
         buffer.close()
     if as_json:

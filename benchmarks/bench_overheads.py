@@ -1,0 +1,215 @@
+"""Times what surrounds the engine: the import, `collect`, the adapter's `add` for Stable-Baselines3, and `stats()`.
+
+    python benchmarks/bench_overheads.py            # about a minute
+    python benchmarks/bench_overheads.py --quick
+
+Beside each stands what a user would write or use instead: `collect` beside a loop written by hand, the adapter beside
+the buffer of Stable-Baselines3. All take turns, burst by burst; compare minima. The import is that of a new process
+which has imported NumPy already, with its bytecode cached. Writes `results/overheads.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness import results
+from harness.program import Run, parse, parser
+from harness.results import Document
+
+import sharpwave as sw
+
+STEPS = 1_000  # of collect, a burst
+ADDS = 500  # of the adapter, a burst
+IMPORTS = {
+    "import sharpwave": "import sharpwave",
+    "and every public name": "from sharpwave import *",
+    "asyncio, for comparison": "import asyncio",
+}
+
+
+def by_turns(calls: dict[str, Callable[[], Any]], rounds: int, count: int) -> dict[str, Document]:
+    """Nanoseconds of one of the ``count`` steps that each call makes."""
+    times: dict[str, list[float]] = {label: [] for label in calls}
+    for turn in range(rounds + 1):  # the first round warms up
+        for label, call in calls.items():
+            begun = time.perf_counter_ns()
+            call()
+            if turn:
+                times[label].append((time.perf_counter_ns() - begun) / count)
+    return {label: summary(of) for label, of in times.items()}
+
+
+def summary(times: list[float]) -> Document:
+    return {"min_ns": min(times), "median_ns": statistics.median(times), "bursts": len(times)}
+
+
+# ---- import ----------------------------------------------------------------------------------------------------------
+
+
+def imports(rounds: int) -> dict[str, Document]:
+    """In new processes, beyond NumPy."""
+    times: dict[str, list[float]] = {label: [] for label in IMPORTS}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPYCACHEPREFIX"] = folder
+        for turn in range(rounds + 1):  # the first round writes the bytecode
+            for label, statement in IMPORTS.items():
+                code = f"import numpy, time\nbegun = time.perf_counter_ns()\n{statement}\n"
+                code += "print(time.perf_counter_ns() - begun)"
+                done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+                if turn:
+                    times[label].append(float(done.stdout))
+    return {label: summary(of) for label, of in times.items()}
+
+
+# ---- collect ---------------------------------------------------------------------------------------------------------
+
+
+class Trivial:
+    """An environment that costs next to nothing: two observations in turn, episodes of 200 steps."""
+
+    def __init__(self) -> None:
+        from gymnasium import spaces
+
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+        self._obs = [np.zeros(4, np.float32), np.ones(4, np.float32)]
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._step = 0
+        return self._obs[0], {}
+
+    def step(self, action: Any) -> Any:
+        self._step += 1
+        return self._obs[self._step & 1], 1.0, False, self._step == 200, {}
+
+
+def by_hand(env: Any, policy: Callable[[Any], Any], buffer: sw.ReplayBuffer, steps: int, copies: bool) -> None:
+    obs, _ = env.reset()
+    with buffer.writer() as writer:
+        for _ in range(steps):
+            action = policy(obs)
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            if copies:
+                next_obs = next_obs.copy()
+            writer.add(
+                obs=obs,
+                action=action,
+                reward=reward,
+                next_obs=next_obs,
+                terminated=terminated,
+                truncated=truncated,
+            )
+            obs = env.reset()[0] if terminated or truncated else next_obs
+
+
+def collecting(env: Any, rounds: int) -> dict[str, Document]:
+    buffer = sw.ReplayBuffer.for_env(env, 100_000)
+
+    def policy(obs: Any) -> int:
+        return int(obs[2] > 0)
+
+    calls = {
+        "sw.collect": lambda: list(sw.collect(env, policy, buffer, STEPS)),
+        "loop by hand": lambda: by_hand(env, policy, buffer, STEPS, copies=False),
+        # As collect does: environments may return the same array at every step.
+        "loop by hand that copies observations": lambda: by_hand(env, policy, buffer, STEPS, copies=True),
+    }
+    return by_turns(calls, rounds, STEPS)
+
+
+# ---- Stable-Baselines3 -----------------------------------------------------------------------------------------------
+
+
+def adding(envs: int, is_discrete: bool, rounds: int) -> dict[str, Document]:
+    from gymnasium import spaces
+    from stable_baselines3.common import buffers
+
+    from sharpwave.adapters import sb3
+
+    observations = spaces.Box(-1, 1, (17,))
+    actions: Any = spaces.Discrete(4) if is_discrete else spaces.Box(-1, 1, (6,))
+    obs = np.zeros((envs, 17), np.float32)
+    action = np.zeros(envs, np.int64) if is_discrete else np.zeros((envs, 6), np.float32)
+    row = obs, obs + 1, action, np.zeros(envs, np.float32), np.zeros(envs, bool), [{} for _ in range(envs)]
+    made = {
+        "sharpwave.adapters.sb3": sb3.ReplayBuffer(100_000, observations, actions, "cpu", n_envs=envs),
+        "stable_baselines3": buffers.ReplayBuffer(100_000, observations, actions, "cpu", n_envs=envs),
+    }
+
+    def adds(buffer: Any) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(ADDS):
+                buffer.add(*row)
+
+        return run
+
+    return by_turns({label: adds(buffer) for label, buffer in made.items()}, rounds, ADDS)
+
+
+# ---- stats() ---------------------------------------------------------------------------------------------------------
+
+
+def counting(rounds: int, rows: int) -> dict[str, Document]:
+    buffer = sw.ReplayBuffer(rows, obs_shape=(17,), action_shape=(6,), seed=0)
+    count = 1_000
+    zeros = np.zeros((count, 17), np.float32)
+    for _ in range(rows // count):
+        buffer.add(zeros, np.zeros((count, 6), np.float32), np.zeros(count), zeros, np.zeros(count, bool))
+    begun = time.perf_counter_ns()
+    buffer.stats()
+    first = float(time.perf_counter_ns() - begun)
+    calls: dict[str, Callable[[], Any]] = {
+        "stats()": buffer.stats,
+        "stats(huge_pages=True)": lambda: buffer.stats(huge_pages=True),
+    }
+    return {"first stats()": summary([first]), **by_turns(calls, rounds, 1)}
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=40, help="bursts of each")
+    options = parse(made)
+    run, workloads = Run(options), {}
+
+    def measure(name: str, title: str, call: Callable[[], dict[str, Document]]) -> None:
+        try:
+            cases = call()
+        except ImportError as reason:
+            run.left_out.say(name, reason)
+            return
+        workloads[name] = {"title": title, "cases": cases}
+        print(title, flush=True)
+        for label, times in cases.items():
+            print(f"    {label:40}{results.duration(times['min_ns']):>10}  "
+                  f"median {results.duration(times['median_ns'])}")  # fmt: skip
+
+    def cart_pole() -> dict[str, Document]:
+        import gymnasium
+
+        return collecting(gymnasium.make("CartPole-v1"), options.rounds)
+
+    measure("import", "import in a new process, beyond NumPy", lambda: imports(max(3, options.rounds // 2)))
+    measure(
+        "collect_trivial", "collect, a step of a trivial environment", lambda: collecting(Trivial(), options.rounds)
+    )
+    measure("collect_cart_pole", "collect, a step of CartPole-v1", cart_pole)
+    for envs, is_discrete in ((1, False), (1, True), (8, False)):
+        kind = "discrete" if is_discrete else "continuous"
+        title = f"add of Stable-Baselines3's buffers, {envs} environment{'s' if envs > 1 else ''}, {kind} actions"
+        measure(f"sb3_{kind}_{envs}", title, lambda e=envs, d=is_discrete: adding(e, d, options.rounds))
+    rows = 100_000 if options.quick else 1_000_000
+    measure("stats", f"stats() of a buffer with {rows:,} rows", lambda: counting(options.rounds, rows))
+    run.save("overheads", workloads=workloads)
+
+
+if __name__ == "__main__":
+    main()
