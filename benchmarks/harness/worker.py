@@ -83,6 +83,11 @@ def batch_priorities(count: int) -> list[np.ndarray]:
     return list(random_priorities(PRIORITY_BATCHES * count).reshape(PRIORITY_BATCHES, count))
 
 
+def kept_rows(count: int, percent_masked: int) -> np.ndarray:
+    """Which of so many rows may be drawn; the same ones for everybody."""
+    return np.random.default_rng(percent_masked).random(count) >= percent_masked / 100
+
+
 def goal_reward(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     """0 where the goal is reached, else -1, for many pairs at once: the reward of robots that reach and push."""
     distance = np.sqrt(np.square(achieved - desired).sum(axis=-1))
