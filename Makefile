@@ -189,13 +189,14 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/cmake -S . -B $(CPP_BUILD)/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_BENCHMARKS=ON \
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD)/bench
-	mkdir -p benchmarks/results
-	$(CPP_BUILD)/bench/bench_engine benchmarks/results/engine.json
+	$(BIN)/python benchmarks/bench_engine.py $(CPP_BUILD)/bench/bench_engine
 	$(BIN)/python benchmarks/bench_replay.py
 	$(BIN)/python benchmarks/bench_prioritized.py
 	$(BIN)/python benchmarks/bench_nstep.py
 	$(BIN)/python benchmarks/bench_windows.py
 	$(BIN)/python benchmarks/bench_hindsight.py
+	$(BIN)/python benchmarks/bench_masked.py
+	$(BIN)/python benchmarks/bench_training.py
 	$(BIN)/python benchmarks/bench_pace.py
 	$(BIN)/python benchmarks/bench_frames.py
 	$(BIN)/python benchmarks/bench_compression.py

@@ -24,7 +24,7 @@ from harness.workloads import Columns, Workload
 def flat(columns: Columns) -> tuple[np.ndarray, ...]:
     """What `push_batch` takes: one axis for every field, flags as bytes."""
     flags = columns["done"].astype(np.uint8)
-    obs, after, action = (columns[name].ravel() for name in ("obs", "next_obs", "action"))
+    obs, after, action = (columns[name].ravel().astype(np.float32) for name in ("obs", "next_obs", "action"))
     return obs, after, action, columns["reward"], flags, np.zeros_like(flags)
 
 
@@ -84,6 +84,7 @@ class Prioritized(Rlox):
         return rlox.PrioritizedReplayBuffer(capacity, obs, action, ALPHA, BETA)
 
     def extend(self, columns: Columns) -> None:
+        columns = {**columns, "action": columns["action"].reshape(len(columns["reward"]), -1).astype(np.float32)}
         rows = zip(*columns.values(), random_priorities(len(columns["reward"])).tolist(), strict=True)
         for obs, action, reward, next_obs, done, priority in rows:
             self.buffer.push(obs, action, float(reward), bool(done), False, next_obs, priority)
