@@ -41,6 +41,7 @@ from names import (
 
 # The benchmarks of features that a contest measures, in the order of the table.
 FEATURES = ("prioritized", "nstep", "hindsight", "frames")
+SEQUENCE_CALLS = ("put", "get", "amend")
 GPU_TABLES = (
     ("uniform", "cases", "uniform draws of"),
     ("priority", "cases", "draws by priority of"),
@@ -347,10 +348,10 @@ def gpu_returns(document: Document) -> str:
 
 
 def sequences(measured: Document) -> str:
-    calls_of, said = ("put", "get", "amend"), []
+    said = []
     calls = measured["capacities"]
     sizes = sorted({int(label.split()[1]) for label in calls})
-    pairs = [(call, who) for call in calls_of for who in ("sharpwave", "scan")]
+    pairs = [(call, who) for call in SEQUENCE_CALLS for who in ("sharpwave", "scan")]
 
     def least(who: str, count: int, call: str) -> float:
         return calls[f"{who} {count}"][call]["min_ns"]
@@ -360,7 +361,7 @@ def sequences(measured: Document) -> str:
     grown = [ratio(least(who, sizes[-1], call) / least(who, sizes[0], call)) for call, who in pairs]
     said.append(table(head, [*rows, ["largest / smallest", *grown]]))
     journal = measured["journal"]
-    names = [*calls_of, "ack"]
+    names = [*SEQUENCE_CALLS, "ack"]
     rows = [[label, *(duration(journal[label][call]["min_ns"]) for call in names)] for label in journal]
     said.append(table(["journal", *names], rows))
     if long := measured.get("long_puts"):
@@ -520,10 +521,10 @@ def goals(verdicts: list[Verdict]) -> str:
 def wins(documents: Documents, verdicts: list[Verdict]) -> str:
     """Every line that somebody else wins and every goal missed, from the results: both sides in their fastest form."""
     measured = [document for document in documents.values() if document]
-    lines = [
-        f"- {what}: {name(rival)} is faster, {duration(theirs)} against {duration(ours)} ({ratio(ours / theirs)})."
-        for what, ours, rival, theirs in lost(documents)
-    ]
+    lines = []
+    for what, ours, theirs in lost(documents):
+        told = ", ".join(f"{name(label)} {duration(ns)} ({ratio(ours / ns)})" for label, ns in theirs.items())
+        lines.append(f"- {what}: Sharpwave {duration(ours)}; faster: {told}.")
     lines += memory_wins(documents)
     if processes := documents.get("processes"):
         lines += crowd_wins(processes)
@@ -534,15 +535,16 @@ def wins(documents: Documents, verdicts: list[Verdict]) -> str:
     return "\n".join(lines) or "- In this run nobody was faster in any case, and every goal held."
 
 
-Loss = tuple[str, float, str, float]  # what, our time, the rival's label, its time
-
-
-def lost(documents: Documents) -> Iterator[Loss]:
-    """The lines of all tables of times, where the fastest that a user could choose is not ours."""
+def lost(documents: Documents) -> Iterator[tuple[str, float, dict[str, float]]]:
+    """The lines of all tables of times, where the fastest that a user could choose is not ours: our time, and that of
+    everybody who is faster, each in its fastest form."""
     for what, ours, theirs in duels(documents):
-        least, rival = min(ours, default=None), min(theirs, key=theirs.__getitem__, default=None)
-        if least is not None and rival is not None and theirs[rival] < least:
-            yield what, least, rival, theirs[rival]
+        faster: dict[str, str] = {}
+        for label in sorted(theirs, key=theirs.__getitem__):
+            if ours and theirs[label] < min(ours):
+                faster.setdefault(contender_of(label), label)
+        if faster:
+            yield what, min(ours), {label: theirs[label] for label in faster.values()}
 
 
 Duel = tuple[str, list[float], dict[str, float]]  # what, our times, the rivals' by label
@@ -558,7 +560,8 @@ def duels(documents: Documents) -> Iterator[Duel]:
     """Everybody's times of every line that has a rival in it."""
     for document in filter(None, documents.values()):
         for kind, workload in document.get("workloads", {}).items():
-            for case in workload["cases"] if kind in CONTESTS else ():
+            # The documents about memory have other things there.
+            for case in workload.get("cases", {}) if kind in CONTESTS else ():
                 if case not in BESIDE_CASES:
                     yield duel(f"{case_name(case)}, {CONTESTS[kind]}", workload["cases"][case], is_ours, is_rival)
     for kind, what in (("windows", "windows of 80 steps"), ("scaling", "sample(256)")):
@@ -568,7 +571,11 @@ def duels(documents: Documents) -> Iterator[Duel]:
             yield duel(f"{what} among {rows:,} rows", times, is_ours, is_rival)
     if masked := documents.get("masked"):
         for share in masked["shares"]:
-            here = {label: times for label, times in masked["times"].items() if f"@{share}" in label}
+            here = {
+                label.replace(f"@{share}", ""): times
+                for label, times in masked["times"].items()
+                if entrant_of(label).endswith(f"@{share}")
+            }
             yield duel(f"sample(256), {share}% of the rows left out", here, is_ours, is_rival)
     for training in (documents.get("training") or {}).get("trainings", {}).values():
         yield duel(f"time in the buffer of a step, {training['title']}", training["cases"], is_ours, is_rival)
@@ -591,10 +598,9 @@ def sequence_duels(document: Document | None) -> Iterator[Duel]:
     calls = (document or {}).get("capacities", {})
     for label in (label for label in calls if label.startswith("scan")):
         capacity = label.split()[1]
-        for call, theirs in calls[label].items():
-            times = {"scan": theirs, "sharpwave": calls[f"sharpwave {capacity}"].get(call)}
-            if times["sharpwave"]:
-                yield duel(f"sequences, {call} at a capacity of {int(capacity):,}", times, begins_ours, begins_theirs)
+        for call in SEQUENCE_CALLS:
+            times = {who: calls[f"{who} {capacity}"][call] for who in ("scan", "sharpwave")}
+            yield duel(f"sequences, {call} at a capacity of {int(capacity):,}", times, begins_ours, begins_theirs)
 
 
 def gpu_duels(documents: Documents) -> Iterator[Duel]:
@@ -623,12 +629,14 @@ def memory_wins(documents: Documents) -> list[str]:
     lines = []
     for what, points, ours in found:
         a_row = {label: point["resident_bytes"] / point["rows"] for label, point in points.items() if is_rival(label)}
-        least, own = min(a_row, key=a_row.__getitem__, default=None), ours["resident_bytes"] / ours["rows"]
-        if least and size(a_row[least]) != size(own) and a_row[least] < own:
-            lines.append(
-                f"- memory, {what}: {name(least)} takes less, {size(a_row[least])} a row against {size(own)} "
-                f"({ratio(own / a_row[least])})."
-            )
+        own = ours["resident_bytes"] / ours["rows"]
+        told = [
+            f"{name(label)} {size(a_row[label])} ({ratio(own / a_row[label])})"
+            for label in sorted(a_row, key=a_row.__getitem__)
+            if a_row[label] < own and size(a_row[label]) != size(own)
+        ]
+        if told:
+            lines.append(f"- memory, {what}: Sharpwave {size(own)} a row; less: {', '.join(told)}.")
     return lines
 
 
