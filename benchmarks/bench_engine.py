@@ -1,6 +1,7 @@
 """Times the engine from C++, without Python: runs `bench_engine` and keeps where it was measured.
 
-    python benchmarks/bench_engine.py build/cpp/bench/bench_engine
+    python benchmarks/bench_engine.py                        # what `make bench` compiled
+    python benchmarks/bench_engine.py path/to/bench_engine
 
 Writes `results/engine.json`.
 """
@@ -12,12 +13,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from harness.environments import BENCHMARKS
 from harness.program import Run, parse, parser
 
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("program", type=Path, help="`bench_engine`, compiled")
+    compiled = BENCHMARKS.parent / "build" / "cpp" / "bench" / "bench_engine"
+    made.add_argument("program", type=Path, nargs="?", default=compiled, help="bench_engine.cpp, compiled")
     run = Run(parse(made))
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "engine.json"
