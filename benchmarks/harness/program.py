@@ -22,8 +22,8 @@ from harness.workloads import Workload
 
 # What was asked for and stands with the results.
 SETTINGS = ("rounds", "burst_ms", "slices", "slice_s", "quick")
-# Left to itself, glibc gives the memory of a large batch back to the system and asks for it again at the next one: a
-# page fault for every 4 KB. Everybody gets an allocator that keeps it. (32 MiB is the highest threshold it accepts.)
+# By default glibc gives the memory of a large batch back to the system and asks for it again at the next one: a page
+# fault for every 4 KB. With these settings it keeps the memory. (32 MiB is the highest threshold that glibc accepts.)
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 LOOKS = Path(tempfile.gettempdir()) / "sharpwave-look"
 
@@ -69,8 +69,8 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
 class Run:
     """One run of a benchmark: collects what was measured and what was left out, then writes it.
 
-    Published results come from whole runs on an idle machine alone: a run waits for one, and gives up where there is
-    none. With `--results` it goes on, and what it writes says so.
+    Only whole runs on an idle machine are published: such a run waits until the load falls, and stops with an error if
+    it does not. With `--results` it measures on a busy machine, too, and its tables say so.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -78,11 +78,14 @@ class Run:
         self.folder = options.results or (LOOKS if options.quick else results.RESULTS)
         is_published = self.folder.resolve() == results.RESULTS
         if is_published and options.quick:
-            sys.exit("a quick run is no result: give another folder with --results")
+            sys.exit("a quick run is not published: give another folder with --results")
         load = machine.settled_load() if is_published else machine.busy_cores()
         if load > machine.MOST_LOAD:
             if is_published:
-                sys.exit(f"load {load:.2f}, more than {machine.MOST_LOAD}: nothing is published from a busy machine")
+                sys.exit(
+                    f"expected a load of at most {machine.MOST_LOAD}, got {load:.2f}: nothing is published from a busy "
+                    "machine; end the other programs, or write to another folder with --results"
+                )
             print(f"load {load:.2f}, more than {machine.MOST_LOAD}: a look, not a result", flush=True)
         self.options, self.left_out, self.machine = options, LeftOut(), machine.describe(load)
 

@@ -59,7 +59,7 @@ def test_a_run_on_a_busy_machine_goes_elsewhere_and_says_so(harness, monkeypatch
 
 
 def test_a_quick_run_is_not_published(harness):
-    with pytest.raises(SystemExit, match="a quick run is no result"):
+    with pytest.raises(SystemExit, match="a quick run is not published"):
         harness[1].Run(options(quick=True, results=BENCHMARKS / "results"))
 
 
