@@ -163,7 +163,8 @@ class Hindsight(Cpprb):
         goals = workload.goal_size
         more = round(GOAL_RATIO / (1 - GOAL_RATIO))
         observed = workload.obs_shape[0] - goals  # the goal has a field of its own
-        fields = {name: spec for name, spec in self.fields().items() if name not in ("obs", "next_obs")}
+        # It computes all rewards itself, into a field of its own.
+        fields = {name: spec for name, spec in self.fields().items() if name in ("action", "done")}
         for name in ("obs", "next_obs"):
             fields[name] = {"shape": observed, "dtype": np.dtype(workload.obs_dtype)}
         self.buffer = HindsightReplayBuffer(
@@ -180,7 +181,7 @@ class Hindsight(Cpprb):
         for chunk in workload.chunks(capacity):
             ends = np.flatnonzero(chunk["done"]) + 1
             for start, end in zip(np.append(0, ends[:-1]), ends, strict=True):
-                episode = {name: values[start:end] for name, values in chunk.items()}
+                episode = {name: values[start:end] for name, values in chunk.items() if name != "reward"}
                 goal = episode["obs"][0, -goals:]
                 for name in ("obs", "next_obs"):
                     episode[name] = episode[name][:, :-goals]
@@ -190,14 +191,14 @@ class Hindsight(Cpprb):
     def adding(self, rows: list[Row]) -> Operation:
         buffer, goals = self.buffer, self.workload.goal_size
         split = [
-            (obs[:-goals].copy(), action, reward, after[:-goals].copy(), done, obs[-goals:].copy())
-            for obs, action, reward, after, done in rows
+            (obs[:-goals].copy(), action, after[:-goals].copy(), done, obs[-goals:].copy())
+            for obs, action, _reward, after, done in rows
         ]
 
         def add(calls: int) -> None:
             # From the start of an episode to the end of one: what is begun must be ended before it is full.
-            for obs, action, reward, next_obs, done, goal in islice(cycle(split), calls):
-                buffer.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
+            for obs, action, next_obs, done, goal in islice(cycle(split), calls):
+                buffer.add(obs=obs, action=action, next_obs=next_obs, done=done)
                 if done:
                     buffer.on_episode_end(goal)
             buffer.on_episode_end(goal)
