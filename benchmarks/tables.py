@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from goals import (
+    LONG_PUT,
     WINDOW_ROWS,
     Documents,
     Verdict,
@@ -364,9 +365,17 @@ def sequences(measured: Document) -> str:
     names = [*SEQUENCE_CALLS, "ack"]
     rows = [[label, *(duration(journal[label][call]["min_ns"]) for call in names)] for label in journal]
     said.append(table(["journal", *names], rows))
+    if building := measured.get("building"):
+        said.append(table(["256 samples of 64 tokens", ""], [[label, cell(one)] for label, one in building.items()]))
     if long := measured.get("long_puts"):
-        rows = [[label, duration(times["min_ns"])] for label, times in long.items()]
-        said.append(table(["put of 256 x 2,048 tokens", ""], rows))
+        rows = []
+        for label, times in long.items():
+            put, written = times[LONG_PUT], times["writing the bytes"]
+            rows.append([label, cell(put), cell(written), ratio(put["min_ns"] / written["min_ns"])])
+        said.append(table(["journal", "put of 256 x 2,048 tokens", "writing the bytes", "ratio"], rows))
+    if putters := measured.get("putters"):
+        rows = [[label, f"{amount(rate)} puts/s"] for label, rate in putters.items()]
+        said.append(table(["putters that wait for the disk", "16 samples a put"], rows))
     crowd = measured["getters"]
     rows = [
         [kind, *(f"{amount(crowd[f'{kind} {many}'])} samples/s" for many in (1, 64))]
@@ -453,13 +462,32 @@ def scaling(document: Document, what: str = "sample(256)") -> str:
     return table(head, rows) + "\n\n" + machine_line(document)
 
 
-def lines(document: Document) -> str:
-    """Single figures, one a line."""
-    rows = [[line["title"], cell(line)] for line in document["lines"].values()]
-    return table(["", "time"], rows) + "\n\n" + machine_line(document)
+def forms_of_a_call(title: str, times: Document) -> list[list[str]]:
+    """A row a form, each beside the first."""
+    first = next(iter(times.values()))["min_ns"]
+    cells = [[label, cell(one), ratio(one["min_ns"] / first)] for label, one in times.items()]
+    return [[title if at == 0 else "", *row] for at, row in enumerate(cells)]
 
 
-inputs = overheads = lines
+def inputs(document: Document) -> str:
+    workload = document["workloads"]["inputs"]
+    rows = [row for case, times in workload["cases"].items() for row in forms_of_a_call(input_case(case), times)]
+    stored_rows = f"Full buffers of {workload['capacity']:,} x ({workload['title']})."
+    versions = small(", ".join(f"{key} {value}" for key, value in workload["versions"].items()))
+    return "\n\n".join(
+        [stored_rows, table(["call", "given", "", "over the first"], rows), versions, machine_line(document)]
+    )
+
+
+def input_case(case: str) -> str:
+    count = case.removeprefix("rollout_add_")
+    return f"RolloutBuffer.add, {count} environments" if count != case else case_name(case)
+
+
+def overheads(document: Document) -> str:
+    rows = [row for one in document["workloads"].values() for row in forms_of_a_call(one["title"], one["cases"])]
+    how = f"Minimum of up to {document['settings']['rounds']} turns, the median in brackets."
+    return "\n\n".join([table(["", "", "", "over the first"], rows), machine_line(document, how)])
 
 
 def masked(document: Document) -> str:
@@ -582,6 +610,7 @@ def duels(documents: Documents) -> Iterator[Duel]:
     trajectories = (documents.get("trajectories") or {}).get("workloads", {}).get("trajectories", {"cases": {}})
     for case, times in trajectories["cases"].items():
         yield duel(f"trajectories, {TRAJECTORIES[case]}", times, begins_ours, begins_theirs)
+    yield from overhead_duels(documents)
     yield from sequence_duels(documents.get("sequences"))
     yield from gpu_duels(documents)
 
@@ -592,6 +621,24 @@ def begins_ours(label: str) -> bool:
 
 def begins_theirs(label: str) -> bool:
     return not begins_ours(label)
+
+
+def overhead_duels(documents: Documents) -> Iterator[Duel]:
+    """A loop by hand beside collect, the buffers of Stable-Baselines3 beside ours."""
+    rollouts = (documents.get("inputs") or {}).get("workloads", {}).get("inputs", {"cases": {}})["cases"]
+    for case in (case for case in rollouts if case.startswith("rollout")):
+        yield duel(input_case(case), rollouts[case], lambda label: not is_sb3(label), is_sb3)
+    for key, one in (documents.get("overheads") or {}).get("workloads", {}).items():
+        if key.startswith(("collect", "sb3")):
+            yield duel(one["title"], one["cases"], is_of_the_package, lambda label: not is_of_the_package(label))
+
+
+def is_sb3(label: str) -> bool:
+    return label == "Stable-Baselines3"
+
+
+def is_of_the_package(label: str) -> bool:
+    return label.startswith(("sw.", "sharpwave"))
 
 
 def sequence_duels(document: Document | None) -> Iterator[Duel]:
