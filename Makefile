@@ -189,24 +189,10 @@ bench: $(BIN)/.test  ## measure against every peer that installs; writes the tab
 	$(BIN)/cmake -S . -B $(CPP_BUILD)/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHARPWAVE_BENCHMARKS=ON \
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD)/bench
-	mkdir -p benchmarks/results
-	$(CPP_BUILD)/bench/bench_engine benchmarks/results/engine.json
-	$(BIN)/python benchmarks/bench_replay.py
-	$(BIN)/python benchmarks/bench_prioritized.py
-	$(BIN)/python benchmarks/bench_nstep.py
-	$(BIN)/python benchmarks/bench_windows.py
-	$(BIN)/python benchmarks/bench_hindsight.py
-	$(BIN)/python benchmarks/bench_pace.py
-	$(BIN)/python benchmarks/bench_frames.py
-	$(BIN)/python benchmarks/bench_compression.py
-	$(BIN)/python benchmarks/bench_memory.py
-	$(BIN)/python benchmarks/bench_scaling.py
-	$(BIN)/python benchmarks/bench_processes.py
-	$(BIN)/python benchmarks/bench_snapshot.py
-	$(BIN)/python benchmarks/bench_open.py
-	$(BIN)/python benchmarks/bench_returns.py
-	$(BIN)/python benchmarks/bench_sequences.py
-	$(BIN)/python benchmarks/bench_trajectories.py
+	@for script in $(sort $(wildcard benchmarks/bench_*.py)); do \
+		started=$$(date +%s); echo "$$script"; $(BIN)/python $$script || exit 1; \
+		echo "$$script took $$(($$(date +%s) - started)) s"; \
+	done
 	$(BIN)/python benchmarks/report.py
 
 soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damaged files, the threaded tests over and over

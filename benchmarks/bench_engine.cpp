@@ -1,15 +1,22 @@
 // Times the engine from C++ against the targets of the project's first specification, and writes them as JSON.
 //
-//     bench_engine [path]        JSON goes to `path`, a table to the terminal
+//     bench_engine [path]        JSON goes to `path`, a table to the terminal; bench_engine.py says where it was
+//     measured
 //
 // Each sample of a latency is one call, timed by the processor's clock where a call is long enough for it (draws), and
-// a hundred calls at once where it is not (adds). The clock's own cost is measured and taken off.
+// a hundred calls at once where it is not (adds). The clock's own cost is measured and taken off. Draws of 32 take
+// turns, call by call, with a bare gather: the least that copies 32 random rows of as many bytes into one array a
+// field.
 #include <sharpwave/replay_buffer.h>
+
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +44,27 @@ struct Figures {
     double min_ns, p50_ns, p99_ns;
 };
 
+Figures figures_of(std::vector<double>& ns) {
+    std::sort(ns.begin(), ns.end());
+    return {ns.front(), ns[ns.size() / 2], ns[ns.size() * 99 / 100]};
+}
+
+// Single calls of both in turn, so that they meet the same caches and the same noise.
+std::pair<Figures, Figures> measure_in_turn(int samples, const std::function<void()>& one,
+                                            const std::function<void()>& other) {
+    const double clock_ns = clock_cost_ns();
+    std::vector<double> ns[2];
+    for (int i = -200; i < samples; ++i) {
+        for (int which = 0; which < 2; ++which) {
+            const auto start = Clock::now();
+            (which ? other : one)();
+            const double took = std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_ns;
+            if (i >= 0) ns[which].push_back(took);
+        }
+    }
+    return {figures_of(ns[0]), figures_of(ns[1])};
+}
+
 Figures measure(
     int samples, int calls_each, const std::function<void()>& call, const std::function<void()>& before = [] {}) {
     const double clock_ns = clock_cost_ns();
@@ -51,8 +79,7 @@ Figures measure(
         for (int c = 0; c < calls_each; ++c) call();
         value = (std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_ns) / calls_each;
     }
-    std::sort(ns.begin(), ns.end());
-    return {ns.front(), ns[ns.size() / 2], ns[ns.size() * 99 / 100]};
+    return figures_of(ns);
 }
 
 // W1: the row of the Python benchmarks, one flat array a field as a Python batch has them.
@@ -119,6 +146,50 @@ struct Filled {
     std::unique_ptr<sharpwave::BatchMaker> batches;
 };
 
+// Rows of one record each, drawn and copied: no words, no checks, nothing that others could write meanwhile.
+struct BareRows {
+    struct Record {
+        Observation obs;
+        Action action;
+        float reward;
+        Observation next_obs;
+        std::uint8_t done;
+    };
+    explicit BareRows(std::size_t capacity) : count(capacity) {
+        // As the engine's rows: at the start of a huge page, and huge pages asked for.
+        constexpr std::size_t kHuge = std::size_t{1} << 21;
+        const std::size_t bytes = (capacity * sizeof(Record) + kHuge - 1) / kHuge * kHuge;
+        records.reset(static_cast<Record*>(std::aligned_alloc(kHuge, bytes)));
+#ifdef MADV_HUGEPAGE
+        madvise(records.get(), bytes, MADV_HUGEPAGE);
+#endif
+        for (std::size_t i = 0; i < capacity; ++i) records.get()[i] = Record{};
+    }
+    void sample(std::size_t n, Columns& columns) {
+        for (std::size_t i = 0; i < n; ++i) {
+            state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+            columns.serials[i] = ((state >> 32) * count) >> 32;
+            const char* row = reinterpret_cast<const char*>(records.get() + columns.serials[i]);
+            for (std::size_t line = 0; line < sizeof(Record); line += 64) __builtin_prefetch(row + line, 0, 2);
+            __builtin_prefetch(row + sizeof(Record) - 1, 0, 2);
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+            const Record& row = records.get()[columns.serials[i]];
+            columns.obs[i] = row.obs;
+            columns.action[i] = row.action;
+            columns.reward[i] = row.reward;
+            columns.next_obs[i] = row.next_obs;
+            columns.done[i] = row.done;
+        }
+    }
+    struct Free {
+        void operator()(Record* place) const { std::free(place); }
+    };
+    std::size_t count;
+    std::unique_ptr<Record, Free> records;
+    std::uint64_t state = 88172645463325252ull;
+};
+
 struct Line {
     std::string name, target;
     Figures figures;
@@ -143,6 +214,17 @@ int main(int argc, char** argv) {
 
     Columns columns(4096);
     const auto flats = columns.places();
+    for (const std::size_t rows : {std::size_t{10'000}, kCapacity}) {
+        const bool is_cached = rows != kCapacity;
+        const std::string among = is_cached ? "10,000 rows" : "1,000,000 rows";
+        Filled filled(rows, false, columns);
+        BareRows bare(rows);
+        const auto [engine, gather] = measure_in_turn(
+            200000, [&] { filled.batches->sample(32, {flats.data()}, {columns.serials.data()}); },
+            [&] { bare.sample(32, columns); });
+        lines.push_back({"sample(32) among " + among, is_cached ? "< 1000 ns" : "", engine, 32});
+        lines.push_back({"bare gather of 32 among " + among, "", gather, 32});
+    }
     for (const bool by_priority : {false, true}) {
         Filled filled(kCapacity, by_priority, columns);
         const std::string kind = by_priority ? "prioritized" : "uniform";

@@ -16,7 +16,14 @@ from harness.workloads import GOALS
 CONTEST = Contest(
     "hindsight",
     GOALS,
-    {"sharpwave": "hindsight", "sharpwave@own_goals": "own_goals", "sb3": "hindsight"},
+    {
+        "sharpwave": "hindsight",
+        "sharpwave@own_goals": "own_goals",
+        "numpy_ring": "hindsight",
+        "rlox": "hindsight",
+        "cpprb": "hindsight",
+        "sb3": "hindsight",
+    },
     ("sample_256", "add_1"),
 )
 

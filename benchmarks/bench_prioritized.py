@@ -21,6 +21,7 @@ CONTEST = Contest(
         "sharpwave": FORM,
         "sharpwave@uniform": "plain",
         "engine": FORM,
+        "rlox": FORM,
         "cpprb": FORM,
         "tianshou": FORM,
         "torchrl": FORM,
@@ -29,7 +30,8 @@ CONTEST = Contest(
     },
     ("sample_32", "sample_256", "update_256", "add_1", "learn_256"),
 )
-MEMORY = {"sharpwave": FORM, "sharpwave@uniform": "plain", "cpprb": FORM, "tianshou": FORM, "torchrl": FORM}
+PEERS = ("rlox", "cpprb", "tianshou", "torchrl")
+MEMORY = {"sharpwave": FORM, "sharpwave@uniform": "plain"} | dict.fromkeys(PEERS, FORM)
 
 
 def main() -> None:

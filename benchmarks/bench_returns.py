@@ -16,7 +16,7 @@ from harness.contest import ContenderError, Player, print_case, run_case
 from harness.estimator import DONE_SHARE, GAE_LAMBDA, GAMMA
 from harness.program import Run, add_rounds, parse, parser
 
-CONTENDERS = ("sharpwave", "c_loop", "tianshou", "sb3", "torchrl", "apexrl")
+CONTENDERS = ("sharpwave", "c_loop", "rlox", "tianshou", "sb3", "torchrl", "apexrl")
 # Steps and environments: of environments on the CPU, of simulated robots, and so many that few caches hold them.
 SIZES = ((128, 1024), (24, 4096), (32, 65_536))
 TITLE = f"float32, {DONE_SHARE:.0%} of the steps end an episode, gamma {GAMMA}, lambda {GAE_LAMBDA}"

@@ -1,4 +1,4 @@
-"""Times trajectories on disk against RLinf's algorithm in plain torch, in one process, in turn.
+"""Times trajectories on disk against RLinf's algorithm in plain torch and a leaner form of it, in one process, in turn.
 
     python benchmarks/bench_trajectories.py             # a few minutes
     python benchmarks/bench_trajectories.py --quick     # a look, not a result
@@ -22,7 +22,7 @@ import tables
 import torch
 from harness.program import Run, parser
 from names import TRAJECTORIES
-from peers.plain_trajectories import PlainTrajectories
+from peers.plain_trajectories import LeanTrajectories, PlainTrajectories
 
 import sharpwave as sw
 from sharpwave.files import write_journal
@@ -102,18 +102,23 @@ def sampling(case: str, folder: Path, rounds: int, burst_s: float, share: float)
     count = max(10, round(count * share))
     cache = 0 if case.endswith("disk") else count
     plain = PlainTrajectories(folder / "plain", cache, 0)
+    lean = LeanTrajectories(folder / "lean", cache, 0)
     ours = sw.TrajectoryReplayBuffer(folder / "ours", cache=cache, format="pt", device="cpu")
-    plain.saves_index = False  # it takes minutes by itself, and is not what is timed here
+    plain.saves_index = lean.saves_index = False  # it takes minutes by itself, and is not what is timed here
     for number in range(count):
         made = make(steps, envs, number)
         plain.add(made)
+        lean.add(made)
         ours.add(sw.Trajectory(model_weights_id="w_0", **made))
         if number % 100 == 0:
             plain.flush()
+            lean.flush()
     plain.flush()
+    lean.flush()
     ours.flush()
     contenders: dict[str, Callable[[], Any]] = {
         "plain torch": lambda: plain.sample(rows),
+        "lean torch": lambda: lean.sample(rows),
         "sharpwave": lambda: ours.sample(rows),
     }
     if cache == 0:
@@ -132,6 +137,7 @@ def sampling(case: str, folder: Path, rounds: int, burst_s: float, share: float)
         gc.enable()
         ours.close()
         plain.pool.shutdown()
+        lean.pool.shutdown()
 
 
 def adding(folder: Path, rounds: int, together: int = 20) -> dict[str, dict[str, dict[str, float]]]:
@@ -140,9 +146,11 @@ def adding(folder: Path, rounds: int, together: int = 20) -> dict[str, dict[str,
     given = [make(steps, envs, number) for number in range(together)]
     ready = [sw.Trajectory(model_weights_id="w_0", **made) for made in given]
     plain = PlainTrajectories(folder / "plain", 5, 0)
+    lean = LeanTrajectories(folder / "lean", 5, 0)
     ours = sw.TrajectoryReplayBuffer(folder / "ours", format="pt", device="cpu")
     calls: dict[str, tuple[Callable[[int], None], Callable[[], None]]] = {
         "plain torch": (lambda at: plain.add(given[at]), plain.flush),
+        "lean torch": (lambda at: lean.add(given[at]), lean.flush),
         "sharpwave": (lambda at: ours.add([ready[at]]), ours.flush),
     }
     alone: dict[str, list[float]] = {label: [] for label in calls}
@@ -159,6 +167,7 @@ def adding(folder: Path, rounds: int, together: int = 20) -> dict[str, dict[str,
                 saved[label].append((time.perf_counter_ns() - began) / together)
     ours.close()
     plain.pool.shutdown()
+    lean.pool.shutdown()
     return {
         "add": {label: summary(times) for label, times in alone.items()},
         "add_saved": {label: summary(times) for label, times in saved.items()},

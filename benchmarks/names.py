@@ -9,7 +9,10 @@ NAMES = {
     "engine": "Sharpwave's engine from C++",
     "numpy_ring": "NumPy ring",
     "numpy_ring/take": "NumPy ring with take",
+    "numpy_ring/assignments": "NumPy ring, five assignments",
+    "torch_ring": "torch by hand",
     "c_limit": "bare C copies, one thread",
+    "c_limit/threads": "bare C copies, all cores",
     "c_loop": "bare C loop, one thread",
     "empty_loop": "the timing loop itself",
     "sb3": "Stable-Baselines3",
@@ -75,11 +78,17 @@ TRAJECTORIES = {
     "add_saved": "add one [50, 8], until it is saved",
     "open": "open a folder of 100,000 trajectories",
 }
+# Against whom: the label in the results, and what it is called.
+TRAJECTORY_RIVALS = {"plain torch": "RLinf's algorithm in torch", "lean torch": "a lean form in torch"}
 # Of several processes on one buffer.
 CROWDS = ("uniform", "prioritized")
 RATES = {"inserts_per_s": "inserts a second", "samples_per_s": "samples a second"}
+# Steps of training whose time in the buffer is asked.
+TRAININGS = ("dqn_4", "dqn_17", "per_dqn_17", "sac")
 # They store nothing that one could get back, or check nothing; a rival is someone whom a user could choose instead.
 YARDSTICKS = ("engine", "c_limit", "c_loop", "empty_loop")
+# What users write themselves: rivals, and no libraries.
+BY_HAND = ("numpy_ring", "torch_ring")
 # Forms that do another thing; they stand in a contest for comparison.
 BESIDE = ("uniform", "one_step", "stored", "rainbow", "own_goals", "free", "shm")
 
@@ -117,12 +126,16 @@ def is_rival(label: str) -> bool:
     return is_choice(label) and contender_of(label) != "sharpwave"
 
 
+def is_ours(label: str) -> bool:
+    return is_choice(label) and contender_of(label) == "sharpwave"
+
+
 def is_ring(label: str) -> bool:
     return contender_of(label) == "numpy_ring"
 
 
 def is_library(label: str) -> bool:
-    return is_rival(label) and not is_ring(label)
+    return is_rival(label) and contender_of(label) not in BY_HAND
 
 
 def case_name(case: str) -> str:

@@ -10,18 +10,25 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot: no display is needed or asked for
 
 import matplotlib.pyplot as plt
-from goals import MOST_BEYOND_RAW, Documents, crowd_case
+from goals import MOST_BEYOND_RAW, WINDOW_ROWS, Documents, at_size, crowd_case
 from harness.contest import contender_of
 from harness.results import Document, amount, duration, size
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from names import CONTESTS, CROWDS, KINDS, RATES, case_name, is_beside, name
-from tables import WINDOW_ROWS, at_size, drawn_windows
+from names import CONTESTS, CROWDS, KINDS, RATES, case_name, is_beside, is_rival, name
+from tables import drawn_windows
 
 OURS, RING, LIMIT, LIBRARY, BESIDE = "#d1495b", "#00798c", "#2b2d42", "#8d99ae", "#e9b4bb"
-ROLE_COLORS = {"sharpwave": OURS, "numpy_ring": RING, "c_limit": LIMIT}
-LINE_COLORS = ROLE_COLORS | {"cpprb": "#edae49", "sb3": LIBRARY, "torchrl": LIBRARY}
+ROLE_COLORS = {"sharpwave": OURS, "numpy_ring": RING, "torch_ring": RING, "c_limit": LIMIT}
+LINE_COLORS = ROLE_COLORS | {
+    "cpprb": "#edae49",
+    "sb3": LIBRARY,
+    "torchrl": LIBRARY,
+    "rlox": "#7a5195",
+    "flashbax": "#66a182",
+}
+STRONGEST = 6  # rivals in the first chart, each in its fastest form
 # One bar or line a contender, two where users choose between two forms.
 LEFT_OUT = ("empty_loop", "engine")
 LEFT_OUT_VARIANTS = ("keyword", "torch")
@@ -118,11 +125,20 @@ def caption(figure: Figure, document: Document, what: str) -> None:
     figure.supxlabel(f"{what}; {facts['cpu']}, {facts['date']}", fontsize=8, color="#555")
 
 
+def strongest(times: Document) -> Document:
+    """All of ours and the limits; of the rivals the fastest few, libraries and what users write by hand."""
+    kept: dict[str, str] = {}
+    for label in sorted(filter(is_rival, times), key=lambda label: times[label]["min_ns"]):
+        kept.setdefault(contender_of(label), label)
+    chosen = list(kept.values())[:STRONGEST]
+    return {label: entry for label, entry in times.items() if not is_rival(label) or label in chosen}
+
+
 def headline(replay: Document, path: Path) -> None:
     workload = replay["workloads"]["w1"]
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axes, (case, title) in zip(panels, PANELS.items(), strict=True):
-        bars(axes, title, workload["cases"][case])
+        bars(axes, title, strongest(workload["cases"][case]))
     caption(figure, replay, f"{workload['capacity']:,} small rows, called from Python")
     save(figure, path)
 

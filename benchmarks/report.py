@@ -2,14 +2,16 @@
 
     python benchmarks/report.py
 
-A table goes between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; everything else in a document is left
-alone. Nothing is measured here and no figure is typed in: the source is `results/*.json` alone.
+A table goes between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`, a single figure between the same within a line;
+everything else in a document is left alone. Nothing is measured here and no figure is typed in: the source is
+`results/*.json` alone. Results of a busy machine are not published; `--root` takes a copy of the documents for a look.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,19 +20,36 @@ import tables
 from goals import GOALS, Documents, all_goals
 from harness import results
 from harness.environments import BENCHMARKS
-from harness.results import Document
+from harness.machine import MOST_LOAD
 
-DOCUMENTS = ("README.md", "docs/performance.md")
-MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->\n).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
+DOCUMENTS = ("README.md", "docs/performance.md", "docs/decisions")
+# Documents whose table has their name.
+TABLES = (
+    "memory",
+    "scaling",
+    "windows",
+    "masked",
+    "training",
+    "inputs",
+    "overheads",
+    "compression",
+    "snapshot",
+    "open",
+    "sequences",
+    "trajectories",
+    "gpu_returns",
+    "gpu_replay",
+)
+MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->)(?P<line>\n?).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 
 
-def measured_tables(documents: Documents, engine: list[Document] | None) -> Iterator[tuple[str, str]]:
+def measured_tables(documents: Documents) -> Iterator[tuple[str, str]]:
     """Name and Markdown of each table for which there are results."""
     verdicts = all_goals(documents)
     yield "goals", tables.goals(verdicts)
     yield "wins", tables.wins(documents, verdicts)
-    if replay := documents["replay"]:
-        yield "headline", tables.headline(replay)
+    if documents["replay"]:
+        yield "headline", tables.headline(documents)
     if any(documents[name] for name in tables.FEATURES):
         yield "features", tables.features(documents)
     for name in ("replay", *tables.FEATURES, "pace", "processes", "returns"):
@@ -39,22 +58,15 @@ def measured_tables(documents: Documents, engine: list[Document] | None) -> Iter
                 yield contest, tables.contest(workload, document)
             if document.get("memory"):
                 yield f"{name}_memory", tables.footprints(document)
-    for name in ("memory", "scaling", "windows", "compression", "snapshot", "open"):
+    for name in TABLES:
         if document := documents[name]:
             yield name, getattr(tables, name)(document)
-    if sequences := documents["sequences"]:
-        yield "sequences", tables.sequences(sequences)
-    if trajectories := documents["trajectories"]:
-        yield "trajectories", tables.trajectories(trajectories)
-    if gpu := documents["gpu_returns"]:
-        yield "gpu_returns", tables.gpu_returns(gpu)
     if gpu := documents["gpu_replay"]:
-        yield "gpu_replay", tables.gpu_replay(gpu)
         yield "gpu_direct", tables.gpu_direct(gpu)
     if processes := documents["processes"]:
         for form in processes["crowds"]:
             yield f"processes_{form}", tables.crowds(form, processes)
-    if engine:
+    if engine := documents["engine"]:
         yield "seed_targets", tables.seed_targets(engine)
 
 
@@ -66,7 +78,7 @@ def fill_in(text: str, written: dict[str, str]) -> tuple[str, list[str]]:
         if match["name"] not in written:
             missing.append(match["name"])
             return match[0]
-        return f"{match[1]}{written[match['name']]}\n{match[3]}"
+        return f"{match[1]}{match['line']}{written[match['name']]}{match['line']}{match[4]}"
 
     return MARKED.sub(fill, text), missing
 
@@ -81,6 +93,17 @@ def draw_plots(documents: Documents, folder: Path) -> None:
         plots.features(panels, folder / "features.png")
 
 
+def pages(root: Path) -> Iterator[Path]:
+    for name in DOCUMENTS:
+        path = root / name
+        if path.is_dir():
+            yield from sorted(path.glob("*.md"))
+        elif path.exists():
+            yield path
+        else:
+            print(f"{name}: not there, left out")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=BENCHMARKS.parent, help="where README.md and docs/ are")
@@ -88,18 +111,21 @@ def main() -> None:
     options = parser.parse_args()
     root = options.root
     documents = {name: results.load(name, options.results) for name in GOALS}
-    written = dict(measured_tables(documents, results.load("engine", options.results)))
+    busy = {name: one["machine"]["load_at_start"] for name, one in documents.items() if one and tables.is_busy(one)}
+    if busy and root.resolve() == BENCHMARKS.parent:
+        told = ", ".join(f"{name} ({load:.2f})" for name, load in busy.items())
+        sys.exit(f"not published, measured at a load above {MOST_LOAD}: {told}; run these again on an idle machine")
+    written = dict(measured_tables(documents))
     placed = set()
-    for name in DOCUMENTS:
-        path = root / name
-        if not path.exists():
-            print(f"{name}: not there, left out")
-            continue
+    for path in pages(root):
+        name = path.relative_to(root)
         before = path.read_text()
         text, missing = fill_in(before, written)
-        path.write_text(text)
-        placed |= {match["name"] for match in MARKED.finditer(before)}
-        print(f"{name}: {'no results for ' + ', '.join(missing) if missing else 'all marked places filled'}")
+        here = {match["name"] for match in MARKED.finditer(before)}
+        if here:
+            path.write_text(text)
+            print(f"{name}: {'no results for ' + ', '.join(missing) if missing else 'all marked places filled'}")
+        placed |= here
     if unplaced := sorted(set(written) - placed):
         print(f"no document has a place for: {', '.join(unplaced)}")
     draw_plots(documents, root / "docs" / "img")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from goals import (
+    LONG_PUT,
+    WINDOW_ROWS,
     Documents,
     Verdict,
+    at_size,
     crowd_case,
     fastest,
     fastest_in_crowd,
-    fastest_library,
-    fastest_ring,
+    fastest_rival,
     growth,
     minimum,
     percent,
-    plain_over_ours,
     seconds_a_row,
 )
 from harness.contest import contender_of
+from harness.machine import MOST_LOAD
 from harness.results import Document, amount, duration, figure, ratio, size
 from names import (
     BESIDE_CASES,
@@ -25,10 +29,12 @@ from names import (
     KINDS,
     RATES,
     TRAJECTORIES,
+    TRAJECTORY_RIVALS,
     case_name,
     entrant_of,
     is_beside,
     is_choice,
+    is_ours,
     is_rival,
     is_yardstick,
     name,
@@ -36,7 +42,18 @@ from names import (
 
 # The benchmarks of features that a contest measures, in the order of the table.
 FEATURES = ("prioritized", "nstep", "hindsight", "frames")
-WINDOW_ROWS = 1_000_000
+SEQUENCE_CALLS = ("put", "get", "amend")
+GPU_TABLES = (
+    ("uniform", "cases", "uniform draws of"),
+    ("priority", "cases", "draws by priority of"),
+    ("priority", "update", "new priorities for"),
+    ("add", "cases", "rows added at once:"),
+)
+HEADLINE_FEATURES = {
+    "prioritized": ("sample_256", "update_256"),
+    "nstep": ("sample_256",),
+    "hindsight": ("sample_256",),
+}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -61,54 +78,82 @@ def machine_line(document: Document, how: str = "") -> str:
     text = (
         f"{facts['cpu']}, {facts['cores']} cores, {figure(facts['memory_gib'])} GiB, "
         f"Linux {facts['kernel']}, huge pages: {facts['huge_pages']}, "
-        f"Python {facts['python']}, {facts['date']}."
+        f"Python {facts['python']}, {facts['date']}, load at the start {facts['load_at_start']:.2f}."
     )
     if "burst_ms" in settings and not how:
         how = f"Minimum of {settings['rounds']} interleaved bursts of {settings['burst_ms']:g} ms"
         how += "; the median, where given, in brackets."
-    return small(" ".join(filter(None, (text, how, "A quick run: a look, not a result." if settings["quick"] else ""))))
+    looks = ["A quick run: a look, not a result."] if settings["quick"] else []
+    looks += ["The machine was busy: a look, not a result."] if is_busy(document) else []
+    return small(" ".join(filter(None, (text, how, *looks))))
 
 
-def headline(replay: Document) -> str:
-    rows = []
-    for kind, workload in replay["workloads"].items():
-        for case in workload["cases"]:
-            if row := headline_row(workload["cases"], case):
-                rows.append([f"{case_name(case)}, {KINDS[kind]}", *row])
-    head = ["operation", "Sharpwave", "fastest peer library", "ratio", "NumPy ring", "ratio"]
-    sizes = "; ".join(f"{KINDS[kind]}: {stored(workload)}" for kind, workload in replay["workloads"].items())
-    return "\n\n".join([table(head, rows), small(f"Full buffers. {sizes}."), machine_line(replay)])
+def is_busy(document: Document) -> bool:
+    """Whether others worked on the machine when the run began. A GPU's documents say nothing about that: there the host
+    is not what is measured."""
+    return document["machine"].get("load_at_start", 0.0) > MOST_LOAD
 
 
-def headline_row(cases: Document, case: str) -> list[str] | None:
-    ours = minimum(cases, case, "sharpwave")
+def compared(cases: Document, case: str) -> list[str] | None:
+    """Our time, the strongest rival's, and the ratio; both in the fastest form."""
+    ours, rival = fastest(cases, case, is_ours), fastest_rival(cases, case)
     if ours is None:
         return None
-    peer, ring = fastest_library(cases, case), fastest_ring(cases, case)
-    row = [duration(ours)]
-    row += [f"{duration(peer[1])} ({name(peer[0])})", ratio(peer[1] / ours)] if peer else ["not measured", ""]
-    row += [duration(ring[1]), ratio(ring[1] / ours)] if ring else ["not measured", ""]
-    return row
+    rest = [f"{duration(rival[1])} ({name(rival[0])})", ratio(rival[1] / ours[1])] if rival else ["not measured", ""]
+    return [f"{duration(ours[1])}{form_of(ours[0])}", *rest]
+
+
+def form_of(label: str) -> str:
+    """` (out=)` where our fastest form is not the plain call."""
+    what = name(label).partition(", ")[2]
+    return f" ({what})" if what else ""
+
+
+COMPARED = ["operation", "Sharpwave", "strongest rival", "ratio"]
+
+
+def headline(documents: Documents) -> str:
+    """The calls of a training loop against the strongest rival of each, libraries and what users write by hand."""
+    replay = documents["replay"]
+    assert replay is not None  # nothing is written without it
+    rows = compared_rows(replay, KINDS)
+    for kind, wanted in HEADLINE_FEATURES.items():
+        if document := documents.get(kind):
+            rows += compared_rows(document, CONTESTS, wanted)
+    rows += window_rows(documents) + training_rows(documents)
+    sizes = "; ".join(f"{KINDS[kind]}: {stored(workload)}" for kind, workload in replay["workloads"].items())
+    return "\n\n".join([table(COMPARED, rows), small(f"Full buffers. {sizes}."), machine_line(replay)])
+
+
+def compared_rows(document: Document, titles: dict[str, str], wanted: tuple[str, ...] = ()) -> list[list[str]]:
+    rows = []
+    for kind, workload in document["workloads"].items():
+        for case in workload["cases"]:
+            if (not wanted or case in wanted) and (row := compared(workload["cases"], case)):
+                rows.append([f"{case_name(case)}, {titles[kind]}", *row])
+    return rows
+
+
+def window_rows(documents: Documents) -> list[list[str]]:
+    windows = documents.get("windows")
+    row = compared(at_size(windows, WINDOW_ROWS), "windows") if windows else None
+    return [[drawn_windows(windows), *row]] if windows and row else []
+
+
+def training_rows(documents: Documents) -> list[list[str]]:
+    rows = []
+    for training in (documents.get("training") or {}).get("trainings", {}).values():
+        if row := compared({"step": training["cases"]}, "step"):
+            rows.append([f"time in the buffer of a step, {training['title']}", *row])
+    return rows
 
 
 def features(documents: Documents) -> str:
-    """The cases of each feature beside the fastest peer that has it; windows among a million rows."""
-    rows, measured = [], [document for kind in FEATURES if (document := documents.get(kind))]
-    for document in measured:
-        for kind, workload in document["workloads"].items():
-            for case in workload["cases"]:
-                if row := headline_row(workload["cases"], case):
-                    rows.append([f"{case_name(case)}, {CONTESTS[kind]}", *row[:3]])
-    if (windows := documents.get("windows")) and (row := headline_row(at_size(windows, WINDOW_ROWS), "windows")):
-        measured.append(windows)
-        rows.append([drawn_windows(windows), *row[:3]])
-    head = ["operation", "Sharpwave", "fastest peer library", "ratio"]
-    return table(head, rows) + "\n\n" + machine_line(measured[0])
-
-
-def at_size(document: Document, count: int) -> Document:
-    """The curves' times at one number of rows, as a case."""
-    return {"windows": {label: curve[str(count)] for label, curve in document["curves"].items() if str(count) in curve}}
+    """The cases of each feature beside the strongest rival that has it; windows among a million rows."""
+    measured = [document for kind in FEATURES if (document := documents.get(kind))]
+    rows = [row for document in measured for row in compared_rows(document, CONTESTS)]
+    rows += window_rows(documents) + training_rows(documents)
+    return table(COMPARED, rows) + "\n\n" + machine_line(measured[0])
 
 
 def stored(workload: Document) -> str:
@@ -258,24 +303,21 @@ def open(document: Document) -> str:
 
 
 def trajectories(document: Document) -> str:
-    how = f"Minimum of {document['settings']['rounds']} interleaved bursts, the median in brackets; "
-    how += "the ratio of adds is that of the medians."
+    how = f"Minimum of {document['settings']['rounds']} interleaved bursts, the median in brackets; ratios of minima."
     return f"{trajectory_rows(document['workloads']['trajectories'])}\n\n{machine_line(document, how)}"
 
 
 def trajectory_rows(workload: Document) -> str:
-    cases, rows = workload["cases"], []
-    for case, summaries in cases.items():
-        plain = summaries.get("plain torch")
-        for label, ours in summaries.items():
-            if label == "plain torch":
-                continue
-            cells = [
-                f"{duration(one['min_ns'])} ({duration(one['median_ns'])})" if one else "" for one in (plain, ours)
-            ]
-            faster = plain_over_ours(cases, case, label)
-            rows.append([TRAJECTORIES[case] + label.removeprefix("sharpwave"), *cells, ratio(faster) if faster else ""])
-    return table(["", "RLinf's algorithm in torch", "Sharpwave", "times faster"], rows)
+    rows = []
+    for case, summaries in workload["cases"].items():
+        for label in (label for label in summaries if label.startswith("sharpwave")):
+            ours, cells = summaries[label], []
+            for rival in TRAJECTORY_RIVALS:
+                theirs = summaries.get(rival)
+                cells += [cell(theirs), ratio(theirs["min_ns"] / ours["min_ns"]) if theirs else ""]
+            rows.append([TRAJECTORIES[case] + label.removeprefix("sharpwave"), cell(ours), *cells])
+    heads = [head for called in TRAJECTORY_RIVALS.values() for head in (called, "ratio")]
+    return table(["", "Sharpwave", *heads], rows)
 
 
 def gpu_returns(document: Document) -> str:
@@ -307,32 +349,33 @@ def gpu_returns(document: Document) -> str:
 
 
 def sequences(measured: Document) -> str:
-    calls_of = ("put", "get", "amend")
     said = []
     calls = measured["capacities"]
     sizes = sorted({int(label.split()[1]) for label in calls})
-    head = ["capacity", *(f"{call}, {who}" for call in calls_of for who in ("Sharpwave", "scan"))]
-    rows = [
-        [
-            f"{size:,}",
-            *(
-                duration(calls[f"{who} {size}"][call]["median_ns"])
-                for call in calls_of
-                for who in ("sharpwave", "scan")
-            ),
-        ]
-        for size in sizes
-    ]
-    grown = ["largest / smallest"]
-    for call in calls_of:
-        for who in ("sharpwave", "scan"):
-            big, small = (calls[f"{who} {size}"][call]["median_ns"] for size in (sizes[-1], sizes[0]))
-            grown.append(ratio(big / small))
-    said.append(table(head, [*rows, grown]))
+    pairs = [(call, who) for call in SEQUENCE_CALLS for who in ("sharpwave", "scan")]
+
+    def least(who: str, count: int, call: str) -> float:
+        return calls[f"{who} {count}"][call]["min_ns"]
+
+    head = ["capacity", *(f"{call}, {who.replace('sharpwave', 'Sharpwave')}" for call, who in pairs)]
+    rows = [[f"{count:,}", *(duration(least(who, count, call)) for call, who in pairs)] for count in sizes]
+    grown = [ratio(least(who, sizes[-1], call) / least(who, sizes[0], call)) for call, who in pairs]
+    said.append(table(head, [*rows, ["largest / smallest", *grown]]))
     journal = measured["journal"]
-    names = [*calls_of, "ack"]
-    rows = [[label, *(duration(journal[label][call]["median_ns"]) for call in names)] for label in journal]
+    names = [*SEQUENCE_CALLS, "ack"]
+    rows = [[label, *(duration(journal[label][call]["min_ns"]) for call in names)] for label in journal]
     said.append(table(["journal", *names], rows))
+    if building := measured.get("building"):
+        said.append(table(["256 samples of 64 tokens", ""], [[label, cell(one)] for label, one in building.items()]))
+    if long := measured.get("long_puts"):
+        rows = []
+        for label, times in long.items():
+            put, written = times[LONG_PUT], times["writing the bytes"]
+            rows.append([label, cell(put), cell(written), ratio(put["min_ns"] / written["min_ns"])])
+        said.append(table(["journal", "put of 256 x 2,048 tokens", "writing the bytes", "ratio"], rows))
+    if putters := measured.get("putters"):
+        rows = [[label, f"{amount(rate)} puts/s"] for label, rate in putters.items()]
+        said.append(table(["putters that wait for the disk", "16 samples a put"], rows))
     crowd = measured["getters"]
     rows = [
         [kind, *(f"{amount(crowd[f'{kind} {many}'])} samples/s" for many in (1, 64))]
@@ -344,6 +387,8 @@ def sequences(measured: Document) -> str:
     ours, theirs = flows["safetensors"], flows["lists in JSON"]
     rows.append(["ratio", ratio(ours["samples_s"] / theirs["samples_s"]), ratio(ours["bytes_s"] / theirs["bytes_s"])])
     said.append(table(["stream, 2048 tokens a sample", "samples/s", "GB/s"], rows))
+    if "machine" in measured:  # printed by the benchmark itself, it has none yet
+        said.append(machine_line(measured, f"Minimum of {measured['settings']['rounds']} calls in turn."))
     return "\n\n".join(said)
 
 
@@ -351,7 +396,7 @@ def gpu_line(document: Document) -> str:
     facts = document["machine"]
     return (
         f"{facts['gpu']}, torch {facts['torch']}, Triton {facts['triton']}, Python {facts['python']}, {facts['date']}. "
-        "Medians of interleaved slices, the minimum in brackets."
+        "Minimum of interleaved slices, the median in brackets."
     )
 
 
@@ -361,18 +406,13 @@ def gpu_times(cases: list[Document], key: str) -> list[list[str]]:
     for label in cases[0][key]:
         called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
         times = [case[key][label] for case in cases]
-        rows.append([called, *(f"{duration(one['median_ns'])} ({duration(one['min_ns'])})" for one in times)])
+        rows.append([called, *(f"{duration(one['min_ns'])} ({duration(one['median_ns'])})" for one in times)])
     return rows
 
 
 def gpu_replay(document: Document) -> str:
     parts = []
-    for kind, key, title in (
-        ("uniform", "cases", "uniform draws of"),
-        ("priority", "cases", "draws by priority of"),
-        ("priority", "update", "new priorities for"),
-        ("add", "cases", "rows added at once:"),
-    ):
+    for kind, key, title in GPU_TABLES:
         cases = document[kind]
         parts.append(table([title, *(f"{case['size']:,}" for case in cases)], gpu_times(cases, key)))
     return "\n\n".join([*parts, small(gpu_line(document))])
@@ -386,8 +426,8 @@ def gpu_direct(document: Document) -> str:
         rows = []
         for label, took in case["cases"].items():
             called = f"**{label.replace('sharpwave', 'Sharpwave')}**" if label.startswith("sharpwave") else label
-            share = case["crossing_bytes"] / took["median_ns"] * 1e9 / link
-            rows.append([called, f"{duration(took['median_ns'])} ({duration(took['min_ns'])})", percent(share)])
+            share = case["crossing_bytes"] / took["min_ns"] * 1e9 / link
+            rows.append([called, f"{duration(took['min_ns'])} ({duration(took['median_ns'])})", percent(share)])
         made, crossing = (figure(case[key] / 1e6) for key in ("bytes", "crossing_bytes"))
         size = f"{made} MB" if made == crossing else f"{made} MB, of which {crossing} MB differ"
         parts.append(table([f"{case['size']} {what}, {size}", "", "of the link"], rows))
@@ -422,12 +462,83 @@ def scaling(document: Document, what: str = "sample(256)") -> str:
     return table(head, rows) + "\n\n" + machine_line(document)
 
 
-def seed_targets(engine: list[Document]) -> str:
+def forms_of_a_call(title: str, times: Document) -> list[list[str]]:
+    """A row a form, each beside the first."""
+    first = next(iter(times.values()))["min_ns"]
+    cells = [[label, cell(one), ratio(one["min_ns"] / first)] for label, one in times.items()]
+    return [[title if at == 0 else "", *row] for at, row in enumerate(cells)]
+
+
+def inputs(document: Document) -> str:
+    workload = document["workloads"]["inputs"]
+    rows = [row for case, times in workload["cases"].items() for row in forms_of_a_call(input_case(case), times)]
+    stored_rows = f"Full buffers of {workload['capacity']:,} x ({workload['title']})."
+    versions = small(", ".join(f"{key} {value}" for key, value in workload["versions"].items()))
+    return "\n\n".join(
+        [stored_rows, table(["call", "given", "", "over the first"], rows), versions, machine_line(document)]
+    )
+
+
+def input_case(case: str) -> str:
+    count = case.removeprefix("rollout_add_")
+    return f"RolloutBuffer.add, {count} environments" if count != case else case_name(case)
+
+
+def overheads(document: Document) -> str:
+    rows = [row for one in document["workloads"].values() for row in forms_of_a_call(one["title"], one["cases"])]
+    how = f"Minimum of up to {document['settings']['rounds']} turns, the median in brackets."
+    return "\n\n".join([table(["", "", "", "over the first"], rows), machine_line(document, how)])
+
+
+def masked(document: Document) -> str:
+    times, shares = document["times"], document["shares"]
+    labels = dict.fromkeys(f"{contender_of(label)}/{label.partition('/')[2]}".rstrip("/") for label in times)
     rows = []
-    for entry in engine:
+    for label in labels:
+        contender, _, variant = label.partition("/")
+        found = [times.get(f"{contender}@{share}" + (f"/{variant}" if variant else "")) for share in shares]
+        rows.append([title(label), *map(cell, found)])
+    head = ["sample(256), rows left out:", *(f"{share}%" for share in shares)]
+    capacity = f"{document['capacity']:,} rows stored; which ones are left out is random."
+    notes = {label.partition("@")[0]: about for label, about in document["contenders"].items()}
+    return "\n\n".join([capacity, table(head, rows), *notes_and_versions(notes), machine_line(document)])
+
+
+def training(document: Document) -> str:
+    trainings = document["trainings"].values()
+    labels = dict.fromkeys(label for one in trainings for label in one["cases"])
+    rows = []
+    for label in labels:
+        cells = []
+        for one in trainings:
+            times, best = one["cases"].get(label), fastest({"step": one["cases"]}, "step", is_choice)
+            share = f", {percent(times['share'])}" if times else ""
+            cells.append(cell(times, label == (best or [""])[0]) + share)
+        rows.append([title(label), *cells])
+    steps = [duration(min(times["step_ns"] for times in one["cases"].values())) for one in trainings]
+    about = {label: facts for one in trainings for label, facts in one["contenders"].items()}
+    how = f"Minimum of {document['settings']['rounds']} interleaved bursts of steps, the median in brackets, then the "
+    how += "share of the whole step; one thread of torch for everybody."
+    head = ["time in the buffer of a step", *(one["title"] for one in trainings)]
+    parts = [
+        "\n".join(
+            f"- {one['title']}: full buffers of {one['stored']}; a whole step from {took} on"
+            for one, took in zip(trainings, steps, strict=True)
+        ),
+        table(head, rows),
+        *notes_and_versions(about),
+        machine_line(document, how),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def seed_targets(document: Document) -> str:
+    rows = []
+    for entry in document["lines"]:
         times = [duration(entry[key]) for key in ("p50_ns", "p99_ns", "min_ns")]
         rows.append([entry["name"], str(entry["target"]), *times, figure(entry["per_second"])])
-    return table(["C++ API", "target", "p50", "p99", "min", "a second"], rows)
+    head = ["C++ API", "target", "p50", "p99", "min", "a second"]
+    return table(head, rows) + "\n\n" + machine_line(document, "Single calls; adds a hundred at a time.")
 
 
 def goals(verdicts: list[Verdict]) -> str:
@@ -436,22 +547,13 @@ def goals(verdicts: list[Verdict]) -> str:
 
 
 def wins(documents: Documents, verdicts: list[Verdict]) -> str:
-    """Where a rival is faster and which goals are missed: what one would rather not write by hand."""
-    lines, measured = [], [document for document in documents.values() if document]
-    contests = [
-        (CONTESTS[kind], workload["cases"])
-        for document in measured
-        for kind, workload in document.get("workloads", {}).items()
-        if kind in CONTESTS and "cases" in workload
-    ]
-    for kind, cases in contests:
-        for case in (case for case in cases if case not in BESIDE_CASES):
-            ours, rival = minimum(cases, case, "sharpwave"), fastest(cases, case, is_rival)
-            if ours and rival and rival[1] < ours:
-                lines.append(
-                    f"- {case_name(case)}, {kind}: {name(rival[0])} is faster, {duration(rival[1])} "
-                    f"against {duration(ours)} ({ratio(ours / rival[1])})."
-                )
+    """Every line that somebody else wins and every goal missed, from the results: both sides in their fastest form."""
+    measured = [document for document in documents.values() if document]
+    lines = []
+    for what, ours, theirs in lost(documents):
+        told = ", ".join(f"{name(label)} {duration(ns)} ({ratio(ours / ns)})" for label, ns in theirs.items())
+        lines.append(f"- {what}: Sharpwave {duration(ours)}; faster: {told}.")
+    lines += memory_wins(documents)
     if processes := documents.get("processes"):
         lines += crowd_wins(processes)
     lines += [f"- Goal not held: {v.goal}; measured {v.measured}." for v in verdicts if v.held is False]
@@ -459,6 +561,130 @@ def wins(documents: Documents, verdicts: list[Verdict]) -> str:
     left_out = [line for document in measured for line in document["left_out"]]
     lines += [f"- Left out: {line['who']} ({line['reason']})." for line in left_out]
     return "\n".join(lines) or "- In this run nobody was faster in any case, and every goal held."
+
+
+def lost(documents: Documents) -> Iterator[tuple[str, float, dict[str, float]]]:
+    """The lines of all tables of times, where the fastest that a user could choose is not ours: our time, and that of
+    everybody who is faster, each in its fastest form."""
+    for what, ours, theirs in duels(documents):
+        faster: dict[str, str] = {}
+        for label in sorted(theirs, key=theirs.__getitem__):
+            if ours and theirs[label] < min(ours):
+                faster.setdefault(contender_of(label), label)
+        if faster:
+            yield what, min(ours), {label: theirs[label] for label in faster.values()}
+
+
+Duel = tuple[str, list[float], dict[str, float]]  # what, our times, the rivals' by label
+
+
+def duel(what: str, times: Document, is_one_of_us: Callable[[str], bool], is_other: Callable[[str], bool]) -> Duel:
+    least = {label: one["min_ns"] for label, one in times.items()}
+    others = {label: ns for label, ns in least.items() if is_other(label)}
+    return what, [ns for label, ns in least.items() if is_one_of_us(label)], others
+
+
+def duels(documents: Documents) -> Iterator[Duel]:
+    """Everybody's times of every line that has a rival in it."""
+    for document in filter(None, documents.values()):
+        for kind, workload in document.get("workloads", {}).items():
+            # The documents about memory have other things there.
+            for case in workload.get("cases", {}) if kind in CONTESTS else ():
+                if case not in BESIDE_CASES:
+                    yield duel(f"{case_name(case)}, {CONTESTS[kind]}", workload["cases"][case], is_ours, is_rival)
+    for kind, what in (("windows", "windows of 80 steps"), ("scaling", "sample(256)")):
+        curves = (documents.get(kind) or {}).get("curves", {})
+        for rows in sorted({int(count) for curve in curves.values() for count in curve}):
+            times = {label: curve[str(rows)] for label, curve in curves.items() if str(rows) in curve}
+            yield duel(f"{what} among {rows:,} rows", times, is_ours, is_rival)
+    if masked := documents.get("masked"):
+        for share in masked["shares"]:
+            here = {
+                label.replace(f"@{share}", ""): times
+                for label, times in masked["times"].items()
+                if entrant_of(label).endswith(f"@{share}")
+            }
+            yield duel(f"sample(256), {share}% of the rows left out", here, is_ours, is_rival)
+    for training in (documents.get("training") or {}).get("trainings", {}).values():
+        yield duel(f"time in the buffer of a step, {training['title']}", training["cases"], is_ours, is_rival)
+    trajectories = (documents.get("trajectories") or {}).get("workloads", {}).get("trajectories", {"cases": {}})
+    for case, times in trajectories["cases"].items():
+        yield duel(f"trajectories, {TRAJECTORIES[case]}", times, begins_ours, begins_theirs)
+    yield from overhead_duels(documents)
+    yield from sequence_duels(documents.get("sequences"))
+    yield from gpu_duels(documents)
+
+
+def begins_ours(label: str) -> bool:
+    return label.startswith("sharpwave")
+
+
+def begins_theirs(label: str) -> bool:
+    return not begins_ours(label)
+
+
+def overhead_duels(documents: Documents) -> Iterator[Duel]:
+    """A loop by hand beside collect, the buffers of Stable-Baselines3 beside ours."""
+    rollouts = (documents.get("inputs") or {}).get("workloads", {}).get("inputs", {"cases": {}})["cases"]
+    for case in (case for case in rollouts if case.startswith("rollout")):
+        yield duel(input_case(case), rollouts[case], lambda label: not is_sb3(label), is_sb3)
+    for key, one in (documents.get("overheads") or {}).get("workloads", {}).items():
+        if key.startswith(("collect", "sb3")):
+            yield duel(one["title"], one["cases"], is_of_the_package, lambda label: not is_of_the_package(label))
+
+
+def is_sb3(label: str) -> bool:
+    return label == "Stable-Baselines3"
+
+
+def is_of_the_package(label: str) -> bool:
+    return label.startswith(("sw.", "sharpwave"))
+
+
+def sequence_duels(document: Document | None) -> Iterator[Duel]:
+    calls = (document or {}).get("capacities", {})
+    for label in (label for label in calls if label.startswith("scan")):
+        capacity = label.split()[1]
+        for call in SEQUENCE_CALLS:
+            times = {who: calls[f"{who} {capacity}"][call] for who in ("scan", "sharpwave")}
+            yield duel(f"sequences, {call} at a capacity of {int(capacity):,}", times, begins_ours, begins_theirs)
+
+
+def gpu_duels(documents: Documents) -> Iterator[Duel]:
+    replay = documents.get("gpu_replay") or {}
+    for kind, key, what in GPU_TABLES:
+        for case in replay.get(kind, []):
+            yield duel(f"on a GPU, {what} {case['size']:,}", case[key], begins_ours, begins_theirs)
+    for kind, what in (("direct", "rows of images"), ("stacked", "rows with stacks of frames")):
+        if case := replay.get(kind):
+            yield duel(f"{case['size']} {what} to a GPU", case["cases"], begins_ours, begins_theirs)
+    for case in (documents.get("gpu_returns") or {}).get("gae", []):
+        yield duel(f"GAE on a GPU, {case['steps']} x {case['envs']}", case["cases"], begins_ours, begins_theirs)
+
+
+def memory_wins(documents: Documents) -> list[str]:
+    """Whose full buffers are smaller. Sizes that read the same are the same."""
+    found: list[tuple[str, Document, Document]] = []
+    for kind, curves in (documents.get("memory") or {}).get("workloads", {}).items():
+        for ours in curves.get("sharpwave", []):
+            same = {who: p for who, points in curves.items() for p in points if p["rows"] == ours["rows"]}
+            found.append((f"{KINDS[kind]}, {ours['rows']:,}", same, ours))
+    for kind in FEATURES:
+        points = (documents.get(kind) or {}).get("memory", {})
+        if "sharpwave" in points:
+            found.append((CONTESTS[kind], points, points["sharpwave"]))
+    lines = []
+    for what, points, ours in found:
+        a_row = {label: point["resident_bytes"] / point["rows"] for label, point in points.items() if is_rival(label)}
+        own = ours["resident_bytes"] / ours["rows"]
+        told = [
+            f"{name(label)} {size(a_row[label])} ({ratio(own / a_row[label])})"
+            for label in sorted(a_row, key=a_row.__getitem__)
+            if a_row[label] < own and size(a_row[label]) != size(own)
+        ]
+        if told:
+            lines.append(f"- memory, {what}: Sharpwave {size(own)} a row; less: {', '.join(told)}.")
+    return lines
 
 
 def crowd_wins(document: Document) -> list[str]:

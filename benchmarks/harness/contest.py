@@ -34,6 +34,8 @@ ENVIRONMENTS: dict[str, str | None] = {
     "cpprb": "torch",
     "torchrl": "torch",
     "skrl": "torch",
+    "rlox": "torch",
+    "torch_ring": "torch",
     "apexrl": "torch",
     "tianshou": "tianshou",
     "flashbax": "jax",

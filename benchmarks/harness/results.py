@@ -10,6 +10,7 @@ from typing import Any
 # As read from JSON: nested, with text for every key.
 Document = dict[str, Any]
 
+# What is published: `report.py` makes the documents of it.
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 

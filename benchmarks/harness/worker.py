@@ -49,12 +49,15 @@ class Operation:
     Attributes:
         warm_calls: The least number of untimed calls before a burst. A contender that works ahead in the
             background needs enough of them to use up what it prepared while others were timed.
+        least_calls: The least number of calls of a burst. With a few batches prepared ahead, a burst of one or two
+            calls would time how fast a finished batch is handed over, not how fast batches are made.
         before: Called untimed with the number of calls that follow: it makes their inputs.
         group: With `before`, the most calls between two of its calls.
     """
 
     run: Callable[[int], object]
     warm_calls: int = 1
+    least_calls: int = 1
     before: Callable[[int], object] | None = None
     group: int = 0
 
@@ -81,6 +84,11 @@ def random_priorities(count: int) -> np.ndarray:
 def batch_priorities(count: int) -> list[np.ndarray]:
     """Priorities of some batches. Several, so that a row gets another value at its next update."""
     return list(random_priorities(PRIORITY_BATCHES * count).reshape(PRIORITY_BATCHES, count))
+
+
+def kept_rows(count: int, percent_masked: int) -> np.ndarray:
+    """Which of so many rows may be drawn; the same ones for everybody."""
+    return np.random.default_rng(percent_masked).random(count) >= percent_masked / 100
 
 
 def goal_reward(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
@@ -176,12 +184,12 @@ def time_burst(operation: Operation, calls: int) -> float:
 
 
 def calls_for(operation: Operation, burst_s: float) -> int:
-    """How many calls fill a burst; at least one."""
-    calls = 1
+    """How many calls fill a burst; at least as many as the operation asks for."""
+    calls = operation.least_calls
     operation.run_timed(operation.warm_calls)
     while (took_s := calls * time_burst(operation, calls) / 1e9) < burst_s / 2:
         calls *= 2
-    return max(1, round(calls * burst_s / took_s))
+    return max(operation.least_calls, round(calls * burst_s / took_s))
 
 
 class Described(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from harness import footage
 
 FIELDS = ("obs", "action", "reward", "next_obs", "done")
 GOAL_PARTS = ("observation", "achieved_goal", "desired_goal")
+
+DISCRETE_ACTIONS = 2
 
 Columns = dict[str, np.ndarray]
 Row = tuple[np.ndarray, np.ndarray | int, float, np.ndarray, bool]
@@ -108,6 +111,8 @@ def _columns(workload: Workload, rows: int) -> Columns:
         return columns
     steps = rng.standard_normal((rows + 1, *workload.obs_shape), np.float32)
     action = rng.standard_normal((rows, *workload.action_shape)).astype(workload.action_dtype)
+    if not workload.action_shape:
+        action = rng.integers(0, DISCRETE_ACTIONS, rows)
     reward = rng.standard_normal(rows, np.float32)
     before, after = np.ascontiguousarray(steps[:-1]), np.ascontiguousarray(steps[1:])
     if goals := workload.goal_size:
@@ -136,6 +141,7 @@ W1 = Workload(
     chunk_rows=10_000,
     pool_rows=512,
 )
+DISCRETE: dict[str, Any] = {"action_shape": (), "action_dtype": "int64"}
 ATARI = Workload(
     name="atari",
     title="obs and next_obs u8(4, 84, 84) both stored, action i64, reward, done",
@@ -161,5 +167,9 @@ GOALS = Workload(
     pool_rows=500,
     goal_size=3,
 )
+CARTPOLE = replace(
+    W1, name="pole", title="obs f32(4), action i64, reward, next_obs f32(4), done", obs_shape=(4,), **DISCRETE
+)
+CONTROL = replace(W1, name="control", title="obs f32(17), action i64, reward, next_obs f32(17), done", **DISCRETE)
 FILMED = {name: replace(ATARI, name=name, filmed=name) for name in footage.ENVIRONMENTS}
-WORKLOADS = {workload.name: workload for workload in (W1, ATARI, GOALS, *FILMED.values())}
+WORKLOADS = {workload.name: workload for workload in (W1, ATARI, GOALS, CARTPOLE, CONTROL, *FILMED.values())}

@@ -6,15 +6,17 @@ from itertools import cycle, islice
 from typing import Any, ClassVar
 
 import numpy as np
-from cpprb import PrioritizedReplayBuffer, ReplayBuffer
+from cpprb import HindsightReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from harness.worker import (
     ALPHA,
     BETA,
     GAMMA,
+    GOAL_RATIO,
     STEPS,
     Contender,
     Operation,
     batch_priorities,
+    goal_reward,
     random_priorities,
     updating,
 )
@@ -153,4 +155,62 @@ class Stacked(Derived):
         return [(turn(obs), action, reward, turn(after), done) for obs, action, reward, after, done in rows]
 
 
-FORMS = {"plain": Cpprb, "prioritized": Prioritized, "nstep": NStep, "derived": Derived, "stacked": Stacked}
+class Hindsight(Cpprb):
+    note = "HindsightReplayBuffer: stores every row once more for each of four goals when an episode ends"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        goals = workload.goal_size
+        more = round(GOAL_RATIO / (1 - GOAL_RATIO))
+        observed = workload.obs_shape[0] - goals  # the goal has a field of its own
+        # It computes all rewards itself, into a field of its own.
+        fields = {name: spec for name, spec in self.fields().items() if name in ("action", "done")}
+        for name in ("obs", "next_obs"):
+            fields[name] = {"shape": observed, "dtype": np.dtype(workload.obs_dtype)}
+        self.buffer = HindsightReplayBuffer(
+            (1 + more) * capacity,
+            fields,
+            max_episode_len=workload.episode_steps,
+            reward_func=lambda state, _action, goal: goal_reward(state[..., -goals:], goal),
+            goal_func=lambda state: state[..., -goals:],
+            goal_shape=goals,
+            action="action",
+            additional_goals=more,
+            prioritized=False,
+        )
+        for chunk in workload.chunks(capacity):
+            ends = np.flatnonzero(chunk["done"]) + 1
+            for start, end in zip(np.append(0, ends[:-1]), ends, strict=True):
+                episode = {name: values[start:end] for name, values in chunk.items() if name != "reward"}
+                goal = episode["obs"][0, -goals:]
+                for name in ("obs", "next_obs"):
+                    episode[name] = episode[name][:, :-goals]
+                self.buffer.add(**episode)
+                self.buffer.on_episode_end(goal)
+
+    def adding(self, rows: list[Row]) -> Operation:
+        buffer, goals = self.buffer, self.workload.goal_size
+        split = [
+            (obs[:-goals].copy(), action, after[:-goals].copy(), done, obs[-goals:].copy())
+            for obs, action, _reward, after, done in rows
+        ]
+
+        def add(calls: int) -> None:
+            # From the start of an episode to the end of one: what is begun must be ended before it is full.
+            for obs, action, next_obs, done, goal in islice(cycle(split), calls):
+                buffer.add(obs=obs, action=action, next_obs=next_obs, done=done)
+                if done:
+                    buffer.on_episode_end(goal)
+            buffer.on_episode_end(goal)
+
+        return Operation(add)
+
+
+FORMS = {
+    "plain": Cpprb,
+    "prioritized": Prioritized,
+    "nstep": NStep,
+    "derived": Derived,
+    "stacked": Stacked,
+    "hindsight": Hindsight,
+}

@@ -8,7 +8,15 @@ from typing import Any
 import flashbax
 import jax
 import jax.numpy as jnp
-from harness.worker import ALPHA, UPDATES_A_GROUP, Contender, Operation, batch_priorities, random_priorities
+from harness.worker import (
+    ALPHA,
+    UPDATES_A_GROUP,
+    WINDOW_STEPS,
+    Contender,
+    Operation,
+    batch_priorities,
+    random_priorities,
+)
 from harness.workloads import FIELDS, Columns, Workload
 
 
@@ -143,4 +151,31 @@ class Derived(Flashbax):
         )
 
 
-FORMS = {"plain": Flashbax, "prioritized": Prioritized, "derived": Derived}
+class Windows(Flashbax):
+    note = f"{Flashbax.note}; the trajectory buffer, whose windows go on across the ends of episodes"
+
+    def make(self, sample_batch_size: int = 1, many: bool = False) -> Any:
+        del many
+        return flashbax.make_trajectory_buffer(
+            add_batch_size=1,
+            sample_batch_size=sample_batch_size,
+            sample_sequence_length=WINDOW_STEPS,
+            period=1,
+            min_length_time_axis=WINDOW_STEPS,
+            max_length_time_axis=self.capacity,
+        )
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload, self.capacity = workload, capacity
+        self.state = self.make().init({name: x[0] for name, x in self.on_device(workload.columns(2)).items()})
+        add = jax.jit(self.make().add, donate_argnums=0)
+        for chunk in workload.chunks(capacity):
+            steps = {name: values[None] for name, values in self.on_device(chunk).items()}
+            self.state = add(self.state, steps)
+        jax.block_until_ready(self.state)
+
+    def add_one(self) -> dict[str, Operation]:
+        return {}
+
+
+FORMS = {"plain": Flashbax, "prioritized": Prioritized, "derived": Derived, "stop": Windows}

@@ -1,10 +1,15 @@
 // The least that a uniform sample can do on one thread: draw row numbers, copy those rows into arrays that exist
 // already. No Python, no checks, no concurrent writers. A yardstick for `sample(n, out=batch)` of small rows; image
-// rows are bound by memory, where several threads and stores past the cache can beat it.
+// rows are bound by memory, where several threads and stores past the cache beat it: `gather_images_threads` has both.
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
+enum { MOST_THREADS = 64 };
 enum { OBS = 68, ACTION = 24, REWARD = 4, DONE = 1, STRIDE = 168, AHEAD = 32, STACK = 4 };
 
 static uint64_t state = 88172645463325252ull;
@@ -52,6 +57,56 @@ void gather_images(const char* rows, int64_t capacity, int64_t count, int64_t ca
             memcpy(next_obs + i * image_bytes, row + image_bytes, (size_t)image_bytes);
         }
     }
+}
+
+typedef struct {
+    const char* rows;
+    char *obs, *next_obs;
+    int64_t capacity, first, last, calls, image_bytes;
+    uint64_t state;
+} Part;
+
+// Past the cache where the processor can: nothing reads a batch of this size before it has left it.
+static void copy_past_cache(char* to, const char* from, int64_t bytes) {
+#ifdef __SSE2__
+    int64_t at = 0;
+    for (; at + 64 <= bytes; at += 64) {
+        for (int part = 0; part < 4; part++)
+            _mm_stream_si128((__m128i*)(to + at) + part, _mm_loadu_si128((const __m128i*)(from + at) + part));
+    }
+    memcpy(to + at, from + at, (size_t)(bytes - at));
+#else
+    memcpy(to, from, (size_t)bytes);
+#endif
+}
+
+static void* gather_part(void* given) {
+    Part* part = given;
+    for (int64_t call = 0; call < part->calls; call++) {
+        for (int64_t i = part->first; i < part->last; i++) {
+            part->state = part->state * 6364136223846793005ull + 1442695040888963407ull;
+            const int64_t drawn = (int64_t)(((part->state >> 32) * (uint64_t)part->capacity) >> 32);
+            const char* row = part->rows + drawn * 2 * part->image_bytes;
+            copy_past_cache(part->obs + i * part->image_bytes, row, part->image_bytes);
+            copy_past_cache(part->next_obs + i * part->image_bytes, row + part->image_bytes, part->image_bytes);
+        }
+    }
+    return NULL;
+}
+
+// The same by several threads, which start once and never wait for each other: what all cores can copy at most.
+void gather_images_threads(const char* rows, int64_t capacity, int64_t count, int64_t calls, int64_t image_bytes,
+                           char* obs, char* next_obs, int64_t threads) {
+    pthread_t others[MOST_THREADS];
+    Part parts[MOST_THREADS];
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    for (int64_t t = 0; t < threads; t++) {
+        parts[t] = (Part){rows,  obs,         next_obs,   capacity, count * t / threads, count * (t + 1) / threads,
+                          calls, image_bytes, (uint64_t)t};
+        if (t) pthread_create(&others[t], NULL, gather_part, &parts[t]);
+    }
+    gather_part(&parts[0]);
+    for (int64_t t = 1; t < threads; t++) pthread_join(others[t], NULL);
 }
 
 // Rows that share their frames: five neighbours become two stacks of four.

@@ -22,6 +22,17 @@ FLAGS = ("terminations", "truncations", "dones")
 NESTED = ("curr_obs", "next_obs", "forward_inputs")
 
 
+def nested(flat: dict[str, torch.Tensor]) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for name, tensor in flat.items():
+        outer, _, inner = name.partition("/")
+        if inner:
+            batch.setdefault(outer, {})[inner] = tensor
+        else:
+            batch[name] = tensor
+    return batch
+
+
 class PlainTrajectories:
     def __init__(self, folder: Path, cache_size: int, window: int) -> None:
         self.folder, self.cache_size, self.window = folder, cache_size, window
@@ -143,11 +154,62 @@ class PlainTrajectories:
                 if name not in flat:
                     flat[name] = whole.new_empty((count, *whole.shape[1:]))
                 flat[name][positions[~is_hit]] = whole[rows]
-        batch: dict[str, Any] = {}
-        for name, tensor in flat.items():
-            outer, _, inner = name.partition("/")
-            if inner:
-                batch.setdefault(outer, {})[inner] = tensor
-            else:
-                batch[name] = tensor
-        return batch
+        return nested(flat)
+
+
+class LeanTrajectories(PlainTrajectories):
+    """The same store as one would write it with speed in mind: where a trajectory's rows begin is kept in a tensor, one
+    `index_select` a key where everything is cached; files stay mapped once they were read, and rows are grouped by file
+    with `tolist()`; the index grows by a line an add."""
+
+    def __init__(self, folder: Path, cache_size: int, window: int) -> None:
+        super().__init__(folder, cache_size, window)
+        self.bases = torch.zeros(0, dtype=torch.int64)  # row of the storage, less the row among all
+        self.opened: dict[int, dict[str, torch.Tensor]] = {}
+
+    def save(self, number: int, trajectory: dict[str, Any]) -> None:
+        torch.save(trajectory, self.folder / f"trajectory_{number}_w_0.pt")
+
+    def save_index(self, saving: Any) -> None:
+        saving.result()
+        with self.lock, (self.folder / "trajectory_index.jsonl").open("a") as file:
+            file.write(json.dumps(self.index[len(self.order) - 1]) + "\n")
+
+    def prepare(self) -> None:
+        ids = self.order[-self.window :] if self.window > 0 else self.order
+        ends = torch.cumsum(torch.tensor([self.index[number]["num_samples"] for number in ids]), 0)
+        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        is_cached = all(number in self.slots for number in ids)
+        slots = torch.tensor([self.slots[number] for number in ids]) * self.slot_rows if is_cached else 0
+        self.bases = slots - starts
+        self.ends = (self.window, len(self.order)), ends, ids
+
+    def sample(self, count: int) -> dict[str, Any]:
+        if self.ends is None or self.ends[0] != (self.window, len(self.order)):
+            self.prepare()
+        assert self.ends is not None
+        _, ends, ids = self.ends
+        drawn = torch.randint(0, int(ends[-1]), (count,), generator=self.generator)
+        which = torch.bucketize(drawn, ends, right=True)
+        rows = drawn + self.bases[which]
+        if self.slabs:
+            return nested({name: slab.index_select(0, rows) for name, slab in self.slabs.items()})
+        groups: dict[int, tuple[list[int], list[int]]] = {}
+        for position, (place, row) in enumerate(zip(which.tolist(), rows.tolist(), strict=True)):
+            positions, rows_of_it = groups.setdefault(ids[place], ([], []))
+            positions.append(position)
+            rows_of_it.append(row)
+        flat: dict[str, torch.Tensor] = {}
+        for number, (positions, rows_of_it) in groups.items():
+            where, taken = torch.tensor(positions), torch.tensor(rows_of_it)
+            for name, tensor in self.mapped(number).items():
+                if name not in flat:
+                    flat[name] = tensor.new_empty((count, *tensor.shape[1:]))
+                flat[name][where] = tensor[taken]
+        return nested(flat)
+
+    def mapped(self, number: int) -> dict[str, torch.Tensor]:
+        if number not in self.opened:
+            path = self.folder / f"trajectory_{number}_w_0.pt"
+            self.opened[number] = self.flatten(torch.load(path, weights_only=True, mmap=True))
+        return self.opened[number]

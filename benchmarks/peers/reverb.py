@@ -114,7 +114,7 @@ class Reverb(Contender):
                 _batch = next(drawn)
 
         ready = BATCHES_AHEAD + 1 + DATASET_WORKERS * SAMPLES_IN_FLIGHT // count
-        return {"": Operation(sample, warm_calls=ready + 1)}
+        return {"": Operation(sample, warm_calls=ready + 1, least_calls=4 * ready)}
 
 
 class Prioritized(Reverb):

@@ -19,6 +19,7 @@ from harness.worker import (
     Operation,
     batch_priorities,
     goal_reward,
+    kept_rows,
     random_priorities,
     updating,
 )
@@ -184,6 +185,29 @@ class Sharpwave(Contender):
         return {"": Operation(learn)}
 
 
+class Masked(Sharpwave):
+    """Some rows are left out as they are added, at random places: `share` percent."""
+
+    def __init__(self, share: int) -> None:
+        super().__init__()
+        self.share = share
+        self.note = "add(mask=)" if share else ""
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        schema = {
+            "obs": sw.Field(workload.obs_shape, workload.obs_dtype),
+            "action": sw.Field(workload.action_shape, workload.action_dtype),
+        }
+        # A mask leaves out environments: every row is one.
+        rows = workload.chunk_rows
+        self.buffer = sw.ReplayBuffer(capacity, schema=schema, seed=0, num_envs=rows)
+        kept = kept_rows(capacity, self.share).reshape(-1, rows)
+        for chunk, mask in zip(workload.chunks(capacity), kept, strict=True):
+            self.buffer.add(**chunk, mask=mask)
+        self.buffer.sample(1)
+
+
 class Goals(Sharpwave):
     """Observations with goals; `relabels` draws with hindsight."""
 
@@ -236,6 +260,7 @@ FORMS = {
     "paced": partial(Sharpwave, paced=True),
     "shm": partial(Sharpwave, shared=True),
     "shm_prioritized": partial(Sharpwave, shared=True, prioritized=True),
+    **{f"masked_{share}": partial(Masked, share) for share in (0, 50, 90, 99)},
     "hindsight": partial(Goals, relabels=True),
     "own_goals": partial(Goals, relabels=False),
 }

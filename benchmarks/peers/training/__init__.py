@@ -1,0 +1,1 @@
+"""How each contender serves a learner in torch: rows in as an environment gives them, tensors out."""
