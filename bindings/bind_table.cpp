@@ -91,6 +91,42 @@ bool sample_tensors(BoundTable& self, nb::handle batch_size, nb::handle out) {
     return true;
 }
 
+// sample() without a step in Python, as a plain C function: a batch size, and `out` perhaps. Every other call goes to
+// `careful`, the method of the rows.
+struct TableDraw {
+    nb::object table;
+    nb::object careful;
+};
+
+PyObject* sample_at_once(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    static PyObject* const kOut = PyUnicode_InternFromString("out");
+    const TableDraw& self = *nb::inst_ptr<TableDraw>(object);
+    const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    const bool has_out = named == 1 && PyTuple_GET_ITEM(names, 0) == kOut;
+    if (count != 1 || (named && !has_out))
+        return PyObject_Vectorcall(self.careful.ptr(), args, static_cast<std::size_t>(count), names);
+    try {
+        BoundTable& table = *nb::inst_ptr<BoundTable>(self.table);
+        return sample_rows(table, args[0], has_out ? args[1] : Py_None).release().ptr();
+    } catch (const sharpwave::Error& error) {
+        set_python_error(error);
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+PyMethodDef draw_methods[] = {
+    {"sample", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(sample_at_once)),
+     METH_FASTCALL | METH_KEYWORDS, "sample($self, batch_size, /, **kwargs)\n--\n\nSee ReplayBuffer.sample."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot draw_slots[] = {{Py_tp_methods, draw_methods}, {0, nullptr}};
+
 // The same in turn. With deliver=False the rows stay reserved until settle() says what became of them. goals: arrays
 // for what hindsight needs besides, (goals, achieved or None, steps or None).
 nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
@@ -363,6 +399,14 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const BatchSetti
 
 void bind_table(nb::module_& m) {
     nb::class_<BoundTable> table(m, "Table", "Rows over a storage.");
+    nb::class_<TableDraw>(m, "Draw", nb::type_slots(draw_slots), "The sample() of a table.")
+        .def(
+            "__init__",
+            [](TableDraw* self, nb::object of, nb::object careful) {
+                if (!nb::isinstance<BoundTable>(of)) throw nb::type_error("Draw() takes a Table");
+                new (self) TableDraw{std::move(of), std::move(careful)};
+            },
+            nb::arg("table"), nb::arg("careful"), nb::sig("def __init__(self, table: Table, careful: object) -> None"));
     bind_direct(m, table);
     table
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),

@@ -1,4 +1,8 @@
-# What the stub generator cannot see: add() is a plain C function (see bind_writer.cpp).
+# What the stub generator cannot see: add() and sample() are plain C functions (see bind_writer.cpp, bind_table.cpp).
 _core.Writer.add:
     def add(self, *args: object, **kwargs: object) -> None:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
+
+_core.Draw.sample:
+    def sample(self, batch_size: object, /, **kwargs: object) -> dict[str, typing.Any]:
+        """See ReplayBuffer.sample."""

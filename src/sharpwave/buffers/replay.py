@@ -106,9 +106,9 @@ class ReplayBuffer:
         """``device``: of batches for calls without ``device=``; None is the device of the rows."""
         self._rows, self._device = rows, device
         if device is None and type(self).sample is ReplayBuffer.sample:
-            # ``buf.sample`` is the method of the rows, which saves a call. A subclass that overrides sample() keeps its
-            # own.
-            self.__dict__["sample"] = rows.sample
+            # ``buf.sample`` is the engine's function, or the method of the rows, which saves calls. A subclass that
+            # overrides sample() keeps its own.
+            self.__dict__["sample"] = rows.drawer()
         if rows.address is not None:
             _shared.add(self)
 
@@ -505,9 +505,11 @@ _shared: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked child the table belongs to the parent: the next add opens the file again."""
+    """In a forked child the table belongs to the parent: the next call opens the file again."""
     for buffer in list(_shared):
         buffer.__dict__.pop("add", None)
+        if "sample" in buffer.__dict__:
+            buffer.__dict__["sample"] = buffer._rows.sample
 
 
 if hasattr(os, "register_at_fork"):

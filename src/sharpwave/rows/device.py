@@ -293,6 +293,9 @@ class DeviceRows:
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
+    def drawer(self) -> Callable[..., Batch]:
+        return self.sample
+
     def sample(
         self,
         batch_size: int,

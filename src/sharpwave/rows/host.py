@@ -188,6 +188,10 @@ class HostRows:
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
+    def drawer(self) -> Callable[..., Batch]:
+        """``sample`` without a step in Python where one table and its batches are all that it needs."""
+        return _core.Draw(self.table, self.sample).sample if self._is_plain else self.sample
+
     def sample(
         self,
         batch_size: int,

@@ -33,7 +33,9 @@ class Rows(Protocol):
     def adder(self) -> Callable[..., None]: ...
     def writer(self) -> Any: ...
 
-    # Reading. The rows of a draw with deliver=False stay reserved until ``settle``.
+    # Reading. ``drawer`` returns what ``sample`` is to users: for rows on the host the engine's function, where it can be.
+    # The rows of a draw with deliver=False stay reserved until ``settle``.
+    def drawer(self) -> Callable[..., Batch]: ...
     def sample(
         self,
         batch_size: int,
