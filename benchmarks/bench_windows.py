@@ -1,6 +1,6 @@
 """How the time of drawing 64 windows of 80 steps grows with the number of rows stored, 10^5 to 10^7, interleaved.
 
-    python benchmarks/bench_windows.py                       # all; needs about 12 GB of memory
+    python benchmarks/bench_windows.py                       # all; needs about 16 GB of memory
     python benchmarks/bench_windows.py --quick sharpwave
 
 Which rows may start a window is known beforehand or looked for at every draw; the curve tells which.
@@ -28,9 +28,6 @@ ENTRANTS = {
     "flashbax": "stop",
 }
 ROWS = (100_000, 1_000_000, 10_000_000)
-# How time grows is asked of Sharpwave and of those whose draw depends on it; the others are measured up to here.
-PEER_ROWS = 1_000_000
-GROWING = ("sharpwave", "torchrl")
 WINDOWS = 64
 CASE = f"sample_{WINDOWS}"
 
@@ -46,8 +43,6 @@ def main() -> None:
         players: dict[str, Player] = {}
         for label, form in entrants.items():
             for rows in [options.rows] if options.rows else ROWS:
-                if rows > PEER_ROWS and contender_of(label) not in GROWING:
-                    continue
                 if MEMORY_SHARE * rows * W1.row_bytes > machine.available_bytes():
                     run.left_out.say(f"{label}, {rows:,} rows", "not enough memory beside the others")
                     continue

@@ -90,7 +90,7 @@ YARDSTICKS = ("engine", "c_limit", "c_loop", "empty_loop")
 # What users write themselves: rivals, and no libraries.
 BY_HAND = ("numpy_ring", "torch_ring")
 # Forms that do another thing; they stand in a contest for comparison.
-BESIDE = ("uniform", "one_step", "stored", "rainbow", "own_goals", "free", "shm")
+BESIDE = ("uniform", "one_step", "stored", "rainbow", "pad", "own_goals", "free", "shm")
 
 
 def name(label: str) -> str:

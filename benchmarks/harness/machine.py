@@ -49,6 +49,8 @@ def describe(load: float) -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "load_at_start": round(load, 2),
+        # Of the last minute, for information: it counts what this machine measured just before.
+        "load_average": round(os.getloadavg()[0], 2),
     }
 
 
