@@ -218,26 +218,33 @@ def long_puts(rounds: int, folder: Path) -> Document:
         flow = sw.Dataflow([sw.Consumer("train", {"ids"}, batch_size=BATCH)])
         seq = sw.SequenceBuffer(10**5, flow=flow, journal=folder / f"long {label}", sync=sync)
         file = os.open(folder / f"bytes {label}", os.O_CREAT | os.O_RDWR)
-        times: dict[str, list[float]] = {"journal put 256 x 2,048 tokens": [], "writing the bytes": []}
+        times: dict[str, list[float]] = {
+            "journal put 256 x 2,048 tokens": [],
+            "journal put of one sample of 256 data": [],
+            "writing the bytes": [],
+        }
         at, raw = 0, b""
         for number in range(rounds + 3):
-            samples = make([f"{number}-{at}" for at in range(BATCH)], "ids", LENGTH)
+            samples = make([f"{number}-{place}" for place in range(BATCH)], "ids", LENGTH)
+            together = sw.SequenceSample.gather(samples)
             gc.collect(0)
             size = seq.stats()["journal_bytes"]
-            start = time.perf_counter()
-            seq.put(samples)
-            put_s = time.perf_counter() - start
-            raw = raw or bytes(seq.stats()["journal_bytes"] - size)
-            seq.clear()
+            took = []
+            for put in (samples, together):
+                start = time.perf_counter()
+                seq.put(put)
+                took.append(time.perf_counter() - start)
+                raw = raw or bytes(seq.stats()["journal_bytes"] - size)
+                seq.clear()
             start = time.perf_counter()
             os.pwrite(file, raw, at)
             if sync:
                 os.fdatasync(file)
-            write_s = time.perf_counter() - start
+            took.append(time.perf_counter() - start)
             at += len(raw)
             if number >= 3:  # the first rounds warm up
-                times["journal put 256 x 2,048 tokens"].append(put_s)
-                times["writing the bytes"].append(write_s)
+                for of, seconds in zip(times.values(), took, strict=True):
+                    of.append(seconds)
         seq.close()
         os.close(file)
         found[label] = {call: summary(of) for call, of in times.items()} | {"record_bytes": len(raw)}

@@ -439,6 +439,12 @@ def test_each_epoch_trains_each_id_exactly_once_through_kills(tmp_path: Path, fo
         assert sorted(part) == sorted(f"id{at}" for at in range(300)), f"epoch {epoch}"
 
 
+def test_a_sample_of_several_data_is_written_as_its_parts_are() -> None:
+    lens = {"a": [[2, 1], [0], [3]], "b": [1, 1, 1]}
+    whole = Sample("xyz", lens, {"a": np.arange(6), "b": np.ones((3, 2))}, metadata={"m": [1, None, "t"]})
+    assert b"".join(pack_samples([whole])) == b"".join(pack_samples(whole.unpack()))
+
+
 def test_records_look_into_the_samples_own_arrays() -> None:
     samples = [Sample([name], {"a": [4]}, {"a": np.arange(4)}) for name in "abc"]
     pieces = pack_samples(samples)

@@ -244,7 +244,7 @@ class SequenceBuffer:
         parts = self._store.intake.unpack("amend()", samples)
         if len(parts) != len(serials):
             raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
-        body = self._store.intake.body(parts) if self._store.journal is not None else None
+        body = self._store.intake.body(samples, parts) if self._store.journal is not None else None
         return lambda: self._store.amend(serials, parts, body)
 
     # ---- get ---------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Intake:
         parts = self.unpack("put()", samples)
         versions = self._read_versions(version, parts)
         listed = None if births is None else self._read_births(births, len(parts))
-        return Incoming(self.entries(parts, versions), listed, self.body(parts) if journal else None)
+        return Incoming(self.entries(parts, versions), listed, self.body(samples, parts) if journal else None)
 
     @property
     def has_births(self) -> bool:
@@ -86,8 +86,9 @@ class Intake:
                 parts += sample.unpack()
         return parts
 
-    def body(self, parts: list[SequenceSample]) -> list[Any]:
-        return pack_samples(parts)
+    def body(self, samples: Any, parts: list[SequenceSample]) -> list[Any]:
+        """Of the record. A sample of several data is written as it is: these are the bytes of its parts together."""
+        return pack_samples([samples] if isinstance(samples, SequenceSample) and parts else parts)
 
     def entries(self, samples: list[SequenceSample], versions: Sequence[int | None]) -> list[HeldSample]:
         made = []
