@@ -228,19 +228,23 @@ bool convert_priorities(const GivenArray& given, float* to, InputMemory& memory)
     return with_type(given.type, [&](auto zero) {
         using From = decltype(zero);
         const auto* items = reinterpret_cast<const From*>(contiguous(given, memory));
-        bool is_finite = true;
-        for (std::size_t i = 0, count = given.items(); i < count; ++i) {
-            double real;
-            if constexpr (std::is_same_v<From, Half>) {
-                real = static_cast<float>(items[i]);
+        const std::size_t count = given.items();
+        for (std::size_t i = 0; i < count; ++i) {
+            if constexpr (std::is_same_v<From, Half> || std::is_same_v<From, float>) {
+                to[i] = static_cast<float>(items[i]);
             } else if constexpr (std::is_same_v<From, Truth>) {
-                real = static_cast<bool>(items[i]);
+                to[i] = static_cast<bool>(items[i]);
             } else {
-                real = static_cast<double>(items[i]);
+                to[i] = static_cast<float>(static_cast<double>(items[i]));
             }
-            to[i] = std::fabs(static_cast<float>(real));
-            is_finite &= to[i] <= FLT_MAX;
         }
-        return is_finite;
+        // As in the cast to float32: differences of words are vectorised, comparisons of numbers are not.
+        std::int32_t lost = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            const auto size = std::bit_cast<std::int32_t>(to[i]) & std::numeric_limits<std::int32_t>::max();
+            lost |= std::bit_cast<std::int32_t>(FLT_MAX) - size;
+            to[i] = std::bit_cast<float>(size);
+        }
+        return lost >= 0;
     });
 }
