@@ -74,9 +74,14 @@ def imports(rounds: int) -> dict[str, Document]:
 
 
 class Trivial:
-    """An environment that costs next to nothing: two observations in turn, episodes of 200 steps."""
+    """An environment that costs next to nothing: two observations in turn, episodes of 200 steps.
 
-    def __init__(self) -> None:
+    Args:
+        is_fresh: Whether it returns a new array at every step, as nearly all environments do, or one of two that it keeps.
+    """
+
+    def __init__(self, is_fresh: bool) -> None:
+        self._is_fresh = is_fresh
         from gymnasium import spaces
 
         self.observation_space, self.action_space = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
@@ -89,7 +94,8 @@ class Trivial:
 
     def step(self, action: Any) -> Any:
         self._step += 1
-        return self._obs[self._step & 1], 1.0, False, self._step == 200, {}
+        obs = self._obs[self._step & 1]
+        return obs.copy() if self._is_fresh else obs, 1.0, False, self._step == 200, {}
 
 
 def by_hand(env: Any, policy: Callable[[Any], Any], buffer: sw.ReplayBuffer, steps: int, copies: bool) -> None:
@@ -120,7 +126,7 @@ def collecting(env: Any, rounds: int) -> dict[str, Document]:
     calls = {
         "sw.collect": lambda: list(sw.collect(env, policy, buffer, STEPS)),
         "loop by hand": lambda: by_hand(env, policy, buffer, STEPS, copies=False),
-        # As collect does: environments may return the same array at every step.
+        # As collect does where an environment may return the same array at every step.
         "loop by hand that copies observations": lambda: by_hand(env, policy, buffer, STEPS, copies=True),
     }
     return by_turns(calls, rounds, STEPS)
@@ -205,7 +211,14 @@ def main() -> None:
 
     measure("import", "import in a new process, beyond NumPy", lambda: imports(max(3, options.rounds // 2)))
     measure(
-        "collect_trivial", "collect, a step of a trivial environment", lambda: collecting(Trivial(), options.rounds)
+        "collect_trivial",
+        "collect, a step of a trivial environment",
+        lambda: collecting(Trivial(is_fresh=True), options.rounds),
+    )
+    measure(
+        "collect_kept",
+        "collect, a step of a trivial environment that returns arrays which it keeps",
+        lambda: collecting(Trivial(is_fresh=False), options.rounds),
     )
     measure("collect_cart_pole", "collect, a step of CartPole-v1", cart_pole)
     for envs, is_discrete in ((1, False), (1, True), (8, False)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
@@ -87,30 +88,39 @@ def _run_single(
     """One environment: its numbers and flags stay Python's, because NumPy's calls on arrays of one element would take
     longer than the rest."""
     keeps_next = "next_obs" in buffer.schema
+    # By position, which is the shorter call.
+    is_usual = list(buffer.schema) == ["obs", "action", "reward", "next_obs", "done"]
     added = begun = 0
     total = 0.0
     # A separate writer: when it closes, open episodes end as truncated, whether the run ended normally or not.
     with buffer.writer() as writer, bar as show:
-        add, step, array = writer.add, env.step, np.ndarray
+        add, step, array, references = writer.add, env.step, np.ndarray, sys.getrefcount
         obs = _copy(env.reset(seed=seed)[0])
         while added < steps:
             action = policy(obs)
             if type(action) not in _HOST_TYPES:
                 action = _to_host(action)
             next_obs, reward, terminated, truncated, _ = step(action)
-            # Environments may return the same array at every step.
-            next_obs = next_obs.copy() if type(next_obs) is array else _copy(next_obs)
-            if keeps_next:
+            # Environments may return the same array at every step. One that nothing else refers to, and whose memory is
+            # its own, cannot change: it needs no copy. (Two references: the variable here and the argument.)
+            if type(next_obs) is not array:
+                next_obs = _copy(next_obs)
+            elif references(next_obs) > 2 or not next_obs.flags.owndata:
+                next_obs = next_obs.copy()
+            is_over = terminated or truncated
+            if is_usual and not is_over:
+                add(obs, action, reward, next_obs, terminated)
+            elif keeps_next:
                 add(
                     obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated, next_obs=next_obs
                 )
             else:
                 add(obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated)
             added += 1
-            total += reward if isinstance(reward, float) else float(np.asarray(reward).item())
+            total += reward if type(reward) is float else float(np.asarray(reward).item())
             if show is not None:
                 show(added)
-            if not (terminated or truncated):
+            if not is_over:
                 obs = next_obs
                 continue
             finished = {
