@@ -77,7 +77,7 @@ class Trivial:
     """An environment that costs next to nothing: two observations in turn, episodes of 200 steps.
 
     Args:
-        is_fresh: Whether it returns a new array at every step, as nearly all environments do, or one of two that it keeps.
+        is_fresh: Whether it returns a new array at every step, as nearly all environments do, or one that it keeps.
     """
 
     def __init__(self, is_fresh: bool) -> None:
