@@ -54,7 +54,10 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
             const std::size_t position = missed[m];
             bool found = false;
             for (std::uint64_t attempt = 1; !found && attempt < kAttempts; ++attempt) found = again(position, attempt);
-            if (!found) refuse_race();
+            if (!found) {
+                if (!index_) counters.rows_sampled.value.fetch_sub(count, std::memory_order_relaxed);
+                refuse_race();
+            }
         }
     };
     const auto gather = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
@@ -114,7 +117,8 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
         if (drawn.weights) draw.weigh(probabilities, drawn.weights, count);
     }
     for (std::size_t i = 0; i < count; ++i) drawn.serials[i] = format::serial_of(words[i]);
-    counters.rows_sampled.value.fetch_add(count, std::memory_order_relaxed);
+    // Uniform draws were counted when they were made.
+    if (index_) counters.rows_sampled.value.fetch_add(count, std::memory_order_relaxed);
 }
 
 void BatchMaker::read(std::uint64_t* serials, std::size_t count, const Outputs& out, std::uint64_t* words,
@@ -139,6 +143,7 @@ void BatchMaker::read(std::uint64_t* serials, std::size_t count, const Outputs& 
             continue;
         }
         serials[kept] = serials[i];
+        if (kept < kFetchedRows) table_->prefetch(slot);
         slots[kept++] = slot;
     }
     // A row whose neighbours were changing may well be there: look again before it is called gone.

@@ -127,7 +127,6 @@ bool IndexDraw::draw_even(std::uint64_t* slots, std::size_t count) const {
             double x = target(i, attempt);
             masses_.kernels.descend(tree, &x, &slots[i], 1, false);
         }
-        if (i < newest_ + 32) table.prefetch(slots[i]);  // the first that are copied
     }
     return true;
 }
@@ -260,6 +259,7 @@ void IndexDraw::read_odds() {
 void IndexDraw::finish(const Drawn& drawn, std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
         const std::uint64_t slot = drawn.slots[i];
+        if (i < kFetchedRows) index_.table_.prefetch(slot);  // the first that are copied
         drawn.probabilities[i] = i < newest_ ? 1 : share_ * static_cast<double>(masses_.tree.mass(slot)) + floor_;
         drawn.limits[i] = masses_.cursors[index_.table_.block_of(slot)];
     }

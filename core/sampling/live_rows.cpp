@@ -139,7 +139,7 @@ void LiveRows::draw(const Substream& stream, std::uint64_t* slots, std::size_t b
     if (rows_ == 0) refuse_empty();
     for (std::size_t i = begin; i < end; ++i) {
         slots[i] = kth(stream.below(rows_, i, attempt));
-        if (i < begin + 32) table_.prefetch(slots[i]);
+        if (i < begin + kFetchedRows) table_.prefetch(slots[i]);
     }
 }
 

@@ -40,12 +40,14 @@ UniformDraw::UniformDraw(Table& table, LiveRows& live, std::uint64_t* slots, std
     is_dense_ = rows >= reach_ - reach_ / kBlindShare;
     const std::uint64_t call = table.counters().call_number.value.fetch_add(1, std::memory_order_relaxed);
     stream_ = Substream(table.seed(), call);
+    // Beside the other counter, and before anything is fetched: each waits until all stores are done.
+    table.counters().rows_sampled.value.fetch_add(count, std::memory_order_relaxed);
     if (!is_dense_) {
         live_.draw(stream_, slots, 0, count, 0);
         return;
     }
     // The first rows are on their way while the rest is drawn.
-    const std::size_t first = std::min<std::size_t>(count, 16);
+    const std::size_t first = std::min(count, kFetchedRows);
     for (std::size_t i = 0; i < first; ++i) {
         slots[i] = stream_.below(reach_, i);
         table.prefetch(slots[i]);

@@ -19,7 +19,8 @@ inline constexpr std::uint64_t kBlindAttempts = 16;
 
 class UniformDraw {
 public:
-    // Draws `count` slots. An empty table is ErrorKind::not_ready and takes nothing from the random stream.
+    // Draws `count` slots and counts them as sampled. An empty table is ErrorKind::not_ready and takes nothing from the
+    // random stream.
     UniformDraw(Table& table, LiveRows& live, std::uint64_t* slots, std::size_t count);
 
     // One position once more; attempt >= 1. May give the same slot where rows move under it.

@@ -72,11 +72,14 @@ struct StepGather {
     std::size_t wanted_count;
 };
 
+inline constexpr std::size_t kFetchedRows = 32;
+
 struct CopyKernels {
     const char* name;
 
     // Copies the rows at slots[begin..end) to positions begin..end of the flat arrays. Positions whose row was not
-    // committed, or changed meanwhile, go to `missed`; returns their number.
+    // committed, or changed meanwhile, go to `missed`; returns their number. At most kFetchedRows are not fetched
+    // ahead: the caller has asked for them (Table::prefetch) as soon as it knew them.
     std::size_t (*gather)(const Gather& gather, std::size_t begin, std::size_t end, std::uint32_t* missed);
 
     // The same for rows that were just read, without a look at their words: those are the caller's to check.

@@ -25,7 +25,7 @@ inline void racy_copy(std::byte* to, const std::byte* from, std::uint64_t bytes)
                          __ATOMIC_RELEASE);
     }
 #else
-    __builtin_memcpy(to, from, bytes);
+    if (bytes) __builtin_memcpy(to, from, bytes);  // empty values have no address
 #endif
 }
 

@@ -116,6 +116,7 @@ public:
         const std::byte* row = rows_ + slot * header_->row_bytes;
         const std::uint64_t reach = std::min<std::uint64_t>(header_->row_bytes, 256);
         for (std::uint64_t line = 0; line < reach; line += 64) __builtin_prefetch(row + line, 0, 2);
+        __builtin_prefetch(row + reach - 1, 0, 2);
     }
 
     // Serials of the live rows, oldest first.
