@@ -327,7 +327,9 @@ class Table:
 
     def sample_tensors(self, batch_size: int, out: object) -> bool: ...
 
-    def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool, goals: object | None = None) -> dict[str, Any]: ...
+    def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool) -> dict[str, Any]: ...
+
+    def sample_goals(self, batch_size: int, out: object | None, timeout: float | None, goals: object, achieved: object | None, steps: object | None, leaf: int) -> tuple[dict[str, Any], Any, Any, Any]: ...
 
     def settle(self, serials: object, delivered: bool) -> None:
         """What became of a batch that sample_in_turn() left open."""
@@ -374,6 +376,14 @@ class Table:
 
     @property
     def description(self) -> str: ...
+
+class Draw:
+    """The sample() of a table."""
+
+    def __init__(self, table: Table, careful: object) -> None: ...
+
+    def sample(self, batch_size: object, /, **kwargs: object) -> dict[str, object]:
+        """See ReplayBuffer.sample."""
 
 class Reading:
     """Rows that a GPU copies."""

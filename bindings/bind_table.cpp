@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "batches/batch_maker.h"
@@ -127,35 +128,87 @@ PyMethodDef draw_methods[] = {
 
 PyType_Slot draw_slots[] = {{Py_tp_methods, draw_methods}, {0, nullptr}};
 
-// The same in turn. With deliver=False the rows stay reserved until settle() says what became of them. goals: arrays
-// for what hindsight needs besides, (goals, achieved or None, steps or None).
-nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
-                          nb::handle goals) {
+// The same in turn. With deliver=False the rows stay reserved until settle() says what became of them.
+Batch draw_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
+                   sharpwave::GoalOutputs* goals) {
     const std::shared_ptr<Table> table = self.open();
     const npy_intp rows = read_batch_size(batch_size);
     if (rows < self.newest || rows > self.most) refuse_size(self, rows);
     if (!self.pace && table->size() == 0) sharpwave::refuse_empty();
     const auto count = static_cast<std::size_t>(rows);
     Batch batch = out.is_none() ? new_batch(*self.tree, rows, self.last.get()) : check_out(*self.tree, rows, out);
-    sharpwave::GoalOutputs places;
-    if (!goals.is_none()) {
-        const auto data = [](nb::handle array) {
-            if (!PyArray_Check(array.ptr())) return static_cast<void*>(nullptr);
-            return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr()));
-        };
-        places.goals = static_cast<std::byte*>(data(goals[0]));
-        places.achieved = static_cast<std::byte*>(data(goals[1]));
-        places.steps = static_cast<std::uint32_t*>(data(goals[2]));
-        places.relabelled = batch.relabelled;
-    }
+    if (goals) goals->relabelled = batch.relabelled;
     const HeldObjects held(batch.arrays.data(), batch.array_count);  // a wait lets other threads in
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
     PaceTurn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
     if (!self.batches) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
-    draw(self, count, batch, places, deadline);
+    draw(self, count, batch, goals ? *goals : sharpwave::GoalOutputs{}, deadline);
     turn.done = true;
     if (!deliver) turn.keep();
-    return std::move(batch.dict);
+    return batch;
+}
+
+nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver) {
+    return std::move(draw_in_turn(self, batch_size, out, timeout, deliver, nullptr).dict);
+}
+
+// What became of a batch that was left open.
+void settle(const BoundTable& self, const std::uint64_t* serials, std::size_t count, bool delivered) {
+    // A wait lets other threads in, close() too.
+    const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
+    const std::shared_ptr<sharpwave::Pace> pace = self.pace;
+    if (!delivered && batches->index()) batches->index()->give_back(serials, count);
+    if (pace) pace->settle(sharpwave::Pace::Side::sample, count, delivered);
+}
+
+// Of a batch with hindsight: the positions that got another goal, those goals and what was achieved there.
+nb::tuple relabelled_parts(const BoundTable& self, Batch& batch, nb::handle goals, std::size_t leaf) {
+    const auto data = [](nb::handle array) { return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())); };
+    auto* all = reinterpret_cast<PyArrayObject*>(goals.ptr());
+    const npy_intp count = PyArray_DIM(all, 0);
+    npy_intp changed = 0;
+    for (npy_intp i = 0; i < count; ++i) changed += batch.relabelled[i];
+    nb::object rows = nb::steal(PyArray_SimpleNew(1, &changed, NPY_INT64));
+    std::vector<npy_intp> shape(PyArray_DIMS(all), PyArray_DIMS(all) + PyArray_NDIM(all));
+    shape[0] = changed;
+    Py_INCREF(PyArray_DESCR(all));
+    nb::object there = nb::steal(PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(all), PyArray_NDIM(all),
+                                                      shape.data(), nullptr, nullptr, 0, nullptr));
+    if (!rows.is_valid() || !there.is_valid()) throw nb::python_error();
+    auto* positions = static_cast<std::int64_t*>(data(rows));
+    auto* to = static_cast<std::byte*>(data(there));
+    const std::uint64_t bytes = self.tree->leaves().at(leaf).bytes;
+    for (npy_intp i = 0; i < count; ++i) {
+        if (!batch.relabelled[i]) continue;
+        *positions++ = i;
+        std::memcpy(to, batch.flats[leaf] + static_cast<std::uint64_t>(i) * bytes, bytes);
+        to += bytes;
+    }
+    nb::object chosen = goals[nb::slice(nb::int_(0), nb::int_(changed), nb::none())];
+    return nb::make_tuple(batch.dict, rows, chosen, there);
+}
+
+// With hindsight, undelivered. The arrays are the caller's, of a batch's length: goals, and of n-step examples what was
+// achieved after each step, and the number of steps. Returns the batch, the positions that got another goal, those
+// goals and what was achieved there, `leaf` of the batch.
+nb::tuple sample_goals(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, nb::handle goals,
+                       nb::handle achieved, nb::handle steps, std::size_t leaf) {
+    const auto data = [](nb::handle array) {
+        if (!PyArray_Check(array.ptr())) return static_cast<void*>(nullptr);
+        return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr()));
+    };
+    sharpwave::GoalOutputs places;
+    places.goals = static_cast<std::byte*>(data(goals));
+    places.achieved = static_cast<std::byte*>(data(achieved));
+    places.steps = static_cast<std::uint32_t*>(data(steps));
+    Batch batch = draw_in_turn(self, batch_size, out, timeout, false, &places);
+    try {
+        return relabelled_parts(self, batch, goals, leaf);
+    } catch (...) {  // no memory: the caller does not get the batch
+        settle(self, batch.indices,
+               static_cast<std::size_t>(PyArray_DIM(reinterpret_cast<PyArrayObject*>(goals.ptr()), 0)), false);
+        throw;
+    }
 }
 
 // A reference of the caller's own, as BoundTable::open() gives.
@@ -478,9 +531,15 @@ void bind_table(nb::module_& m) {
         .def("sample_tensors", &sample_tensors, nb::arg("batch_size").none(), nb::arg("out").none(),
              nb::sig("def sample_tensors(self, batch_size: int, out: object) -> bool"))
         .def("sample_in_turn", &sample_in_turn, nb::arg("batch_size").none(), nb::arg("out").none(),
-             nb::arg("timeout").none(), nb::arg("deliver"), nb::arg("goals").none() = nb::none(),
+             nb::arg("timeout").none(), nb::arg("deliver"),
              nb::sig("def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, "
-                     "deliver: bool, goals: object | None = None) -> dict[str, typing.Any]"))
+                     "deliver: bool) -> dict[str, typing.Any]"))
+        .def("sample_goals", &sample_goals, nb::arg("batch_size").none(), nb::arg("out").none(),
+             nb::arg("timeout").none(), nb::arg("goals"), nb::arg("achieved").none(), nb::arg("steps").none(),
+             nb::arg("leaf"),
+             nb::sig("def sample_goals(self, batch_size: int, out: object | None, timeout: float | None, "
+                     "goals: object, achieved: object | None, steps: object | None, leaf: int) "
+                     "-> tuple[dict[str, typing.Any], typing.Any, typing.Any, typing.Any]"))
         .def(
             "settle",
             [](BoundTable& self, nb::handle serials, bool delivered) {
@@ -489,13 +548,7 @@ void bind_table(nb::module_& m) {
                 if (!PyArray_Check(serials.ptr()) || PyArray_TYPE(array) != NPY_INT64 || !PyArray_ISCARRAY_RO(array))
                     throw nb::value_error("settle() takes the serials of a batch");
                 const auto count = static_cast<std::size_t>(PyArray_SIZE(array));
-                // A wait lets other threads in, close() too.
-                const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
-                const std::shared_ptr<sharpwave::Pace> pace = self.pace;
-                if (!delivered && batches->index()) {
-                    batches->index()->give_back(static_cast<const std::uint64_t*>(PyArray_DATA(array)), count);
-                }
-                if (pace) pace->settle(sharpwave::Pace::Side::sample, count, delivered);
+                settle(self, static_cast<const std::uint64_t*>(PyArray_DATA(array)), count, delivered);
             },
             nb::arg("serials"), nb::arg("delivered"),
             nb::sig("def settle(self, serials: object, delivered: bool) -> None"),

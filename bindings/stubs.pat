@@ -4,5 +4,5 @@ _core.Writer.add:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
 _core.Draw.sample:
-    def sample(self, batch_size: object, /, **kwargs: object) -> dict[str, typing.Any]:
+    def sample(self, batch_size: object, /, **kwargs: object) -> dict[str, object]:
         """See ReplayBuffer.sample."""

@@ -17,7 +17,7 @@ constexpr std::uint64_t kAttempts = 1000;
 struct Scratch {
     std::vector<std::uint64_t> slots, limits;
     std::vector<double> probabilities;
-    std::vector<std::uint32_t> missed;
+    std::vector<std::uint32_t> missed, more;
 };
 
 [[noreturn]] void refuse_race() {
@@ -38,7 +38,8 @@ BatchMaker::BatchMaker(std::shared_ptr<Table> table, BatchConfig config)
 }
 
 void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras& drawn, Deadline deadline) {
-    thread_local Scratch scratch;
+    thread_local Scratch of_this_thread;
+    Scratch& scratch = of_this_thread;  // its address is looked up once
     table_->check_open();
     if (scratch.slots.size() < count) {
         scratch.slots.resize(count);
@@ -91,7 +92,8 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
         const auto gather_all = [&](std::size_t begin, std::size_t end, std::uint32_t* bad) {
             std::size_t misses = gather(begin, end, bad);
             if (!goals_) return misses;
-            std::vector<std::uint32_t> more(end - begin);
+            std::vector<std::uint32_t>& more = scratch.more;
+            if (more.size() < end - begin) more.resize(end - begin);
             const std::size_t found =
                 goals_->gather(slots, words, begin, end, draw.stream(), out, drawn.goals, more.data());
             for (std::size_t m = 0, known = misses; m < found; ++m) {

@@ -7,6 +7,15 @@ namespace sharpwave {
 
 using namespace format;
 
+namespace {
+
+// So many steps of `width` rows, or as many as fit into these rows. Mostly all do: no division.
+std::uint64_t steps_within(std::uint64_t count, std::uint64_t rows, std::uint64_t width) {
+    return count <= rows && count * width <= rows ? count : std::min(count, rows / width);
+}
+
+}  // namespace
+
 // Whether a slot holds a live row of that serial.
 bool EpisodePlaces::is_row(std::uint64_t slot, std::uint64_t serial, std::uint64_t& word) const {
     word = std::atomic_ref<std::uint64_t>(table_.word(slot)).load(std::memory_order_acquire);
@@ -19,7 +28,7 @@ bool EpisodePlaces::back(std::uint64_t& slot, std::uint64_t& word, std::uint64_t
     const std::uint64_t width = table_.width();
     while (count > 0) {
         const std::uint64_t offset = slot - table_.block_of(slot) * table_.block_rows();
-        const std::uint64_t jump = std::min(count, offset / width);
+        const std::uint64_t jump = steps_within(count, offset, width);
         std::uint64_t seen;
         if (jump > 1 && is_row(slot - jump * width, serial_of(word) - jump * width, seen) &&
             at(slot - jump * width).step + jump == at(slot).step) {
@@ -39,7 +48,7 @@ bool EpisodePlaces::move(std::uint64_t& slot, std::uint64_t& word, std::int64_t 
     if (offset < 0) return back(slot, word, static_cast<std::uint64_t>(-offset));
     const std::uint64_t width = table_.width();
     for (auto count = static_cast<std::uint64_t>(offset); count > 0;) {
-        const std::uint64_t jump = std::min(count, (table_.rows_left(slot) - 1) / width);
+        const std::uint64_t jump = steps_within(count, table_.rows_left(slot) - 1, width);
         std::uint64_t seen;
         if (jump > 1 && is_row(slot + jump * width, serial_of(word) + jump * width, seen) &&
             at(slot).step + jump == at(slot + jump * width).step &&

@@ -15,14 +15,10 @@ constexpr std::uint64_t kGoal = kCoin + 1;
 constexpr std::uint64_t kMostTries = 64;
 
 // Goals are mostly two or three numbers: a call of memcpy costs more than its copy.
-void copy_goal(std::byte* to, const std::byte* from, std::uint64_t bytes) {
-    if (bytes > 64) [[unlikely]] {
-        std::memcpy(to, from, bytes);
-        return;
-    }
-    std::uint64_t at = 0;
-    for (; at + 4 <= bytes; at += 4) std::memcpy(to + at, from + at, 4);
-    for (; at < bytes; ++at) to[at] = from[at];
+inline void copy_goal(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+    if (bytes == 12) return racy_copy(to, from, 12);
+    if (bytes == 8) return racy_copy(to, from, 8);
+    racy_copy(to, from, bytes);
 }
 
 double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
@@ -100,6 +96,19 @@ void Goals::choose(Work& work, const std::uint64_t* slots, const std::uint64_t* 
     }
 }
 
+// What read() does where a goal stands in one row as it is: no pass over the rows but the copies.
+void Goals::read_plain(Work& work, std::byte* to) const {
+    const RowView view = table_.view();
+    const Field& field = table_.layout().fields()[config_.achieved.field];
+    for (std::size_t j = 0; j < work.count; ++j)
+        copy_goal(to + j * field.bytes, view.rows + work.slots[j] * view.stride + field.offset, field.bytes);
+    fence(std::memory_order_acquire);
+    for (std::size_t j = 0; j < work.count; ++j) {
+        if ((table_.load_word(work.slots[j], std::memory_order_relaxed) ^ work.seen[j]) & ~kFlagMask) [[unlikely]]
+            work.failed[work.at[j] - work.begin] = 1;
+    }
+}
+
 // The episode's oldest rows may be gone: then another one, so that all that are left are equally likely.
 bool Goals::choose_left(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const {
     const EpisodePlace here = places_.at(slot);
@@ -155,7 +164,11 @@ std::size_t Goals::gather(const std::uint64_t* slots, const std::uint64_t* words
     // A position's coin falls the same way at every attempt: the goals before it stay where they are.
     std::byte* goals = out.goals;
     for (std::size_t i = 0; i < begin; ++i) goals += out.relabelled[i] * bytes;
-    read(work, 1, goals);
+    if (view_.copies_rows()) {
+        read_plain(work, goals);
+    } else {
+        read(work, 1, goals);
+    }
     for (std::size_t leaf : config_.desired) {
         for (std::size_t j = 0; j < work.count; ++j)
             copy_goal(batch.flats[leaf] + work.at[j] * bytes, goals + j * bytes, bytes);

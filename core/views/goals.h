@@ -47,6 +47,7 @@ private:
                                const Substream& stream) const;
     bool choose_left(std::uint64_t& slot, std::uint64_t& word, std::size_t position, const Substream& stream) const;
     void read(Work& work, std::size_t each, std::byte* to) const;
+    void read_plain(Work& work, std::byte* to) const;
 
     const Table& table_;
     const EpisodePlaces& places_;

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -70,9 +70,10 @@ class HostRows:
         self.spec, self.address = spec, address
         self.where = address or "memory"
         if hindsight is not None:
-            field = schema.leaves[achieved_leaf(schema, hindsight)][1]
+            leaf = achieved_leaf(schema, hindsight)
+            field = schema.leaves[leaf][1]
             shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
-            self._goals = shape, field.dtype, copies_goals(schema, hindsight)
+            self._goals = shape, field.dtype, copies_goals(schema, hindsight), leaf
         # Whether the engine's own sample() does all that a draw takes.
         self._is_plain = spec.pace is None and hindsight is None and not schema.ragged
         self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
@@ -190,7 +191,7 @@ class HostRows:
 
     def drawer(self) -> Callable[..., Batch]:
         """``sample`` without a step in Python where one table and its batches are all that it needs."""
-        return _core.Draw(self.table, self.sample).sample if self._is_plain else self.sample
+        return cast(Callable[..., Batch], _core.Draw(self.table, self.sample).sample) if self._is_plain else self.sample
 
     def sample(
         self,
@@ -237,15 +238,15 @@ class HostRows:
     def _fill_goals(
         self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
     ) -> Batch:
-        count = whole("sample()", "batch_size", batch_size, 1)
-        shape, dtype, placed = self._goals
+        count = whole("sample()", "batch_size", batch_size)
+        shape, dtype, placed, leaf = self._goals
         n_step, gamma = self.spec.n_step, getattr(self.spec.view, "gamma", 1.0)
         goals = np.empty((count, *shape), dtype)
         after = np.empty((count, n_step, *shape), dtype) if n_step > 1 else None
         steps = np.empty(count, np.uint32) if n_step > 1 else None
-        batch = self.table.sample_in_turn(count, arrays, timeout, False, (goals, after, steps))
+        batch, rows, desired, achieved = self.table.sample_goals(count, arrays, timeout, goals, after, steps, leaf)
         try:
-            put_goals(hindsight, batch, n_step, gamma, goals, after, steps, placed)
+            put_goals(hindsight, batch, rows, desired, achieved, n_step, gamma, after, steps, placed)
         except BaseException:  # out of the user's functions: the caller does not get the batch
             self.settle(batch["indices"], False)
             raise
