@@ -120,6 +120,10 @@ private:
     std::vector<std::thread> threads_;
 };
 
+// On sixteen cores 256 rows of images took half the time of four threads with eight, and a seventh less with all; 4,096
+// small rows took a third longer with all than with eight.
+constexpr unsigned kMostThreads = 8;
+
 // Held across a fork, so that a child never finds it locked by a thread that it has not.
 std::mutex making;
 [[maybe_unused]] const int making_is_held_across_forks =
@@ -135,7 +139,7 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t, std::s
         std::lock_guard<std::mutex> guard(making);
         if (!workers || workers->generation() != process_generation()) {
             const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-            workers = new Workers(std::min(cores, 4u) - 1);
+            workers = new Workers(std::min(cores, kMostThreads) - 1);
         }
         mine = workers;
     }

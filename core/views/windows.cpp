@@ -128,7 +128,7 @@ bool Windows::gather_near(const Transitions& rows, const std::uint64_t* slots, s
 std::size_t Windows::gather(const Transitions& rows, const std::uint64_t* slots, std::size_t begin, std::size_t end,
                             const Outputs& out, const WindowMasks& masks, std::uint64_t* words,
                             std::uint32_t* missed) const {
-    if (!rows.copies_rows()) return gather_far(rows, slots, begin, end, out, masks, words, missed);
+    if (!rows.copies_rows() || out.places) return gather_far(rows, slots, begin, end, out, masks, words, missed);
     std::vector<std::uint8_t> is_far(end - begin);
     const auto part = [&](std::size_t from, std::size_t to) {
         for (std::size_t i = begin + from; i < begin + to; ++i) {
