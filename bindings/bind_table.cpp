@@ -571,7 +571,7 @@ void bind_table(nb::module_& m) {
         .def("huge_page_bytes",
              [](BoundTable& self) {
                  const std::shared_ptr<Table> table = self.open();
-                 const nb::gil_scoped_release release;  // for milliseconds
+                 const PatientRelease release;  // for milliseconds
                  return table->huge_page_bytes();
              })
         .def("size", [](BoundTable& self) { return self.open()->size(); })

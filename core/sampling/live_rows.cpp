@@ -63,7 +63,7 @@ void LiveRows::catch_up() {
         const std::uint64_t words = (slots + 63) / 64;
         group_words_ = std::max<std::uint64_t>(4, (words + kMostGroups - 1) / kMostGroups);
         bits_.assign(words, 0);
-        seen_.assign(blocks, {kNone, 0});
+        seen_.assign(blocks, {kNone, 0, 0});
         counts_.assign((words + group_words_ - 1) / group_words_, 0);
         ends_.assign(counts_.size(), 0);
         guide_.assign(ends_.size(), 0);
@@ -87,14 +87,17 @@ void LiveRows::catch_up() {
         std::uint64_t head = heads_[block];
         // Without a writer it is as full as it gets, or just claimed.
         if (head == kNone) head = record.owner.load(std::memory_order_acquire) ? 0 : length;
+        // Before the words: what changes after it is seen the next time.
+        const std::uint64_t changed = record.changed.load(std::memory_order_acquire);
         Seen& seen = seen_[block];
-        if (seen.ticket == ticket && seen.head == head) continue;
-        if (seen.ticket == ticket && seen.head < head) {
+        const bool is_same = seen.ticket == ticket && seen.changed == changed;
+        if (is_same && seen.head == head) continue;
+        if (is_same && seen.head < head) {
             look_at(base + seen.head, base + head);
         } else {
             look_at(base, base + length);
         }
-        seen = {ticket, head};
+        seen = {ticket, head, changed};
         has_changed = true;
     }
     if (has_changed) sum_up();

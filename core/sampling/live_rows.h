@@ -2,9 +2,9 @@
 // because environments were masked out of steps or blocks are partly filled.
 //
 // The bits are this process's own and are made when they are first needed. Each call looks at what the writers have
-// done since: new rows of a block that is being filled, all of a block that was claimed anew. A row that goes in
-// another way (stacks retire some) is found by the copy, and forgotten. Counts over groups of bits and a guide into
-// them find the k-th row in a few steps, however the rows are spread.
+// done since: new rows of a block that is being filled, all of a block that was claimed anew or whose rows changed. So
+// they say the same in every process, and a seed gives the same draws from a copy of the table. Counts over groups of
+// bits and a guide into them find the k-th row in a few steps, however the rows are spread.
 //
 // Threads: may be called from any.
 #pragma once
@@ -28,7 +28,7 @@ public:
 
 private:
     struct Seen {
-        std::uint64_t ticket, head;
+        std::uint64_t ticket, head, changed;
     };
     void catch_up();
     void look_at(std::uint64_t begin, std::uint64_t end);

@@ -124,6 +124,8 @@ void StackHistory::retire_one_ahead(std::size_t ahead, std::uint64_t least, std:
         const BlockRecord& record = at_.table.block_record(block);
         const std::uint64_t linked = record.linked_ticket.load(std::memory_order_relaxed);
         told = linked == kNone || linked == at_.ticket ? kNone : record.next_ticket.load(std::memory_order_relaxed);
+        // What was linked before a clear says nothing of the rows that came since.
+        if (told != kNone && told < at_.origin) told = kNone;
         // A record that was not used for long goes on in one of the newest blocks: the ring does not come there
         // soon.
         if (told != kNone && told + blocks > at_.ticket + hops + 1 + writers) told = kNone;

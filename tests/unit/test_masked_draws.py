@@ -113,3 +113,14 @@ def test_draws_beside_a_writer_give_rows_that_were_added() -> None:
         assert (batch["obs"][:, 0] % 8 == 0).all()
     thread.join()
     assert set(drawn(buffer, 40).tolist()) == live(buffer)
+
+
+def test_copy_draws_what_the_buffer_would_have_drawn(tmp_path: Any) -> None:
+    schema = {"obs": sw.Field((1,), "float32", stack=2)}
+    buffer = sw.ReplayBuffer(2, schema=schema, next_obs="derived", num_envs=1, seed=0)  # half of its slots hold no row
+    for step in range(12):
+        number = np.full((1, 1), step, np.float32)
+        buffer.add(obs=number, reward=np.zeros(1), next_obs=number + 1, done=np.zeros(1, bool))
+        buffer.save(tmp_path / "copy.sw")
+        with sw.open(tmp_path / "copy.sw") as copy:
+            assert copy.sample(33)["indices"].tolist() == buffer.sample(33)["indices"].tolist()

@@ -86,3 +86,22 @@ def test_shapes_that_are_no_stack_are_told_apart() -> None:
         buffer = sw.ReplayBuffer(4, schema={"obs": field}, next_obs=None)
         with pytest.raises(SchemaError, match=words):
             buffer.add(obs=np.zeros(shape), reward=0.0, done=False)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+@pytest.mark.parametrize("before", [1, 2, 3, 4, 5])
+def test_ring_of_few_blocks_keeps_its_capacity_after_a_clear(capacity: int, before: int) -> None:
+    schema = {"obs": sw.Field((2,), "float32", stack=2)}
+    buffer = sw.ReplayBuffer(capacity, schema=schema, next_obs="derived", num_envs=1, seed=0)
+
+    def add(number: int) -> None:
+        frame = np.full((1, 2), number, np.float32)
+        buffer.add(obs=frame, reward=np.zeros(1), next_obs=frame + 1, done=np.zeros(1, bool))
+
+    for number in range(before):
+        add(number)
+    buffer.clear()
+    for number in range(before, before + 8):
+        add(number)
+        assert len(buffer) <= capacity
+        assert sum(len(batch["indices"]) for batch in buffer.rows()) == len(buffer)
