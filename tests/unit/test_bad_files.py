@@ -151,7 +151,7 @@ def child(code: str, *around: str, folder: Path) -> list[str]:
 
 def as_nobody(code: str, folder: Path) -> list[str]:
     """As a user who owns nothing: root may write everywhere. What is needed is imported before."""
-    become = "\nif os.geteuid() == 0:\n    os.setgroups([])\n    os.setgid(65534)\n    os.setuid(65534)\n"
+    become = "\nsw.open\nif os.geteuid() == 0:\n    os.setgroups([])\n    os.setgid(65534)\n    os.setuid(65534)\n"
     return child(become + code, folder=folder)
 
 
