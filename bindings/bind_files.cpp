@@ -118,12 +118,8 @@ void bind_files(nb::module_& m) {
                 for (const Bytes& piece : held) crc = sharpwave::crc32c(crc, piece.data(), piece.size());
             };
             constexpr std::size_t kLong = 1 << 16;  // about 5 us
-            if (size < kLong) {
-                run();
-            } else {
-                const nb::gil_scoped_release release;
-                run();
-            }
+            const PatientRelease release(size >= kLong);
+            run();
             return std::make_pair(crc, size);
         },
         nb::arg("pieces"), nb::arg("crc") = 0,

@@ -26,6 +26,9 @@ void pause() {
 #endif
 }
 
+// Longer than waking a thread takes.
+constexpr std::chrono::microseconds kPatience{30};
+
 class Workers {
 public:
     explicit Workers(unsigned helpers) : generation_(process_generation()) {
@@ -55,7 +58,16 @@ public:
         take_pieces(part, count, piece_);
         std::unique_lock<std::mutex> guard(mutex_);
         part_ = nullptr;  // a helper that wakes from now on finds nothing to do
-        idle_.wait(guard, [this] { return busy_ == 0; });
+        if (busy_.load(std::memory_order_relaxed) != 0) {
+            // The pieces are short: the last of the others is nearly done. Sleeping and waking takes longer than that.
+            guard.unlock();
+            const auto until = std::chrono::steady_clock::now() + kPatience;
+            while (busy_.load(std::memory_order_relaxed) != 0 && std::chrono::steady_clock::now() < until) {
+                for (int i = 0; i < 16; ++i) pause();
+            }
+            guard.lock();
+            idle_.wait(guard, [this] { return busy_.load(std::memory_order_relaxed) == 0; });
+        }
         if (std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
     }
 
@@ -79,7 +91,7 @@ private:
     // A caller that draws one large batch often draws the next at once: looking for it a little longer than waking up
     // takes saves the waking. A training loop comes back later than that, and then the helper is asleep.
     void linger(std::uint64_t seen) const {
-        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(30);
+        const auto until = std::chrono::steady_clock::now() + kPatience;
         while (job_.load(std::memory_order_relaxed) == seen && std::chrono::steady_clock::now() < until) {
             for (int i = 0; i < 16; ++i) pause();
         }
@@ -97,13 +109,14 @@ private:
             wake_.wait(guard, [&] { return job_.load(std::memory_order_relaxed) != seen; });
             seen = job_.load(std::memory_order_relaxed);
             if (!part_) continue;
-            ++busy_;  // from here on run() waits for this thread, so its part stays alive
+            busy_.fetch_add(
+                1, std::memory_order_relaxed);  // from here on run() waits for this thread, so its part stays alive
             const auto& part = *part_;
             const std::size_t count = count_, piece = piece_;
             guard.unlock();
             take_pieces(part, count, piece);
             guard.lock();
-            if (--busy_ == 0) idle_.notify_one();
+            if (busy_.fetch_sub(1, std::memory_order_relaxed) == 1) idle_.notify_one();
         }
     }
 
@@ -114,7 +127,7 @@ private:
     std::size_t count_ = 0, piece_ = 1;
     std::atomic<std::size_t> next_{0};
     std::atomic<std::uint64_t> job_{0};
-    unsigned busy_ = 0;
+    std::atomic<unsigned> busy_{0};  // changed under the mutex
     std::exception_ptr error_;
     std::uint64_t generation_;
     std::vector<std::thread> threads_;

@@ -84,7 +84,16 @@ std::uint64_t TableCheck::rows_past(const Position& position) const {
     return rows;
 }
 
+// Each row that was ever added has a serial of its own.
+std::uint64_t TableCheck::serials_given() const {
+    const std::uint64_t tickets = table_.counters().next_ticket.value.load(), rows = table_.header().block_rows;
+    return tickets > kMaxSerial / rows ? kMaxSerial : tickets * rows;
+}
+
 bool TableCheck::are_counts_plausible() const {
+    for (std::uint64_t i = 0; i < table_.max_writers(); ++i) {
+        if (table_.writer_record(i).added.load() > serials_given()) return false;
+    }
     const std::uint64_t live = live_rows(), origin = table_.counters().origin_ticket.value.load();
     const bool retires = table_.layout().uses_heap() || table_.layout().gives_next() || table_.header().spare_rows;
     // A row of another writer's block that was retired by a process which died then may still be counted.

@@ -30,6 +30,9 @@ public:
     // a dead writer, leaves a difference of at most the rows that it was writing.
     bool are_counts_plausible() const;
 
+    // So many serials were handed out at most, and no writer has added more rows.
+    std::uint64_t serials_given() const;
+
     // Rows as counted, also where records make no sense.
     std::uint64_t rows_counted() const;
 

@@ -276,6 +276,8 @@ void Recovery::reset_writers(std::uint64_t live, const std::set<std::uint64_t>& 
         record.gone.store(0);
         record.origin.store(origin);
         record.live.store(i == 0 ? static_cast<std::int64_t>(live) : 0);
+        // A pace would wait for ever for what this says was added.
+        if (record.added.load() > check_.serials_given()) record.added.store(i == 0 ? live : 0);
     }
     if (live && counters.writers_used.value.load() == 0) counters.writers_used.value.store(1);
 }

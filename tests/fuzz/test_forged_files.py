@@ -15,6 +15,9 @@ from crash.episodes import ENVS, SIDE
 from fuzz import layout
 from patience import HANG_S
 
+import sharpwave as sw
+from sharpwave.errors import StorageError
+
 # Where the numbers of the header stand; any value is right for the seed and the time.
 NUMBERS = {
     span.name: span.offset
@@ -261,3 +264,23 @@ def test_header_forged_to_reach_far_never_crashes(kind: str, tmp_path: Path) -> 
         [sys.executable, "-c", USE_PLAIN, address], capture_output=True, text=True, timeout=2 * HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr[-300:]
+
+
+@pytest.mark.parametrize("recover", [False, True])
+def test_more_rows_than_there_are_serials_are_refused_and_never_waited_for(tmp_path: Path, recover: bool) -> None:
+    live, damaged = tmp_path / "live.sw", tmp_path / "damaged.sw"
+    pace = sw.Pace.samples_per_insert(2.0, min_size=1, error=100.0)
+    with sw.ReplayBuffer(50, obs_shape=(1,), action_shape=(), pace=pace, storage=f"file://{live}") as buffer:
+        for number in range(20):
+            buffer.add([number], 0.0, 0.0, [number], False)
+        data = bytearray(live.read_bytes())  # as a killed process leaves it
+    added = next(span for span in layout.places_of(bytes(data)) if span.name == "writers.added")
+    data[added.offset : added.offset + 8] = struct.pack("<Q", 20 + 2**62)
+    damaged.write_bytes(data)
+    if not recover:
+        with pytest.raises(StorageError, match="another number of rows than it counted"):
+            sw.open(f"file://{damaged}")
+        return
+    with sw.open(f"file://{damaged}", recover=True) as buffer:
+        assert len(buffer) == 20
+        buffer.add([20], 0.0, 0.0, [20], False, timeout=5)

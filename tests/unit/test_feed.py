@@ -362,3 +362,21 @@ def test_threads_may_be_the_first_together() -> None:
         thread.join()
     assert not failures
     assert buffer.stats()["feeds"]["cuda"]["way"] == "direct"
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("view", [sw.Transitions(), sw.Windows(3)])
+def test_errors_on_a_gpu_update_rows_on_the_host(view: Any) -> None:
+    buffer = sw.ReplayBuffer(100, obs_shape=(2,), action_shape=(), sampler=sw.Prioritized(), view=view, num_envs=1)
+    for step in range(20):
+        at = np.full((1, 2), step, np.float32)
+        buffer.add(at, [step], [step], at, [False])
+    batch = buffer.sample(8, device="cuda")
+    errors = batch["reward"].abs() + 1.0
+    told = (
+        buffer.update_priorities(batch["indices"], errors)
+        if errors.ndim == 1
+        else buffer.update_priorities(batch["indices"], errors, mask=batch["mask"])
+    )
+    assert told == {"applied": 8, "stale": 0}

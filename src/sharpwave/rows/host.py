@@ -337,6 +337,7 @@ class HostRows:
             return done
         refuse_masked(f"{where}: indices", handles)
         refuse_masked(f"{where}: priorities", priorities)
+        priorities, mask = _to_host(priorities), _to_host(mask)
         view = self.spec.view
         if isinstance(view, Windows) and np.ndim(priorities) == 2:
             priorities = window_priorities(where, view, priorities, mask)
@@ -451,3 +452,9 @@ def _attach_or_create(path: Path, create: Callable[[], _core.Table]) -> tuple[_c
         except StorageError:
             if not path.exists():
                 raise
+
+
+def _to_host(value: Any) -> Any:
+    """A tensor of a GPU as one of the host: what is computed from batches on a GPU is there."""
+    has_device = hasattr(value, "detach") and value.device.type not in ("cpu", "meta")
+    return value.detach().cpu() if has_device else value
