@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 
 #include "base/fault.h"
@@ -18,9 +19,11 @@ bool is_group(std::uint64_t slot, std::uint64_t end) {
     return slot % SumTree::kFan == 0 && slot + SumTree::kFan <= end;
 }
 
+// By bits: a row of priority 0 is stored as -0.
 bool is_empty(const MassGroup& group) {
-    static constexpr MassGroup kNothing = {};
-    return std::memcmp(group.stored, kNothing.stored, sizeof group.stored) == 0;
+    std::uint32_t any = 0;
+    for (const float stored : group.stored) any |= std::bit_cast<std::uint32_t>(stored);
+    return any == 0;
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ void newest_rows(const Table& table, std::uint64_t* slots, std::size_t count) {
 constexpr std::uint64_t kBlindShare = 6;
 
 UniformDraw::UniformDraw(Table& table, LiveRows& live, std::uint64_t* slots, std::size_t count)
-    : table_(table), live_(live), reach_(table.visible_slots()), stream_(0, 0) {
+    : live_(live), reach_(table.visible_slots()), stream_(0, 0) {
     const std::uint64_t rows = table.size();
     if (reach_ == 0 || rows == 0) refuse_empty();
     is_dense_ = rows >= reach_ - reach_ / kBlindShare;

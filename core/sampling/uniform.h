@@ -27,7 +27,6 @@ public:
     void again(std::uint64_t* slots, std::size_t position, std::uint64_t attempt);
 
 private:
-    Table& table_;
     LiveRows& live_;
     std::uint64_t reach_;
     bool is_dense_;
