@@ -104,21 +104,12 @@ PyObject* sample_at_once(PyObject* object, PyObject* const* args, Py_ssize_t cou
     const TableDraw& self = *nb::inst_ptr<TableDraw>(object);
     const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
     const bool has_out = named == 1 && PyTuple_GET_ITEM(names, 0) == kOut;
-    if (count != 1 || (named && !has_out))
+    BoundTable& table = *nb::inst_ptr<BoundTable>(self.table);
+    // In a forked child the rows open their file again.
+    const bool is_foreign = table.table && table.table->is_from_another_process();
+    if (count != 1 || (named && !has_out) || is_foreign)
         return PyObject_Vectorcall(self.careful.ptr(), args, static_cast<std::size_t>(count), names);
-    try {
-        BoundTable& table = *nb::inst_ptr<BoundTable>(self.table);
-        return sample_rows(table, args[0], has_out ? args[1] : Py_None).release().ptr();
-    } catch (const sharpwave::Error& error) {
-        set_python_error(error);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    return nullptr;
+    return translating([&] { return sample_rows(table, args[0], has_out ? args[1] : Py_None).release().ptr(); });
 }
 
 PyMethodDef draw_methods[] = {

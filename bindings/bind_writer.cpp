@@ -417,21 +417,12 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     BoundWriter& self = *nb::inst_ptr<BoundWriter>(object);
     const auto positional = static_cast<std::size_t>(count);
-    try {
+    return translating([&]() -> PyObject* {
         if (!self.writer) throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
         self.writer->table().check_open();
         if (!add_at_once(self, args, positional, names)) add_with_care(self, args, positional, names);
         Py_RETURN_NONE;
-    } catch (const sharpwave::Error& error) {
-        set_python_error(error);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    return nullptr;
+    });
 }
 
 PyMethodDef writer_methods[] = {

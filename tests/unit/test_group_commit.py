@@ -292,6 +292,32 @@ def test_a_call_that_gave_up_before_its_turn_is_never_made(tmp_path: Path, disk:
     seq.close()
 
 
+def test_a_put_that_is_cancelled_while_it_is_written_ends_when_it_is(tmp_path: Path, disk: SlowDisk) -> None:
+    """Its arrays are the caller's again: a record that was read from them later would have a wrong checksum."""
+    seq = opened(tmp_path)
+    tokens = np.zeros(10_000, np.int64)
+    put = sw.SequenceSample(["cancelled"], {"ids": [len(tokens)]}, {"ids": tokens})
+
+    async def give_up() -> None:
+        task = asyncio.create_task(seq.put_async(put))
+        while not disk.is_writing.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.01)
+            assert not task.done()
+        disk.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        tokens[:] = 7
+
+    with disk.held():
+        asyncio.run(give_up())
+    assert [entry[0] for entry in contents(seq).values()] == [["first"], ["cancelled"]]
+    seq.close()
+    sw.SequenceBuffer(1000, flow=FLOW, journal=tmp_path / "journal").close()  # every record is whole
+
+
 def test_calls_that_wait_when_the_buffer_is_closed_are_told(tmp_path: Path, disk: SlowDisk) -> None:
     seq, calls = opened(tmp_path), Calls()
     with disk.held():

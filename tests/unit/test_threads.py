@@ -296,9 +296,10 @@ b.add(zeros, 0., 0., zeros, False)
 w = b.writer()
 batches = b.batches(2)
 next(batches)
+kept = b.sample
 def live():
     b.add(zeros, 1., 1., zeros, False)
-    print("child sees", len(b), len(b.sample(3)["reward"]), b.stats()["writers"])
+    print("child sees", len(b), len(kept(3)["reward"]), len(b.sample(3)["reward"]), b.stats()["writers"])
     b.close()
     in_child(lambda: len(b))  # closed before that fork
 in_child(live)
@@ -315,7 +316,7 @@ b.close(unlink=True)
     done = run_python(PREAMBLE + f"b = sw.ReplayBuffer(10, obs_shape=(2,), storage={address!r})" + verbs + work)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert lines[0] == "child sees 2 3 3"
+    assert lines[0] == "child sees 2 3 3 3"
     assert lines[1].startswith("ClosedError the buffer is closed")
     assert lines[2].startswith("ClosedError the buffer was opened by the parent process")
     assert lines[3].startswith("ClosedError batches(): begun by the parent process")

@@ -505,11 +505,9 @@ _shared: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked child the table belongs to the parent: the next call opens the file again."""
+    """In a forked child the table belongs to the parent: the next add opens the file again."""
     for buffer in list(_shared):
         buffer.__dict__.pop("add", None)
-        if "sample" in buffer.__dict__:
-            buffer.__dict__["sample"] = buffer._rows.sample
 
 
 if hasattr(os, "register_at_fork"):

@@ -72,12 +72,16 @@ class Commits:
         request = _Request(where, plan)
         try:
             self._hand_over(where, request)
-            if not request.wait(wait_s(deadline)) and request.cancel():
-                raise self._still_writing(where)
-            request.wait()
+            is_late = not request.wait(wait_s(deadline)) and request.cancel()
+            if not is_late:
+                request.wait()
         except BaseException:
-            request.cancel()  # not begun: then it never is
+            # Not begun: then it never is. Begun: it reads the samples' arrays, which are the caller's again after this.
+            if not request.cancel():
+                request.wait()
             raise
+        if is_late:
+            raise self._still_writing(where)
         return request.result()
 
     async def commit_async(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
@@ -90,6 +94,7 @@ class Commits:
                 lambda tell: _Request(where, plan, tell),
                 lambda request: self._hand_over(where, request),
                 None if wait < 0 else wait,
+                stays=True,
             )
         except TimeoutError as error:
             if isinstance(error, SharpwaveError):

@@ -6,6 +6,7 @@ cannot leave them half taken, as it can with the pure Python locks of ``concurre
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -98,7 +99,10 @@ class Worker:
 
 
 async def outcome(
-    make: Callable[[Callable[[], None]], Task[_Result]], start: Callable[[Task[_Result]], None], wait: float | None
+    make: Callable[[Callable[[], None]], Task[_Result]],
+    start: Callable[[Task[_Result]], None],
+    wait: float | None,
+    stays: bool = False,
 ) -> _Result:
     """The result of a task, awaited. Cancelled before the task has begun, it never begins; later it is done.
 
@@ -106,6 +110,7 @@ async def outcome(
         make: Makes the task; its argument is to be called when the task is done.
         start: Hands it over.
         wait: Seconds after which a task that has not begun never begins; None for no bound.
+        stays: Whether a call that is cancelled later ends when the task is done: the task uses what is the caller's.
 
     Raises:
         TimeoutError: It did not begin in time.
@@ -134,7 +139,10 @@ async def outcome(
                 raise TimeoutError
             await done
     except asyncio.CancelledError:
-        task.cancel()
+        is_begun = not task.cancel()
+        while stays and is_begun and not done.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({done})
         raise
     return task.result()
 
