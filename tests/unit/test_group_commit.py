@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import errno
+import functools
+import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -19,7 +24,7 @@ from patience import HANG_S, until
 import sharpwave as sw
 from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.files import journal as journal_file
-from sharpwave.sequences import commits
+from sharpwave.sequences import commits, worker
 
 FLOW = sw.Dataflow(
     [
@@ -374,3 +379,58 @@ def test_many_threads_leave_a_journal_that_equals_the_memory(tmp_path: Path) -> 
     seq.close()
     with sw.SequenceBuffer(1000, flow=FLOW, journal=tmp_path / "journal") as again:
         assert contents(again) == before
+
+
+def test_put_that_is_interrupted_at_any_instruction_ends_and_the_next_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises an interrupt's exception where a function begins, or behind a call: here at each of those places."""
+    seq = opened(tmp_path)
+    files = {commits.__file__, worker.__file__}
+
+    @functools.cache
+    def places(code: CodeType) -> set[int]:
+        steps = list(dis.get_instructions(code))
+        return {step.offset for last, step in itertools.pairwise(steps) if last.opname.startswith(("CALL", "RESUME"))}
+
+    def is_interrupted(at: int) -> bool:
+        left = at
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            frame.f_trace_opcodes = frame.f_code.co_filename in files
+            if event == "opcode" and frame.f_lasti in places(frame.f_code):
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            seq._commits.commit("put()", lambda: None)
+        except KeyboardInterrupt:
+            return True
+        except NotReady:
+            return False
+        finally:
+            sys.settrace(None)
+        return False
+
+    def all_places() -> int:
+        return next(at for at in itertools.count(1) if not is_interrupted(at))
+
+    def all_calls() -> None:
+        counts.append(all_places())
+        with monkeypatch.context() as patch, seq._commits._writing:
+            patch.setattr(commits, "wait_s", lambda _: 0)  # late at once, behind another write: it cancels its request
+            counts.append(all_places())
+        seq.put(sample("after"), timeout=HANG_S)
+
+    counts: list[int] = []
+    caller = threading.Thread(target=all_calls, daemon=True)
+    caller.start()
+    caller.join(HANG_S)
+    assert not caller.is_alive(), "a call waits for what it has itself taken"
+    assert min(counts) > 10 and len(counts) == 2 and "after" in seq.ids()
+    seq.close()

@@ -25,7 +25,8 @@ class Task(Generic[_Result]):
         self._tell = tell
         self._result: Any = None
         self._error: BaseException | None = None
-        self._begun = threading.Lock()  # taken once: by begin() or by cancel()
+        self._fate: dict[str, str] = {}  # one entry, which the first of begin() and cancel() sets in one step
+        self._is_done = False
         self._running = threading.Lock()
         self._running.acquire()  # released when the work is done
 
@@ -42,12 +43,12 @@ class Task(Generic[_Result]):
             self.finish(result)
 
     def begin(self) -> bool:
-        """Whether the caller is to do the work now: once, unless it was cancelled."""
-        return self._begun.acquire(blocking=False)
+        """Whether the caller is to do the work now: not if it was cancelled. Called once."""
+        return self._fate.setdefault("is", "begun") == "begun"
 
     def cancel(self) -> bool:
-        """Whether it will never run; False where it runs or is done."""
-        return self._begun.acquire(blocking=False)
+        """Whether it will never run; False where it runs or is done. The same each time: an interrupt loses answers."""
+        return self._fate.setdefault("is", "cancelled") == "cancelled"
 
     def finish(self, result: _Result) -> None:
         self._result = result
@@ -58,12 +59,15 @@ class Task(Generic[_Result]):
         self._end()
 
     def _end(self) -> None:
+        self._is_done = True  # first: an interrupt in wait() may leave the lock taken, and the next wait() sees this
         self._running.release()
         if self._tell is not None:
             self._tell()
 
     def wait(self, seconds: float = -1) -> bool:
         """Whether it is done; -1 waits until it is."""
+        if self._is_done:
+            return True
         if not self._running.acquire(timeout=seconds):
             return False
         self._running.release()
