@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import dis
 import errno
-import functools
 import itertools
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import interrupted_at
 from patience import HANG_S, until
 
 import sharpwave as sw
@@ -386,39 +383,13 @@ def test_put_that_is_interrupted_at_any_instruction_ends_and_the_next_one_works(
 ) -> None:
     """Python raises the exception where a function begins, or behind a call: here at each of those places."""
     seq = opened(tmp_path)
-    files = {commits.__file__, worker.__file__}
 
-    @functools.cache
-    def places(code: CodeType) -> set[int]:
-        steps = list(dis.get_instructions(code))
-        return {step.offset for last, step in itertools.pairwise(steps) if last.opname.startswith(("CALL", "RESUME"))}
-
-    def is_interrupted(at: int) -> bool:
-        left = at
-
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal left
-            frame.f_trace_opcodes = frame.f_code.co_filename in files
-            if event == "opcode" and frame.f_lasti in places(frame.f_code):
-                left -= 1
-                if left == 0:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
+    def commit() -> None:
+        with suppress(NotReady):
             seq._commits.commit("put()", lambda: None)
-        except KeyboardInterrupt:
-            return True
-        except NotReady:
-            return False
-        finally:
-            sys.settrace(None)
-        return False
 
     def all_places() -> int:
-        return next(at for at in itertools.count(1) if not is_interrupted(at))
+        return next(at for at in itertools.count(1) if interrupted_at(at, commit, (commits, worker)) is None)
 
     def all_calls() -> None:
         counts.append(all_places())

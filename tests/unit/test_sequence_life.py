@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -19,10 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import interrupted_at
 from patience import HANG_S, seconds_of_other_threads, until, until_asleep, until_thread_waits
 
 import sharpwave as sw
-from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.buffers import sequence
+from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.sequences import commits, gate, turns, waiter, worker
 from sharpwave.sequences import store as store_module
 
 FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 1), sw.Consumer("train", {"a", "b"}, batch_size=1)])
@@ -53,7 +57,7 @@ def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) 
     seq = sw.SequenceBuffer(10, flow=FLOW, max_staleness=1, **options)
     handles = seq.put(sample("a"), version=0)
     lease = seq.get("inf", timeout=0)
-    gate = seq.admission(4)
+    admission = seq.admission(4)
     verbs: list[Callable[[], Any]] = [
         lambda: seq.put(sample("child", length=5000), version=0),
         lambda: asyncio.run(seq.put_async(sample("child"), version=0)),
@@ -77,8 +81,8 @@ def test_a_forked_child_is_refused_by_every_verb(tmp_path: Path, journal: bool) 
         lambda: len(seq),
         lambda: 0 in seq,
         seq.ids,
-        gate.capacity,
-        gate.start,
+        admission.capacity,
+        admission.start,
     ]
 
     def work() -> None:
@@ -377,8 +381,9 @@ def test_interrupts_leave_buffer_and_journal_alike(tmp_path: Path) -> None:
     """Ctrl-C again and again, between any two instructions of the main thread, and work goes on after each."""
     seconds = 60 if os.environ.get("SHARPWAVE_SOAK") == "1" else 2
     code = f"""
-import os, random, signal, sys, threading, time
+import faulthandler, os, random, signal, sys, threading, time
 from pathlib import Path
+faulthandler.dump_traceback_later(240, exit=True)  # before it is killed: a hang tells where each thread stands
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from crash.journal_ops import Driver, Model, observe, open_journal
 from sharpwave.errors import SchemaError, StaleHandle
@@ -435,6 +440,41 @@ print(interrupts)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 5 * seconds
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_call_that_is_interrupted_at_any_instruction_leaves_no_lock_taken_and_no_place_in_a_queue(
+    tmp_path: Path, journal: bool
+) -> None:
+    seq = sw.SequenceBuffer(2, flow=FLOW, journal=tmp_path / "journal" if journal else None)
+    seq.put([sample("a"), sample("b")])
+    calls: dict[str, Callable[[], Any]] = {
+        "get that finds samples": lambda: seq.get("inf", timeout=0, owner="me").release(),
+        "get without a timeout": lambda: seq.get("inf", owner="me").release(),
+        "get that finds none": lambda: seq.get("train", timeout=0),
+        "get that waits": lambda: seq.get("train", timeout=0.001),
+        "put that finds no room": lambda: seq.put(sample("c"), timeout=0),
+        "put that waits": lambda: seq.put(sample("c"), timeout=0.001),
+    }
+    modules = (gate, turns, waiter, commits, worker, sequence)
+    for name, call in calls.items():
+
+        def tried(call: Callable[[], Any] = call) -> None:
+            with contextlib.suppress(NotReady, BufferFull):
+                call()
+
+        for at in itertools.count(1):
+            place = interrupted_at(at, tried, modules)
+            if place is None:
+                break
+            assert not seq._gate.lock._is_owned(), f"{name}, interrupted at {place}: every other thread waits for ever"
+            seq.release("me")  # a lease that the interrupt took
+            told = seq.stats()
+            waiting = told["waiting_puts"], *(one["waiting"] for one in told["consumers"].values())
+            assert waiting == (0, 0, 0), f"{name}, interrupted at {place}: other calls wait behind one that has ended"
+        assert at > 20, name
+    assert seq.ids() == ["a", "b"]
+    seq.close()
 
 
 def test_waiting_takes_no_processor_time() -> None:

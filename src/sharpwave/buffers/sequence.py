@@ -173,17 +173,22 @@ class SequenceBuffer:
         waiter = ThreadWaiter(len(incoming.entries))
         deadline = to_deadline("put()", timeout)
         try:
-            while True:
-                handles = self._turns.try_put("put()", waiter, incoming, deadline)
-                if handles is None:
-                    waiter.wait(self._turns.pause(None, deadline))
-                    continue
-                if handles is WRITE:
-                    handles = self._commits.commit("put()", lambda: self._turns.plan_put(waiter, incoming), deadline)
-                if handles is not None:
-                    return handles
+            try:
+                while True:
+                    handles = self._turns.try_put("put()", waiter, incoming, deadline)
+                    if handles is None:
+                        waiter.wait(self._turns.pause(None, deadline))
+                        continue
+                    if handles is WRITE:
+                        handles = self._commits.commit(
+                            "put()", lambda: self._turns.plan_put(waiter, incoming), deadline
+                        )
+                    if handles is not None:
+                        return handles
+            finally:
+                self._turns.leave(None, waiter)
         finally:
-            self._turns.leave(self._turns.putters, waiter)
+            self._turns.leave(None, waiter)  # an interrupt may have ended the first one
 
     async def put_async(
         self,
@@ -213,7 +218,7 @@ class SequenceBuffer:
                 if handles is not None:
                     return handles
         finally:
-            self._turns.leave(self._turns.putters, waiter)
+            self._turns.leave(None, waiter)
 
     def _read(self, where: str, samples: Any, version: Any, births: Any) -> Incoming:
         self._gate.check(where)
@@ -276,10 +281,13 @@ class SequenceBuffer:
         waiter = ThreadWaiter(count)
         deadline = to_deadline("get()", timeout)
         try:
-            while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
-                waiter.wait(self._turns.pause(line, deadline))
+            try:
+                while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
+                    waiter.wait(self._turns.pause(line, deadline))
+            finally:
+                self._turns.leave(line, waiter)
         finally:
-            self._turns.leave(line.waiters, waiter)
+            self._turns.leave(line, waiter)  # an interrupt may have ended the first one
         return self._lender.lend(claim)
 
     async def get_async(
@@ -299,7 +307,7 @@ class SequenceBuffer:
             while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
                 await waiter.wait(self._turns.pause(line, deadline))
         finally:
-            self._turns.leave(line.waiters, waiter)
+            self._turns.leave(line, waiter)
         return self._lender.lend(claim)
 
     def _asked(self, where: str, consumer: str, batch_size: int | None, owner: Any, partial: Any) -> tuple[Line, int]:

@@ -60,6 +60,7 @@ class Journal:
         lost_records: Records lost to damage (``recover``), as far as record numbers tell.
         lost_bytes: Bytes lost to damage.
         size: Size of the file; 0 until it has been read.
+        is_open: False after ``close``.
 
     Raises:
         StorageError: It has another owner, is not a journal of that kind, or cannot be opened.
@@ -83,7 +84,7 @@ class Journal:
         self._recover = recover
         self._why_broken: str | None = None
         self._is_damaged = False
-        self._is_open = False
+        self.is_open = False
         if "\0" in str(self.path):
             raise SchemaError(f"{where}: expected a path, got {str(path)!r}")
         self._file = self._own(timeout)
@@ -95,7 +96,7 @@ class Journal:
             if isinstance(error, OSError) and not isinstance(error, StorageError):
                 raise StorageError(f"{where}: {self.path}: {error.strerror}") from None
             raise
-        self._is_open = True
+        self.is_open = True
 
     # ---- opening -----------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ class Journal:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     def _descriptor(self, verb: str) -> int:
-        if not self._is_open:
+        if not self.is_open:
             raise ClosedError(f"{self.where}: {self.path}: the journal was closed")
         try:
             return self._file.fileno()
@@ -307,15 +308,15 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file. All appended records are on the disk then; if some are missing later, that is damage."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
         try:
             self._sync()
         except OSError as error:
             raise StorageError(f"{self.where}: {self.path}: {error.strerror}; the last records may be lost") from None
         finally:
             self._file.close()
+            self.is_open = False  # last: an interrupt before it leaves a journal that can be closed again
 
 
 @contextmanager

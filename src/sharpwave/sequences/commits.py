@@ -270,21 +270,23 @@ class Commits:
             journal.flush()
 
     def close(self) -> None:
-        """Every waiting call is woken, and finds the buffer closed; the journal has everything, on the disk."""
+        """Every waiting call is woken, and finds the buffer closed; the journal has everything, on the disk.
+
+        Called again, it does what an interrupt kept it from.
+        """
         with self._writing:
             with self._gate.lock:
-                if self._gate.is_closed:
-                    return
                 self._gate.is_closed = True
                 self._turns.wake_all()
                 unsaid = self._store.unsaid()
             if self._worker is not None:
                 self._worker.stop()
             journal = self._store.journal
-            if journal is not None:
+            if journal is not None and journal.is_open:
                 try:
                     if unsaid:
                         journal.append(unsaid)
+                        self._store.say(unsaid)
                 finally:
                     journal.close()
 

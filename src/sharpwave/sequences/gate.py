@@ -72,12 +72,17 @@ class Gate:
 
 
 class _InTime:
-    """The lock of a gate, until a deadline."""
+    """The lock of a gate, until a deadline.
 
-    __slots__ = ("_deadline", "_lock", "_where")
+    ``__exit__`` is the lock's own, which is one step for the interpreter. An interrupt (Ctrl-C) may raise where a
+    Python function begins: a method here could end before it releases the lock, and all other threads would wait.
+    """
+
+    __slots__ = ("__exit__", "_deadline", "_lock", "_where")
 
     def __init__(self, lock: Any, where: str, deadline: float) -> None:
         self._lock, self._where, self._deadline = lock, where, deadline
+        self.__exit__ = lock.__exit__
 
     def __enter__(self) -> None:
         wait = wait_s(self._deadline)
@@ -85,9 +90,8 @@ class _InTime:
             if not self._lock.acquire(timeout=wait):
                 raise NotReady(f"{self._where}: another thread has held the buffer's lock for {wait:.1f} s")
         except BaseException:
-            if self._lock._is_owned():
-                self._lock.release()
+            try:  # noqa: SIM105 (suppress() is Python code: an interrupt may end it before the release)
+                self._lock.release()  # asking before whether it is this thread's would be a second step
+            except RuntimeError:
+                pass  # it is not
             raise
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -50,8 +50,7 @@ class Turns:
             if self._may_put(waiter, incoming):
                 return self.make(self._store.admit(incoming)) if self._store.journal is None else WRITE
             self._store.refuse_unfit(incoming)
-            if waiter not in self.putters:
-                self.putters.append(waiter)
+            _enlist(self.putters, waiter)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise self._store.full(incoming, len(self.putters) - 1)
@@ -75,8 +74,7 @@ class Turns:
             count = waiter.need
             now = time.monotonic()
             if not line.has(count):
-                if waiter not in line.waiters:
-                    line.waiters.append(waiter)
+                _enlist(line.waiters, waiter)
                 if deadline is None or now < deadline:
                     self.check_moving("get()", now, line)
                     return None
@@ -102,18 +100,24 @@ class Turns:
         if self.putters:
             self.wake_putter()
 
-    def leave(self, waiters: list[Waiter], waiter: Waiter) -> None:
-        """Served, refused or cancelled: the next one gets the chance for which this one may have been woken."""
-        if waiter not in waiters:  # only its own thread puts it there
-            waiter.close()
-            return
-        with self._gate.lock:
-            waiters.remove(waiter)
-            waiter.close()
-            if waiters is self.putters:
-                self.wake_putter()
-            else:
-                self._wake(next(line for line in self._lines if line.waiters is waiters))
+    def leave(self, line: Line | None, waiter: Waiter) -> None:
+        """Served, refused or cancelled: the next one gets the chance for which this one may have been woken.
+
+        May be called again: an interrupt (Ctrl-C) can end it anywhere, also before its first instruction.
+
+        Args:
+            line: Where it waited for samples; None where it waited for room.
+        """
+        if waiter.was_listed:
+            with self._gate.lock:
+                waiters = self.putters if line is None else line.waiters
+                if waiter in waiters:
+                    waiters.remove(waiter)
+                if line is None:
+                    self.wake_putter()
+                else:
+                    self._wake(line)
+        waiter.close()
 
     def tick(self) -> None:
         """Makes the changes that time alone brings: leases expire, the time of groups is up."""
@@ -159,3 +163,9 @@ class Turns:
     def wake_putter(self) -> None:
         while self.putters and not self.putters[0].wake():
             self.putters.pop(0)
+
+
+def _enlist(waiters: list[Waiter], waiter: Waiter) -> None:
+    if waiter not in waiters:
+        waiter.was_listed = True  # first: an interrupt may come between the two
+        waiters.append(waiter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import select
-import threading
+from queue import SimpleQueue
 from typing import Any
 
 __all__ = ["CoroutineWaiter", "ThreadWaiter", "Waiter"]
@@ -16,6 +16,7 @@ class Waiter:
     comes after the call has looked finds its waiter armed."""
 
     need = 0  # samples
+    was_listed = False  # among the waiting calls, now or before
 
     def arm(self) -> None:
         raise NotImplementedError
@@ -30,44 +31,52 @@ class Waiter:
 
 class ThreadWaiter(Waiter):
     """A thread. Its time runs by the steady clock on every Python: before 3.11 the timed waits of ``threading`` run by
-    the wall clock, and one that is set back would prolong them. A signal's handler runs at once."""
+    the wall clock, and one that is set back would prolong them. A signal's handler runs at once.
+
+    It waits at a queue and not at an Event: an interrupt in the Python code of an Event can leave its lock taken, and
+    the thread that wakes this one, with the buffer's lock held, would wait for it for ever.
+    """
 
     def __init__(self, need: int) -> None:
         self.need = need
-        self._event = threading.Event()
+        self._is_woken = False
+        self._calls: SimpleQueue[None] = SimpleQueue()  # one for each time that it was woken, while there is no pipe
         self._pipe: tuple[int, int] | None = None  # made by the first timed wait: most calls never wait
 
     def arm(self) -> None:
-        self._event.clear()
+        self._is_woken = False
 
     def wake(self) -> bool:
-        if not self._event.is_set():
-            self._event.set()
-            if self._pipe is not None:
+        if not self._is_woken:
+            self._is_woken = True
+            if self._pipe is None:
+                self._calls.put(None)
+            else:
                 os.write(self._pipe[1], b"\0")
         return True
 
     def wait(self, seconds: float | None) -> None:
-        if seconds is None:
-            self._event.wait()
+        """Until it is woken. It may return earlier: the caller looks again."""
+        if seconds is None and self._pipe is None:
+            self._calls.get()
             return
         if self._pipe is None:
-            self._pipe = os.pipe()
-            os.set_blocking(self._pipe[0], False)
-            os.set_blocking(self._pipe[1], False)
-        if self._event.is_set():  # woken before there was a pipe
+            ends = os.pipe()
+            os.set_blocking(ends[0], False)
+            os.set_blocking(ends[1], False)
+            self._pipe = ends
+        if self._is_woken:  # before there was a pipe
             return
         waiting = select.poll()
         waiting.register(self._pipe[0], select.POLLIN)
         # Rounded up: a wait of less than a millisecond must not become a loop without waiting.
-        if waiting.poll(min(math.ceil(seconds * 1e3), 2**31 - 1)):
+        if waiting.poll(None if seconds is None else min(math.ceil(seconds * 1e3), 2**31 - 1)):
             os.read(self._pipe[0], 4096)
 
     def close(self) -> None:
-        if self._pipe is not None:
-            for end in self._pipe:
-                os.close(end)
-            self._pipe = None
+        pipe, self._pipe = self._pipe, None
+        for end in pipe or ():
+            os.close(end)
 
 
 class CoroutineWaiter(Waiter):
