@@ -43,5 +43,6 @@ NB_MODULE(_core, m) {
     bind_trajectories(m);
     bind_launch(m);
     bind_files(m);
+    bind_sequences(m);
     set_up_waits();
 }

@@ -115,6 +115,25 @@ std::uint32_t update_arm(std::uint32_t crc, const unsigned char* data, std::size
 }
 #endif
 
+// Checksums are polynomials modulo the one above, the highest power in the lowest bit. Bytes behind them multiply by a
+// power of x.
+constexpr std::uint32_t multiply(std::uint32_t one, std::uint32_t other) {
+    std::uint32_t product = 0;
+    for (std::uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (one & bit) product ^= other;
+        other = (other >> 1) ^ ((other & 1) ? 0x82f63b78u : 0);
+    }
+    return product;
+}
+
+// x to the power of 1, 2, 4, ...
+constexpr std::array<std::uint32_t, 67> make_powers() {
+    std::array<std::uint32_t, 67> powers{};
+    powers[0] = 1u << 30;
+    for (std::size_t i = 1; i < powers.size(); ++i) powers[i] = multiply(powers[i - 1], powers[i - 1]);
+    return powers;
+}
+
 Update choose() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("sse4.2")) return update_sse42;
@@ -129,6 +148,14 @@ Update choose() {
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t size) {
     static const Update update = choose();
     return ~update(~crc, static_cast<const unsigned char*>(data), size);
+}
+
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t size) {
+    static constexpr auto powers = make_powers();
+    for (std::size_t i = 3; size; size >>= 1, ++i) {  // from 3 on: bytes, not bits
+        if (size & 1) first = multiply(powers[i], first);
+    }
+    return first ^ second;
 }
 
 void crc32c_each(std::uint32_t* crcs, const void* data, std::size_t stride, std::size_t size, std::size_t count) {

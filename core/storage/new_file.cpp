@@ -73,6 +73,15 @@ int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes, bool is_i
 #endif
 }
 
+bool reserve_blocks(int fd, std::uint64_t offset, std::uint64_t bytes) {
+#if defined(__linux__)
+    return fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+#else
+    static_cast<void>(fd), static_cast<void>(offset), static_cast<void>(bytes);
+    return false;
+#endif
+}
+
 void refuse_existing(const std::string& path) {
     throw Error(ErrorKind::storage, "'" + path +
                                         "' exists; open it with sharpwave.open(), remove it with `sharpwave rm`, " +

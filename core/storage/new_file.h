@@ -42,6 +42,10 @@ private:
 // signal's handler raised.
 int allocate_blocks(int fd, std::uint64_t offset, std::uint64_t bytes, bool is_interruptible = false);
 
+// Asks for the blocks of bytes that will be written there: writing them is faster then. The file keeps its size. False
+// where there is no space or the system has no such call; nothing has changed then.
+bool reserve_blocks(int fd, std::uint64_t offset, std::uint64_t bytes);
+
 // Two names of files or folders change places, in one step.
 void exchange_paths(const std::string& one, const std::string& other);
 

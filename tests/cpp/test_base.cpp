@@ -28,6 +28,19 @@ TEST(Crc32c, ContinuesOverPieces) {
     }
 }
 
+TEST(Crc32c, CombinesTheChecksumsOfTwoRuns) {
+    const std::string text = "the quick brown fox jumps over the lazy dog";
+    for (std::size_t cut = 0; cut <= text.size(); ++cut) {
+        const std::uint32_t first = crc32c(0, text.data(), cut);
+        const std::uint32_t second = crc32c(0, text.data() + cut, text.size() - cut);
+        EXPECT_EQ(crc32c_combine(first, second, text.size() - cut), crc32c(0, text.data(), text.size()));
+    }
+    const std::string large(5'000'011, 'x');
+    const std::uint32_t second = crc32c(0, large.data(), large.size());
+    EXPECT_EQ(crc32c_combine(crc32c(0, "ab", 2), second, large.size()),
+              crc32c(crc32c(0, "ab", 2), large.data(), large.size()));
+}
+
 TEST(Random, StaysBelowItsRangeAndReachesEveryValue) {
     const Substream stream(1, 2);
     for (std::uint64_t range : {1u, 2u, 3u, 7u, 10u}) {

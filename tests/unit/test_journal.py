@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -436,13 +438,93 @@ def test_checksum_of_any_length_is_that_of_the_definition(size: int) -> None:
     for start in (0, 1, 5):  # also from addresses that are not aligned
         part = memoryview(data)[start : start + size]
         assert _core.crc32c(part, 77) == slow_crc32c(bytes(part), 77)
-    assert _core.crc32c_pieces([data[:size], b"", memoryview(data)[size:]], 5) == (slow_crc32c(data, 5), len(data))
+    whole = _core.Checksum([data[:size], b"", memoryview(data)[size:]])
+    assert (whole.finish(), whole.size) == (slow_crc32c(data), len(data))
+    assert _core.crc32c_combine(slow_crc32c(b"head"), whole.finish(), whole.size) == slow_crc32c(b"head" + data)
 
 
 def test_checksum_of_no_pieces_is_that_of_nothing() -> None:
-    assert _core.crc32c_pieces([], 5) == (5, 0)
+    assert (_core.Checksum([]).finish(), _core.Checksum([]).size) == (0, 0)
+    assert _core.crc32c_combine(5, 0, 0) == 5
     with pytest.raises(TypeError):
-        _core.crc32c_pieces([b"a", "no bytes"])
+        _core.Checksum([b"a", "no bytes"])
+
+
+@pytest.mark.parametrize("helps", ["begin", "compute"])
+def test_checksum_that_another_thread_computes_is_the_same(helps: str) -> None:
+    pieces = [np.arange(100_000, dtype=np.int32), b"x" * 70_001, np.zeros((3, 0)), np.ones((50, 7), np.float16)]
+    expected = _core.crc32c(b"".join(pieces))
+    for _ in range(50):
+        made = _core.Checksum(pieces)
+        helper = threading.Thread(target=getattr(made, helps))
+        helper.start()
+        assert made.finish() == expected
+        assert made.finish() == expected
+        helper.join()
+    _core.Checksum(pieces).begin()  # nobody asks for it
+
+
+def test_long_record_is_incomplete_until_its_header_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header comes last: the checksum is computed while the rest is written."""
+    real, writes = os.pwritev, []
+
+    def watch(file: int, pieces: list[Any], at: int) -> int:
+        written = real(file, pieces, at)
+        writes.append((at, written, [record.head for record in read_journal(tmp_path / "journal", "test")]))
+        return written
+
+    journal = Journal(tmp_path / "journal", "test")
+    journal.append([Entry(1, b'"before"')])
+    monkeypatch.setattr(os, "pwritev", watch)
+    body = [np.arange(50_000), b"y" * 1000]
+    journal.append([Entry(1, b'"small"'), Entry(2, b'"long"', body), Entry(2, b'"more"', body), Entry(1, b'"last"')])
+    heads = [b'"before"', b'"small"', b'"long"', b'"more"', b'"last"']
+    assert [seen for _, _, seen in writes] == [heads[:2], heads[:3], heads[:3], heads[:4], heads]
+    assert writes[1][1] == writes[3][1] == 40
+    monkeypatch.undo()
+    journal.close()
+    found = list(read_journal(tmp_path / "journal", "test"))
+    assert [record.head for record in found] == heads
+    assert found[2].body == found[3].body == b"".join(body)
+
+
+def test_blocks_that_are_reserved_behind_the_records_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, "test")
+    long = Entry(1, b'"long"', [bytes(300_000)])
+    for _ in range(3):
+        journal.append([long])
+
+    def reserved() -> int:
+        return os.stat(path).st_blocks * 512 - os.stat(path).st_size
+
+    if reserved() < 1_000_000:
+        pytest.skip("the file system reserves nothing")
+    assert os.stat(path).st_size == journal.size
+    real = os.pwritev
+
+    def full(file: int, pieces: list[Any], at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(StorageError, match="nothing was changed"):
+        journal.append([long])
+    assert reserved() < 100_000
+    monkeypatch.setattr(os, "pwritev", real)
+    journal.append([long])
+    assert reserved() > 1_000_000
+    journal._file.close()  # as a kill does
+    with pytest.raises(ClosedError):
+        journal.append([long])
+    again = Journal(path, "test")
+    assert len(list(again.records())) == 4
+    assert reserved() < 100_000
+    again.append([long])
+    assert reserved() > 1_000_000
+    again.close()
+    assert reserved() < 100_000
 
 
 def test_pieces_of_any_shape_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

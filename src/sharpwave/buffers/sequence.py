@@ -15,8 +15,9 @@ from ..sequences.commits import Commits
 from ..sequences.dataflow import Dataflow
 from ..sequences.gate import Gate, to_deadline
 from ..sequences.history import check_journal, read_options
+from ..sequences.incoming import Incoming
 from ..sequences.index import Line
-from ..sequences.intake import Incoming, read_handles, read_ids
+from ..sequences.intake import read_handles, read_ids
 from ..sequences.leases import Lease, Lender
 from ..sequences.options import Options
 from ..sequences.sample import SequenceSample
@@ -170,7 +171,7 @@ class SequenceBuffer:
                 fit into an empty buffer.
         """
         incoming = self._read("put()", samples, version, births)
-        waiter = ThreadWaiter(len(incoming.entries))
+        waiter = ThreadWaiter(len(incoming))
         deadline = to_deadline("put()", timeout)
         try:
             try:
@@ -181,7 +182,10 @@ class SequenceBuffer:
                         continue
                     if handles is WRITE:
                         handles = self._commits.commit(
-                            "put()", lambda: self._turns.plan_put(waiter, incoming), deadline
+                            "put()",
+                            lambda: self._turns.plan_put(waiter, incoming),
+                            deadline,
+                            lambda: self._store.intake.prepare(incoming),
                         )
                     if handles is not None:
                         return handles
@@ -203,7 +207,7 @@ class SequenceBuffer:
         Cancelled while its record is being written, it has put the samples all the same.
         """
         incoming = self._read("put_async()", samples, version, births)
-        waiter = CoroutineWaiter(len(incoming.entries))
+        waiter = CoroutineWaiter(len(incoming))
         deadline = to_deadline("put_async()", timeout)
         try:
             while True:

@@ -6,9 +6,10 @@ encodes its records; ``new_file.py`` writes whole files.
 
 from .journal import Journal, has_magic, read_journal, reading, warn_caller, write_journal
 from .new_file import replace_file
-from .records import Entry, Loss, Record
+from .records import Body, Entry, Loss, Record
 
 __all__ = [
+    "Body",
     "Entry",
     "Journal",
     "Loss",

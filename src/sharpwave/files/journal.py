@@ -29,12 +29,16 @@ from .. import _core
 from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from . import records as form
 from .new_file import write_pieces
-from .records import HEADER_BYTES, Entry, Header, Loss, Record
+from .records import HEADER_BYTES, RECORD_BYTES, Encoded, Entry, Header, Loss, Record
 
 __all__ = ["Journal", "has_magic", "read_journal", "reading", "warn_caller", "write_journal"]
 
 _PACKAGE = str(Path(__file__).parents[1])
 _AT_ONCE = 512  # pieces per system call; the limit of the system is 1024
+_BLANK = bytes(RECORD_BYTES)
+_RECORDS_AHEAD = 16
+_MOST_AHEAD = 64 << 20
+_LEFT_OVER = 1 << 20
 _WRONG = (
     KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError,
     struct.error, UnicodeError,
@@ -81,6 +85,7 @@ class Journal:
         self.cut_bytes = self.lost_records = self.lost_bytes = 0
         self.size = 0  # 0: not read yet
         self._number = 0
+        self._reserved_end = 0  # blocks are asked for up to this byte
         self._recover = recover
         self._why_broken: str | None = None
         self._is_damaged = False
@@ -169,8 +174,8 @@ class Journal:
             )
             self.cut_bytes = size - tail
         self._is_damaged = bool(loss)
-        if tail < size and not loss:
-            os.ftruncate(file, tail)
+        if not loss and (tail < size or os.fstat(file).st_blocks * 512 > size + _LEFT_OVER):
+            os.ftruncate(file, tail)  # also what a killed process had reserved behind it
         self.size, self._number = tail, loss.expected
 
     def _whole(self) -> Iterator[Entry]:
@@ -215,29 +220,46 @@ class Journal:
             raise StorageError(f"{self.where}: {self.path}: {self._why_broken}; close it and open it again")
         if self._is_damaged:
             return self._mend(list(entries))
-        pieces: list[Any] = []
-        number, end = self._number, self.size
-        for entry in entries:
-            parts, size = form.encode(entry, number, self._header.tag)
-            pieces += parts
-            number += 1
-            end += size
-        wrote = end - self.size
+        records = [Encoded(entry, number, self._header.tag) for number, entry in enumerate(entries, self._number)]
+        start = at = self.size
+        waiting: list[Any] = []  # pieces that are not written yet, from ``start`` on
         try:
-            _write_all(file, pieces, self.size)
+            for record in records:
+                end = at + record.size
+                if record.is_long:
+                    # The header last: another thread computes the checksum while the rest is written. Until then the
+                    # header is blank, and a reader finds an incomplete last record.
+                    record.begin()
+                    self._reserve(at, end)
+                    _write_all(file, [*waiting, _BLANK, record.head, *record.pieces], start, end - start)
+                    _write_all(file, [record.header()], at, RECORD_BYTES)
+                    waiting, start = [], end
+                else:
+                    waiting += [record.header(), record.head, *record.pieces]
+                at = end
+            _write_all(file, waiting, start, at - start)
             if self.sync:
                 os.fdatasync(file)
-            self.size, self._number = end, number
+            wrote, self.size, self._number = at - self.size, at, self._number + len(records)
         except BaseException as error:
             # Also on an interrupt: otherwise the next open would find bytes of a record that was not acknowledged.
             try:
                 os.ftruncate(file, self.size)
+                self._reserved_end = 0
             except OSError as second:
                 self._why_broken = f"a failed write could not be undone ({second.strerror})"
             if isinstance(error, OSError):
                 raise StorageError(f"{self.where}: {self.path}: {error.strerror}; nothing was changed") from None
             raise
         return wrote
+
+    def _reserve(self, at: int, end: int) -> None:
+        """Asks for the blocks of a long record, and of some more like it: writing takes about a third less time then.
+        ``close`` and a failed write give back what is left. It changes nothing else, and may fail."""
+        if end > self._reserved_end:
+            begin = max(at, self._reserved_end)
+            self._reserved_end = max(end, begin + min(_MOST_AHEAD, _RECORDS_AHEAD * (end - at)))
+            self._file.reserve(begin, self._reserved_end - begin)
 
     def _mend(self, entries: list[Entry]) -> int:
         self.replace(chain(self._whole(), entries))
@@ -265,7 +287,7 @@ class Journal:
         made.sync()
         made.publish(replace=True)
         self._file, self._header, self.size, self._number = file, header, header.synced_end, records
-        self._why_broken, self._is_damaged = None, False
+        self._why_broken, self._is_damaged, self._reserved_end = None, False, 0
         old.close()
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -311,6 +333,8 @@ class Journal:
         if not self.is_open:
             return
         try:
+            if self._reserved_end > self.size and self._file.is_open:
+                os.ftruncate(self._file.fileno(), self.size)
             self._sync()
         except OSError as error:
             raise StorageError(f"{self.where}: {self.path}: {error.strerror}; the last records may be lost") from None
@@ -479,15 +503,21 @@ def _said_owner(path: str) -> str:
     return "another buffer"
 
 
-def _write_all(file: int, pieces: list[Any], at: int) -> None:
-    for start in range(0, len(pieces), _AT_ONCE):
-        views: list[Any] = [view for piece in pieces[start : start + _AT_ONCE] if (view := memoryview(piece)).nbytes]
-        size = sum(view.nbytes for view in views)
-        while size:
-            done = os.pwritev(file, views, at)  # writes fewer bytes if the disk is full, or above 2 GiB
-            at += done
-            size -= done
-            while size and done >= views[0].nbytes:
-                done -= views.pop(0).nbytes
-            if size and done:
-                views[0] = views[0].cast("B")[done:]
+def _write_all(file: int, pieces: list[Any], at: int, size: int) -> None:
+    """Writes the pieces, which have ``size`` bytes in all."""
+    while size:
+        done = os.pwritev(file, pieces[:_AT_ONCE], at)  # fewer bytes if the disk is full, or above 2 GiB
+        at += done
+        size -= done
+        if size:
+            pieces = _behind(pieces, done)
+
+
+def _behind(pieces: list[Any], done: int) -> list[Any]:
+    """What follows the first ``done`` bytes."""
+    for number, piece in enumerate(pieces):
+        view = memoryview(piece)
+        if view.nbytes > done:
+            return [view.cast("B")[done:] if done else piece, *pieces[number + 1 :]]
+        done -= view.nbytes
+    return []

@@ -19,7 +19,10 @@ import numpy as np
 from .. import _core
 from ..errors import SchemaError, StorageError
 
-__all__ = ["DTYPES", "Header", "Place", "encode", "header_bytes", "open_arrays", "parse", "raw_bytes", "read_arrays"]
+__all__ = [
+    "DTYPES", "Header", "Place", "encode", "encode_text", "header_bytes", "open_arrays", "parse", "raw_bytes",
+    "read_arrays",
+]  # fmt: skip
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
@@ -58,12 +61,13 @@ def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
 
 
 def encode(
-    arrays: Mapping[str, tuple[str, tuple[int, ...], list[memoryview]]], about: Any, *, checksum: bool = False
+    arrays: Mapping[str, tuple[str, tuple[int, ...], list[Any]]], about: Any, *, checksum: bool = False
 ) -> list[Any]:
     """The file's bytes in pieces: the header, then the bytes of each array.
 
     Args:
-        arrays: By name: NumPy's name of the dtype, the shape and the bytes in pieces.
+        arrays: By name: NumPy's name of the dtype, the shape and the bytes in pieces, of which there are as many as
+            dtype and shape say.
         about: Anything that JSON holds.
         checksum: Whether the header has a CRC32C over itself and the arrays.
 
@@ -71,7 +75,14 @@ def encode(
         SchemaError: A dtype that safetensors lacks.
         TypeError, ValueError: ``about`` is not JSON.
     """
-    header: dict[str, Any] = {"__metadata__": {"sharpwave": json.dumps(about, separators=(",", ":"))}}
+    return encode_text(arrays, json.dumps(about, separators=(",", ":")), checksum=checksum)
+
+
+def encode_text(
+    arrays: Mapping[str, tuple[str, tuple[int, ...], list[Any]]], about: str, *, checksum: bool = False
+) -> list[Any]:
+    """``encode`` where ``about`` is JSON text already."""
+    header: dict[str, Any] = {"__metadata__": {"sharpwave": about}}
     pieces: list[Any] = []
     at = 0
     # Wide items first: every array then starts at a multiple of its item's size.
@@ -81,12 +92,13 @@ def encode(
             raise SchemaError(f"{name!r}: safetensors has no {arrays[name][0]}; cast it before")
     for name in sorted(arrays, key=lambda name: (-_ITEM_BYTES[str(known[name])], name)):
         _, shape, raws = arrays[name]
-        end = at + sum(map(len, raws))
+        end = at + math.prod(shape) * _ITEM_BYTES[str(known[name])]
         header[name] = {"dtype": known[name], "shape": list(shape), "data_offsets": [at, end]}
         pieces += raws
         at = end
     if checksum:
-        crc, _ = _core.crc32c_pieces(pieces, _core.crc32c(_json(header)))
+        body = _core.Checksum(pieces)
+        crc = _core.crc32c_combine(_core.crc32c(_json(header)), body.finish(), body.size)
         header["__metadata__"]["crc32c"] = f"{crc:08x}"
     text = _json(header)
     text += b" " * (-len(text) % 8)

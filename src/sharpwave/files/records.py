@@ -21,7 +21,19 @@ from typing import Any, NamedTuple
 from .. import _core
 from ..errors import StorageError
 
-__all__ = ["HEADER_BYTES", "Entry", "Header", "Loss", "Record", "encode", "find_tag", "walk"]
+__all__ = [
+    "HEADER_BYTES",
+    "RECORD_BYTES",
+    "Body",
+    "Encoded",
+    "Entry",
+    "Header",
+    "Loss",
+    "Record",
+    "encode",
+    "find_tag",
+    "walk",
+]
 
 MAGIC = b"sharpwave jrnl\r\n"
 VERSION = 1
@@ -40,14 +52,25 @@ _RECORD_MAGIC = b"\x9dSWJ"
 _RECORD = struct.Struct("<4s4sHHIQQI")
 RECORD_BYTES = _RECORD.size + _CRC.size
 _CHUNK = 1 << 20
+_LONG = 1 << 18
+
+
+class Body:
+    """The body of a record: pieces with the buffer protocol, which must not change until the record is written."""
+
+    __slots__ = ("checksum", "pieces")
+
+    def __init__(self, pieces: Iterable[Any] = ()) -> None:
+        self.pieces = list(pieces)
+        self.checksum = _core.Checksum(self.pieces)
 
 
 class Entry(NamedTuple):
-    """A record to be written: a kind (0 to 65535), a head (JSON, or its bytes) and the pieces of a body."""
+    """A record to be written: a kind (0 to 65535), a head (JSON, or its bytes) and a body, or its pieces."""
 
     kind: int
     head: Any
-    body: Iterable[Any] = ()
+    body: Body | Iterable[Any] = ()
 
 
 class Record(NamedTuple):
@@ -122,16 +145,46 @@ def write_synced(file: int, header: Header) -> None:
     os.pwrite(file, header.synced_bytes(), _SYNCED_AT)
 
 
+class Encoded:
+    """A record as bytes: its header, its head and the pieces of its body.
+
+    Args:
+        number: Of the record.
+        tag: Of the file.
+    """
+
+    def __init__(self, entry: Entry, number: int, tag: bytes) -> None:
+        head = entry.head if isinstance(entry.head, bytes) else json.dumps(entry.head, separators=(",", ":")).encode()
+        if len(head) >> 32:
+            raise StorageError(
+                f"journal: a record's head of {len(head)} bytes is over 4 GiB; write fewer entries at once"
+            )
+        body = entry.body if isinstance(entry.body, Body) else Body(entry.body)
+        self.head, self.pieces, self._checksum = head, body.pieces, body.checksum
+        self.size = RECORD_BYTES + len(head) + body.checksum.size
+        self._about = tag, entry.kind, number
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the checksum takes so long that it is worth a thread."""
+        return self._checksum.size >= _LONG
+
+    def begin(self) -> None:
+        """Another thread computes the checksum, unless one is at it."""
+        self._checksum.begin()
+
+    def header(self) -> bytes:
+        tag, kind, number = self._about
+        size = self._checksum.size
+        crc = _core.crc32c_combine(_core.crc32c(self.head), self._checksum.finish(), size)
+        first = _RECORD.pack(_RECORD_MAGIC, tag, kind, 0, len(self.head), number, size, crc)
+        return first + _CRC.pack(_core.crc32c(first))
+
+
 def encode(entry: Entry, number: int, tag: bytes) -> tuple[list[Any], int]:
     """The pieces of a record, and its size in bytes."""
-    head = entry.head if isinstance(entry.head, bytes) else json.dumps(entry.head, separators=(",", ":")).encode()
-    if len(head) >> 32:
-        raise StorageError(f"journal: a record's head of {len(head)} bytes is over 4 GiB; write fewer entries at once")
-    body = list(entry.body)
-    crc, size = _core.crc32c_pieces(body, _core.crc32c(head))
-    first = _RECORD.pack(_RECORD_MAGIC, tag, entry.kind, 0, len(head), number, size, crc)
-    first += _CRC.pack(_core.crc32c(first))
-    return [first + head, *body], RECORD_BYTES + len(head) + size
+    record = Encoded(entry, number, tag)
+    return [record.header() + record.head, *record.pieces], record.size
 
 
 class Loss:

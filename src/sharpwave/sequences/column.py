@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any, NamedTuple
@@ -138,6 +139,7 @@ def equal(one: Any, two: Any) -> bool:
     return bool(np.array_equal(one, two, equal_nan=one.dtype.kind in "fc"))
 
 
+@functools.lru_cache(64)
 def dtype_name(dtype: Any) -> str | None:
     """``"float32"`` of NumPy, ``"torch.float32"`` of torch."""
     return None if dtype is None else str(dtype)

@@ -57,10 +57,19 @@ class Commits:
         self._requests: deque[_Request[Any]] = deque()  # in the order of their commits
         self._begun: deque[_Request[Any]] = deque()  # taken from there, and not yet in a group that was written
 
-    def commit(self, where: str, plan: _Plan[_Result], deadline: float | None = None) -> _Result | None:
+    def commit(
+        self,
+        where: str,
+        plan: _Plan[_Result],
+        deadline: float | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> _Result | None:
         """Makes the change that ``plan``, called with the lock held, gives; None where it gives none.
 
         Not on an event loop where there is a journal.
+
+        Args:
+            meanwhile: Work on this thread that helps the worker, which begins at the same time.
         """
         gate, store = self._gate, self._store
         gate.check_process(where)
@@ -72,6 +81,7 @@ class Commits:
         request = _Request(where, plan)
         try:
             self._hand_over(where, request)
+            meanwhile()
             is_late = not request.wait(wait_s(deadline)) and request.cancel()
             if not is_late:
                 request.wait()

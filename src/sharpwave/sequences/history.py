@@ -16,12 +16,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .. import _core
 from ..checks import truth
 from ..errors import SchemaError, StorageError
 from ..files import Entry, Journal, Record, read_journal, reading, write_journal
 from ..files.save_path import save_path
+from .incoming import Survey
 from .options import Options
-from .safetensors import decode, encode
+from .safetensors import decode, encode_arrays
 from .sample import SequenceSample
 
 __all__ = [
@@ -31,6 +33,9 @@ __all__ = [
     "check_journal",
     "needed",
     "pack_samples",
+    "pack_survey",
+    "pack_whole",
+    "put_head",
     "read_head",
     "read_options",
     "read_samples",
@@ -132,30 +137,47 @@ def read_options(path: str | os.PathLike[str], where: str, recover: bool) -> Opt
 
 def pack_samples(samples: list[SequenceSample]) -> list[Any]:
     """The body of a record, in pieces: neighbours with the same keys and dtypes share one safetensors block."""
+    survey = Survey.of(samples)
+    assert survey is not None
+    return pack_survey(samples, survey)
+
+
+def pack_survey(samples: list[SequenceSample], survey: Survey) -> list[Any]:
+    """``pack_samples`` of samples whose survey is known."""
     pieces: list[Any] = []
     start = 0
-    while start < len(samples):
-        first = samples[start]
-        names = {first._ids[0]}
-        end = start + 1
-        while end < len(samples) and (name := samples[end]._ids[0]) not in names and _alike(samples[end], first):
-            names.add(name)
-            end += 1
-        block = encode(*samples[start:end])
-        pieces += [_LENGTH.pack(sum(map(len, block))), *block]
-        start = end
+    for last in survey.ends:
+        while start < last:
+            end = last if len(survey.names) == len(survey.ids) else _distinct(survey.ids, start, last)
+            pieces += _pack(samples[start:end], survey.ids[start:end], sum(survey.bytes[start:end]))
+            start = end
     return pieces
 
 
-def _alike(one: SequenceSample, other: SequenceSample) -> bool:
-    others = other._columns
-    if one._columns.keys() != others.keys() or one._metadata.keys() != other._metadata.keys():
-        return False
-    for key, (_, data, shape, dtype) in one._columns.items():
-        _, data2, shape2, dtype2 = others[key]
-        if shape != shape2 or (dtype is not dtype2 and dtype != dtype2) or (data is None) != (data2 is None):
-            return False
-    return True
+def put_head(serials: list[int], births: list[int] | None, versions: list[int | None]) -> bytes:
+    """What the record of a put says beside its samples."""
+    text = _core.to_json
+    return f'{{"serials":{text(serials)},"births":{text(births)},"versions":{text(versions)}}}'.encode()
+
+
+def pack_whole(sample: SequenceSample) -> list[Any]:
+    """The body of a record of one sample of several data: the bytes of its parts together."""
+    return _pack([sample], sample._ids, sample.nbytes)
+
+
+def _pack(samples: list[SequenceSample], ids: list[str], nbytes: int) -> list[Any]:
+    header, *arrays = encode_arrays(samples, ids)
+    return [_LENGTH.pack(len(header) + nbytes), header, *arrays]
+
+
+def _distinct(ids: list[str], start: int, last: int) -> int:
+    """The end of the longest run from ``start`` on without an id twice."""
+    seen: set[str] = set()
+    for at in range(start, last):
+        if ids[at] in seen:
+            return at
+        seen.add(ids[at])
+    return last
 
 
 def read_samples(body: bytearray) -> list[SequenceSample]:

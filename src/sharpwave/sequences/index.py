@@ -9,15 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
+from .. import _core
 from ..checks import whole
 from ..errors import SchemaError
 from .dataflow import Consumer, Dataflow
+from .incoming import Incoming
 from .sample import SequenceSample
 
 __all__ = ["HeldSample", "Line", "SampleIndex"]
+
+_Key = tuple[int, int, Any]  # birth, serial, and what has them
 
 
 class HeldSample:
@@ -28,17 +32,32 @@ class HeldSample:
         "uses", "version",
     )  # fmt: skip
 
-    def __init__(
-        self, sample: SequenceSample, have: int, tokens: int, nbytes: int, group: Any, version: int | None
-    ) -> None:
-        self.sample, self.have, self.tokens, self.bytes, self.group = sample, have, tokens, nbytes, group
-        self.serial = -1
-        self.birth = 0
-        self.version = version
-        self.put_at = 0.0
-        self.queued = self.leased = self.done = 0
-        self.uses: dict[int, int] | None = None  # by line, where something is used more than once
-        self.gone = False
+    sample: SequenceSample
+    serial: int
+    birth: int
+    have: int  # the bits of its keys
+    tokens: int
+    bytes: int
+    group: Any
+    version: int | None
+    put_at: float
+    queued: int
+    leased: int
+    done: int
+    uses: dict[int, int] | None  # by line, where something is used more than once
+    gone: bool
+
+    @classmethod
+    def make_all(cls, incoming: Incoming) -> list[HeldSample]:
+        """One a sample, without serials, births and times. In one step: an ``__init__`` for each took half of a put."""
+        survey = incoming.survey
+        have: list[int] = []
+        for mask, end in zip(incoming.masks, survey.ends, strict=True):
+            have += repeat(mask, end - len(have))
+        return _core.make_all(
+            cls, len(incoming), sample=incoming.samples, have=have, tokens=survey.tokens, bytes=survey.bytes,
+            group=incoming.groups, version=incoming.versions, queued=0, leased=0, done=0, uses=None, gone=False,
+        )  # fmt: skip
 
 
 class _Unit:
@@ -56,8 +75,8 @@ class BirthOrder:
 
     def __init__(self) -> None:
         self.count = 0
-        self._run: deque[tuple[int, int, Any]] = deque()
-        self._late: list[tuple[int, int, Any]] = []
+        self._run: deque[_Key] = deque()
+        self._late: list[_Key] = []
 
     def push(self, birth: int, serial: int, item: Any) -> None:
         key = (birth, serial, item)
@@ -67,17 +86,14 @@ class BirthOrder:
             heappush(self._late, key)
         self.count += 1
 
-    def push_all(self, entries: list[HeldSample]) -> None:
-        run, late = self._run, self._late
-        last = run[-1] if run else None
-        for entry in entries:
-            key = (entry.birth, entry.serial, entry)
-            if last is None or last < key:
-                run.append(key)
-                last = key
-            else:
-                heappush(late, key)
-        self.count += len(entries)
+    def push_all(self, keys: list[_Key], are_sorted: bool) -> None:
+        run = self._run
+        if are_sorted and (not run or run[-1] < keys[0]):
+            run.extend(keys)
+            self.count += len(keys)
+        else:
+            for key in keys:
+                self.push(*key)
 
     def pop(self) -> Any:
         """The smallest that has not gone."""
@@ -132,11 +148,9 @@ class Line:
         entry.queued |= self.bit
         self._order.push(entry.birth, entry.serial, entry)
 
-    def make_all_ready(self, entries: list[HeldSample], now: float) -> None:
-        bit = self.bit
-        for entry in entries:
-            entry.queued |= bit
-        self._order.push_all(entries)
+    def make_all_ready(self, keys: list[_Key], are_sorted: bool, now: float) -> None:
+        """Entries, at least one, each behind its birth and serial. They have the line's bit in ``queued`` already."""
+        self._order.push_all(keys, are_sorted)
 
     def has(self, count: int) -> bool:
         return self._order.count >= count
@@ -155,7 +169,8 @@ class Line:
         return taken
 
     def give_back(self, entries: list[HeldSample], now: float) -> None:
-        self.make_all_ready(entries, now)
+        for entry in entries:
+            self.make_ready(entry, now)
 
     def drop(self, entry: HeldSample) -> None:
         """The entry is ``gone`` already."""
@@ -195,9 +210,8 @@ class _Windowed(Line):
     def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
 
-    def make_all_ready(self, entries: list[HeldSample], now: float) -> None:
-        for entry in entries:
-            entry.queued |= self.bit
+    def make_all_ready(self, keys: list[_Key], are_sorted: bool, now: float) -> None:
+        """Their bits are all that there is."""
 
     def _seen(self) -> list[HeldSample]:
         return [key[2] for key in islice(self._outstanding, self._window) if key[2].queued & self.bit]
@@ -248,8 +262,8 @@ class _Grouped(Line):
             del self._open[entry.group]
             self._release(members)
 
-    def make_all_ready(self, entries: list[HeldSample], now: float) -> None:
-        for entry in entries:
+    def make_all_ready(self, keys: list[_Key], are_sorted: bool, now: float) -> None:
+        for _, _, entry in keys:
             self.make_ready(entry, now)
 
     def _release(self, members: list[HeldSample]) -> None:
@@ -353,35 +367,57 @@ class SampleIndex:
                 self._readies[have] = lines
         return lines
 
-    def add(self, entries: list[HeldSample], now: float) -> None:
-        held, by_id, versions = self.entries, self.by_id, self._versions
-        alike: dict[int, list[HeldSample]] = {}  # new to all consumers, by the keys that they have
-        tokens = nbytes = 0
-        for entry in entries:
-            held[entry.serial] = entry
-            by_id[entry.sample._ids[0]] = entry
-            tokens += entry.tokens
-            nbytes += entry.bytes
-            entry.put_at = now
-            if entry.version is not None:
-                versions.setdefault(entry.version, {})[entry.serial] = entry
-            done = entry.done
+    def add(self, incoming: Incoming, serials: list[int], now: float) -> list[HeldSample]:
+        """New samples, at least one. In bulk: neighbours mostly have the same keys."""
+        are_sorted = incoming.births is None
+        births = incoming.births or list(range(serials[0] + 1, serials[-1] + 2))
+        entries = self._hold(incoming, serials, births, now)
+        keys = list(zip(births, serials, entries, strict=True))
+        for line in self._windowed:
+            for entry in entries:
+                line.enter(entry)
+        start = 0
+        for mask, end in zip(incoming.masks, incoming.survey.ends, strict=True):
+            lines = self._ready_for(mask)
+            _core.set_all(HeldSample, entries[start:end], queued=sum(line.bit for line in lines))
+            for line in lines:
+                line.make_all_ready(keys[start:end], are_sorted, now)
+            start = end
+        return entries
+
+    def restore(
+        self, incoming: Incoming, serials: list[int], uses: list[dict[str, int]], now: float
+    ) -> list[HeldSample]:
+        """Samples that consumers may have used, by the consumer's name."""
+        births = incoming.births or []
+        entries = self._hold(incoming, serials, births, now)
+        for entry, used in zip(entries, uses, strict=True):
+            for line in self._ordered:
+                count = used.get(line.consumer.name, 0)
+                if count >= line.consumer.reuse:
+                    entry.done |= line.bit
+                elif count:
+                    entry.uses = {**(entry.uses or {}), line.number: count}
             for line in self._windowed:
-                if not done & line.bit:
+                if not entry.done & line.bit:
                     line.enter(entry)
-            if not done:
-                if (same := alike.get(entry.have)) is None:
-                    same = alike[entry.have] = []
-                same.append(entry)
-            else:
-                for line in self._ready_for(entry.have):
-                    if not done & line.bit:
-                        line.make_ready(entry, now)
-        self.tokens += tokens
-        self.bytes += nbytes
-        for have, same in alike.items():
-            for line in self._ready_for(have):
-                line.make_all_ready(same, now)
+            for line in self._ready_for(entry.have):
+                if not entry.done & line.bit:
+                    line.make_ready(entry, now)
+        return entries
+
+    def _hold(self, incoming: Incoming, serials: list[int], births: list[int], now: float) -> list[HeldSample]:
+        entries: list[HeldSample] = incoming.entries or HeldSample.make_all(incoming)
+        _core.set_all(HeldSample, entries, serial=serials, birth=births, put_at=now)
+        self.entries.update(zip(serials, entries, strict=True))
+        self.by_id.update(zip(incoming.survey.ids, entries, strict=True))
+        self.tokens += incoming.tokens
+        self.bytes += incoming.bytes
+        if incoming.versions.count(None) < len(entries):
+            for entry in entries:
+                if entry.version is not None:
+                    self._versions.setdefault(entry.version, {})[entry.serial] = entry
+        return entries
 
     def amend(self, entry: HeldSample, merged: SequenceSample, tokens: int, nbytes: int, have: int, now: float) -> None:
         """The sample with further keys, whose bits are ``have``."""

@@ -10,16 +10,16 @@ import numpy as np
 
 from ..checks import told, whole
 from ..errors import SchemaError
+from ..files import Body
 from .column import Column, concatenate
 from .dataflow import Dataflow
-from .history import pack_samples
+from .history import pack_samples, pack_survey, pack_whole
+from .incoming import Form, Incoming, Survey
 from .index import HeldSample, SampleIndex
 from .sample import SequenceSample
 from .staleness import VERSIONS, first_version
 
-__all__ = ["Incoming", "Intake", "Later", "OtherId", "read_handles", "read_ids"]
-
-_Form = tuple[Any, Any, bool]
+__all__ = ["Intake", "Later", "OtherId", "read_handles", "read_ids"]
 
 
 class OtherId(SchemaError):
@@ -28,16 +28,6 @@ class OtherId(SchemaError):
 
 class Later(Exception):
     """A put has an id that another one, whose record is being written, will have: its fate decides."""
-
-
-class Incoming:
-    """Samples that are about to be put."""
-
-    def __init__(self, entries: list[HeldSample], births: list[int] | None, body: list[Any] | None) -> None:
-        self.entries, self.births, self.body = entries, births, body
-        self.tokens = sum(entry.tokens for entry in entries)
-        self.bytes = sum(entry.bytes for entry in entries)
-        self.forms: dict[str, _Form] = {}
 
 
 class Intake:
@@ -49,7 +39,7 @@ class Intake:
         self._needs_version = needs_version
         self._groups = any(consumer.group_size for consumer in flow)
         self._forms: dict[
-            str, _Form
+            str, Form
         ] = {}  # of each key that was ever put: trailing shape, dtype, whether there are values
         self._births: bool | None = None  # whether births are given; None before the first put
         self.coming: list[Incoming] = []  # admitted, and not yet in the index: their records are being written
@@ -61,10 +51,25 @@ class Intake:
         births: Sequence[int] | None,
         journal: bool,
     ) -> Incoming:
-        parts = self.unpack("put()", samples)
-        versions = self._read_versions(version, parts)
+        parts = list(samples) if type(samples) in (list, tuple) else []
+        survey = Survey.of(parts) if parts else None
+        if survey is None:
+            parts = self.unpack("put()", samples)
+            survey = Survey.of(parts)
+            assert survey is not None
+        versions = self._read_versions(version, parts, survey)
         listed = None if births is None else self._read_births(births, len(parts))
-        return Incoming(self.entries(parts, versions), listed, self.body(samples, parts) if journal else None)
+        incoming = self.incoming(parts, survey, versions, listed)
+        if journal:
+            is_whole = isinstance(samples, SequenceSample) and parts
+            incoming.body = Body(pack_whole(samples) if is_whole else pack_survey(parts, survey))
+        return incoming
+
+    def prepare(self, incoming: Incoming) -> None:
+        """Does what the worker would do next, while it writes. It may be left out, or be cut short by an interrupt."""
+        if incoming.body is not None:
+            incoming.body.checksum.compute()
+        incoming.entries = HeldSample.make_all(incoming)
 
     @property
     def has_births(self) -> bool:
@@ -87,16 +92,16 @@ class Intake:
         return parts
 
     def body(self, samples: Any, parts: list[SequenceSample]) -> list[Any]:
-        """Of the record. A sample of several data is written as it is: these are the bytes of its parts together."""
-        return pack_samples([samples] if isinstance(samples, SequenceSample) and parts else parts)
+        """Of the record of an amend."""
+        return pack_whole(samples) if isinstance(samples, SequenceSample) and parts else pack_samples(parts)
 
-    def entries(self, samples: list[SequenceSample], versions: Sequence[int | None]) -> list[HeldSample]:
-        made = []
-        masks = _Masks(self._index)
-        for sample, version in zip(samples, versions, strict=True):
-            tokens, nbytes = _weigh(sample._columns)
-            group = self._group(sample) if self._groups else None
-            made.append(HeldSample(sample, masks.of(sample), tokens, nbytes, group, version))
+    def incoming(
+        self, samples: list[SequenceSample], survey: Survey, versions: list[int | None], births: list[int] | None
+    ) -> Incoming:
+        made = Incoming(samples, survey, versions, births)
+        made.masks = [self._index.mask(frozenset(samples[end - 1]._columns)) for end in survey.ends]
+        if self._groups:
+            made.groups = [self._group(sample) for sample in samples]
         return made
 
     def _group(self, sample: SequenceSample) -> Any:
@@ -110,9 +115,11 @@ class Intake:
             )
         return group
 
-    def _read_versions(self, version: Any, parts: list[SequenceSample]) -> list[int | None]:
+    def _read_versions(self, version: Any, parts: list[SequenceSample], survey: Survey) -> list[int | None]:
         if version is None:
-            found = [first_version(part) if VERSIONS in part._columns else None for part in parts]
+            found: list[int | None] = [None] * len(parts)
+            if any(VERSIONS in parts[end - 1]._columns for end in survey.ends):
+                found = [first_version(part) if VERSIONS in part._columns else None for part in parts]
             if self._needs_version and None in found:
                 name = parts[found.index(None)]._ids[0]
                 raise SchemaError(
@@ -141,19 +148,22 @@ class Intake:
                 "not compare"
             )
         if not self.duplicates:
-            held = self._index.by_id
-            seen = set()
-            for entry in incoming.entries:
-                name = entry.sample._ids[0]
-                if name in held or name in seen:
-                    raise SchemaError(
-                        f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
-                        "SequenceBuffer(duplicate_ids=True)"
-                    )
-                seen.add(name)
-            if any(entry.sample._ids[0] in seen for other in self.coming for entry in other.entries):
+            held, names = self._index.by_id, incoming.survey.names
+            if len(names) != len(incoming) or not names.isdisjoint(held):
+                seen: set[str] = set()
+                for name in incoming.survey.ids:
+                    if name in held or name in seen:
+                        raise SchemaError(
+                            f"put(): id {name!r}: held already; give other ids, wait until it is used, or allow "
+                            "SequenceBuffer(duplicate_ids=True)"
+                        )
+                    seen.add(name)
+            if not all(names.isdisjoint(other.survey.names) for other in self.coming):
                 raise Later
-        incoming.forms = self._new_forms("put()", [entry.sample for entry in incoming.entries])
+        incoming.forms = self._forms_of("put()", incoming)
+
+    def _forms_of(self, where: str, incoming: Incoming) -> dict[str, Form]:
+        return self._new_forms(where, [incoming.samples[end - 1] for end in incoming.survey.ends])
 
     def is_first(self, incoming: Incoming) -> bool:
         """Whether it decides what later samples must have."""
@@ -163,22 +173,22 @@ class Intake:
         self._births = incoming.births is not None
         self._forms.update(incoming.forms)
 
-    def keep_forms(self, forms: dict[str, _Form]) -> None:
+    def keep_forms(self, forms: dict[str, Form]) -> None:
         self._forms.update(forms)
 
     def forget(self) -> None:
         """Nothing is held any more: the next put decides the forms and whether births are given."""
         self._forms, self._births = {}, None
 
-    def learn(self, entries: list[HeldSample], has_births: bool) -> None:
+    def learn(self, incoming: Incoming, has_births: bool) -> None:
         """From a journal."""
-        self._forms.update(self._new_forms("journal", [entry.sample for entry in entries]))
-        if entries:
+        self._forms.update(self._forms_of("journal", incoming))
+        if len(incoming):
             self._births = has_births
 
     def merge(
         self, entries: list[HeldSample], parts: list[SequenceSample]
-    ) -> tuple[list[tuple[SequenceSample, int, int, int]], dict[str, _Form]]:
+    ) -> tuple[list[tuple[SequenceSample, int, int, int]], dict[str, Form]]:
         """Each entry's sample with its new keys, its tokens and bytes and the bits of the keys; and the forms of keys
         that are new."""
         forms = self._new_forms("amend()", parts)
@@ -210,9 +220,9 @@ class Intake:
         metadata = {name: [s._metadata[name][0] if name in s._metadata else None for s in samples] for name in names}
         return SequenceSample._make([sample._ids[0] for sample in samples], columns, metadata)
 
-    def _new_forms(self, where: str, samples: list[SequenceSample]) -> dict[str, _Form]:
+    def _new_forms(self, where: str, samples: list[SequenceSample]) -> dict[str, Form]:
         known = self._forms
-        new: dict[str, _Form] = {}
+        new: dict[str, Form] = {}
         for sample in samples:
             for key, (_, data, shape, dtype) in sample._columns.items():
                 first = known.get(key) or new.get(key)
@@ -272,6 +282,6 @@ def _weigh(columns: dict[str, Column]) -> tuple[int, int]:
     return tokens, nbytes
 
 
-def _said(form: _Form) -> str:
+def _said(form: Form) -> str:
     shape, dtype, described = form
     return f"{dtype} of trailing shape {shape}{' without values' if described else ''}"

@@ -6,12 +6,15 @@ the arrays. Every size is checked before memory is taken.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
 from ..errors import SchemaError, StorageError
 from ..files import named_arrays, replace_file
 from .column import dtype_from_name, dtype_name, is_tensor
@@ -19,7 +22,7 @@ from .column import dtype_from_name, dtype_name, is_tensor
 if TYPE_CHECKING:
     from .sample import SequenceSample
 
-__all__ = ["decode", "encode", "load", "save"]
+__all__ = ["decode", "encode", "encode_arrays", "load", "save"]
 
 
 def encode(*samples: SequenceSample) -> list[Any]:
@@ -32,33 +35,35 @@ def encode(*samples: SequenceSample) -> list[Any]:
     Raises:
         SchemaError: A dtype that safetensors lacks, or metadata that JSON lacks.
     """
-    arrays, keys = {}, {}
+    header, *pieces = encode_arrays(samples, [one for sample in samples for one in sample._ids])
+    return [header, *(named_arrays.raw_bytes(piece) if isinstance(piece, np.ndarray) else piece for piece in pieces)]
+
+
+def encode_arrays(samples: Sequence[SequenceSample], ids: list[str]) -> list[Any]:
+    """``encode``, with the arrays themselves as pieces where they are contiguous."""
+    arrays, keys, text = {}, [], _core.to_json
     for key, (_, data, shape, dtype) in samples[0]._columns.items():
-        columns = [sample._columns[key] for sample in samples]
-        lens = [row for column in columns for row in column.lens]
-        keys[key] = [lens, shape, dtype_name(dtype), data is not None]
+        lens, tokens, pieces = _core.pieces_of_columns([sample._columns[key] for sample in samples], _raw)
+        name, has_data = dtype_name(dtype), "false" if data is None else "true"
+        said = None if shape is None else list(shape)
+        keys.append(f"{text(key)}:[{lens},{text(said)},{text(name)},{has_data}]")
         if data is None:
             continue
         if key == "__metadata__":
             raise SchemaError("to_bytes(): key '__metadata__' is the format's own; remap() it")
+        arrays[key] = str(name).removeprefix("torch."), (tokens, *(shape or ())), pieces
+    metadata = "{}"
+    if names := samples[0]._metadata:
+        by_name = {name: [value for sample in samples for value in sample._metadata[name]] for name in names}
         try:
-            raws = [memoryview(column.data).cast("B") for column in columns]
-        except (TypeError, ValueError, BufferError):  # tensors, or arrays that are empty or not contiguous
-            raws = [_raw(column.data) for column in columns]
-        arrays[key] = str(dtype).removeprefix("torch."), (sum(map(sum, lens)), *(shape or ())), raws
-    about = {
-        "ids": [one for sample in samples for one in sample._ids],
-        "metadata": {
-            name: [value for sample in samples for value in sample._metadata[name]] for name in samples[0]._metadata
-        },
-        "keys": keys,
-    }
+            metadata = json.dumps(by_name, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"to_bytes(): metadata: expected what JSON holds: {error}") from None
+    about = f'{{"ids":{text(ids)},"metadata":{metadata},"keys":{{{",".join(keys)}}}}}'
     try:
-        return named_arrays.encode(arrays, about)
+        return named_arrays.encode_text(arrays, about)
     except SchemaError as error:
         raise SchemaError(f"to_bytes(): key {error}") from None
-    except (TypeError, ValueError) as error:
-        raise SchemaError(f"to_bytes(): metadata: expected what JSON holds: {error}") from None
 
 
 def decode(raw: Any) -> SequenceSample:

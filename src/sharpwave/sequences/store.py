@@ -18,9 +18,10 @@ import numpy as np
 from ..errors import BufferFull, SchemaError, StaleHandle, StorageError
 from ..files import Entry, Journal, Loss, read_journal, warn_caller
 from . import insight
-from .history import ACK, AMEND, CLEAR, EVICT, KIND, MARK, MEND, OPTIONS, PUT, VERSION, Instant, Kept, needed
+from .history import ACK, AMEND, CLEAR, EVICT, KIND, MARK, MEND, OPTIONS, PUT, VERSION, Instant, Kept, needed, put_head
+from .incoming import Incoming, Survey
 from .index import HeldSample, Line, SampleIndex
-from .intake import Incoming, Intake
+from .intake import Intake
 from .leases import Book, Claim
 from .options import Options
 from .recovery import Ledger, Replay
@@ -92,7 +93,7 @@ class Store:
     def fits(self, incoming: Incoming) -> bool:
         index, all_new = self.index, [*self.intake.coming, incoming]
         return (
-            len(index.entries) + sum(len(one.entries) for one in all_new) <= self.capacity
+            len(index.entries) + sum(map(len, all_new)) <= self.capacity
             and (self.max_tokens is None or index.tokens + sum(one.tokens for one in all_new) <= self.max_tokens)
             and (self.max_bytes is None or index.bytes + sum(one.bytes for one in all_new) <= self.max_bytes)
         )
@@ -100,7 +101,7 @@ class Store:
     def refuse_unfit(self, incoming: Incoming) -> None:
         """Refuses samples that would not fit into an empty buffer either."""
         for what, got, most in (
-            ("capacity", len(incoming.entries), self.capacity),
+            ("capacity", len(incoming), self.capacity),
             ("max_tokens", incoming.tokens, self.max_tokens),
             ("max_bytes", incoming.bytes, self.max_bytes),
         ):
@@ -115,7 +116,7 @@ class Store:
             said.append(f"{self.index.bytes} of {self.max_bytes} bytes")
         others = f", {ahead} puts wait before it" if ahead > 0 else ""
         return BufferFull(
-            f"put(): no room for {len(incoming.entries)} samples ({incoming.tokens} tokens, {incoming.bytes} bytes): "
+            f"put(): no room for {len(incoming)} samples ({incoming.tokens} tokens, {incoming.bytes} bytes): "
             f"{', '.join(said)} are held{others}; acknowledge leases, or give a larger timeout"
         )
 
@@ -123,28 +124,24 @@ class Store:
         """Takes samples that fit; their handles."""
         self.intake.check(incoming)
         coming = self.intake.coming
-        first = self._next_serial + sum(len(one.entries) for one in coming)
-        serials = list(range(first, first + len(incoming.entries)))
-        for at, entry in enumerate(incoming.entries):
-            entry.serial = first + at
-            entry.birth = first + at + 1 if incoming.births is None else incoming.births[at]
-
+        first = self._next_serial + sum(map(len, coming))
+        serials = list(range(first, first + len(incoming)))
         coming.append(incoming)
 
         def make(now: float) -> _Handles:
             coming.remove(incoming)
             self._next_serial += len(serials)
             self.intake.keep(incoming)
-            self.index.add(incoming.entries, now)
+            entries = self.index.add(incoming, serials, now)
             self.accepted += len(serials)
             self.counters["added"] += len(serials)
-            self._evict_old(incoming.entries)
-            return np.array(serials, np.int64)
+            self._evict_old(entries)
+            return np.arange(first, first + len(serials))
 
-        versions = [entry.version for entry in incoming.entries]
-        head = {"serials": serials, "births": incoming.births, "versions": versions}
-        alone = self.intake.is_first(incoming)
-        return Change([Entry(PUT, head, incoming.body or ())], make, lambda: coming.remove(incoming), alone=alone)
+        records = []
+        if self.journal is not None:
+            records = [Entry(PUT, put_head(serials, incoming.births, incoming.versions), incoming.body or ())]
+        return Change(records, make, lambda: coming.remove(incoming), alone=self.intake.is_first(incoming))
 
     def amend(self, serials: list[int], parts: list[SequenceSample], body: list[Any] | None) -> Change[None]:
         entries = [self._entry(serial) for serial in serials]
@@ -337,23 +334,17 @@ class Store:
         said.finish()
         self.version = self.first_version = said.version
         self._next_serial = self._first_serial = said.next_serial
-        entries = []
+        held = said.held.values()
         try:
-            restoreds = said.held.values()
-            made = self.intake.entries([one.sample for one in restoreds], [one.version for one in restoreds])
-            for entry, (serial, restored) in zip(made, said.held.items(), strict=True):
-                entry.serial, entry.birth = serial, restored.birth
-                for line in self.index.lines.values():
-                    uses = restored.uses.get(line.consumer.name, 0)
-                    if uses >= line.consumer.reuse:
-                        entry.done |= line.bit
-                    elif uses:
-                        entry.uses = {**(entry.uses or {}), line.number: uses}
-                entries.append(entry)
-            self.intake.learn(entries, any(restored.has_birth for restored in said.held.values()))
+            samples = [one.sample for one in held]
+            survey = Survey.of(samples)
+            assert survey is not None
+            versions, births = [one.version for one in held], [one.birth for one in held]
+            incoming = self.intake.incoming(samples, survey, versions, births)
+            self.intake.learn(incoming, any(one.has_birth for one in held))
         except SchemaError as error:
             raise StorageError(f"{where}: {path}: does not fit this buffer: {error}") from None
-        self.index.add(entries, now)
+        entries = self.index.restore(incoming, list(said.held), [one.uses for one in held], now)
         self.accepted = len(entries)
         self._evict_old(entries)
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..errors import NotReady
 from .gate import Gate
+from .incoming import Incoming
 from .index import Line
-from .intake import Incoming
 from .leases import Claim
 from .store import Change, Store
 from .waiter import Waiter
@@ -45,7 +45,7 @@ class Turns:
             self._gate.check_open(where)
             waiter.arm()
             self.tick()
-            if not incoming.entries:
+            if not len(incoming):
                 return np.empty(0, np.int64)
             if self._may_put(waiter, incoming):
                 return self.make(self._store.admit(incoming)) if self._store.journal is None else WRITE
