@@ -46,7 +46,7 @@ class SlowDisk:
         self.syncs = 0
         self.most: int | None = None  # bytes of a write for which there is space
         self.is_writing = threading.Event()
-        real = journal_file._write_all
+        real = journal_file.write_all
 
         def write(file: int, pieces: list[Any], at: int, size: int) -> None:
             assert size == sum(memoryview(piece).nbytes for piece in pieces)
@@ -62,7 +62,7 @@ class SlowDisk:
         def sync(file: int) -> None:
             self.syncs += 1
 
-        monkeypatch.setattr(journal_file, "_write_all", write)
+        monkeypatch.setattr(journal_file, "write_all", write)
         monkeypatch.setattr(journal_file.os, "fdatasync", sync)
 
     @contextmanager

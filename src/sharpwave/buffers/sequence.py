@@ -16,9 +16,9 @@ from ..sequences.dataflow import Dataflow
 from ..sequences.gate import Gate, to_deadline
 from ..sequences.history import check_journal, read_options
 from ..sequences.incoming import Incoming
-from ..sequences.index import Line
 from ..sequences.intake import read_handles, read_ids
 from ..sequences.leases import Lease, Lender
+from ..sequences.lines import Line
 from ..sequences.options import Options
 from ..sequences.sample import SequenceSample
 from ..sequences.staleness import Admission

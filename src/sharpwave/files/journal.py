@@ -29,12 +29,12 @@ from .. import _core
 from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from . import records as form
 from .new_file import write_pieces
+from .pieces import write_all
 from .records import HEADER_BYTES, RECORD_BYTES, Encoded, Entry, Header, Loss, Record
 
 __all__ = ["Journal", "has_magic", "read_journal", "reading", "warn_caller", "write_journal"]
 
 _PACKAGE = str(Path(__file__).parents[1])
-_AT_ONCE = 512  # pieces per system call; the limit of the system is 1024
 _BLANK = bytes(RECORD_BYTES)
 _RECORDS_AHEAD = 16
 _MOST_AHEAD = 64 << 20
@@ -231,13 +231,13 @@ class Journal:
                     # header is blank, and a reader finds an incomplete last record.
                     record.begin()
                     self._reserve(at, end)
-                    _write_all(file, [*waiting, _BLANK, record.head, *record.pieces], start, end - start)
-                    _write_all(file, [record.header()], at, RECORD_BYTES)
+                    write_all(file, [*waiting, _BLANK, record.head, *record.pieces], start, end - start)
+                    write_all(file, [record.header()], at, RECORD_BYTES)
                     waiting, start = [], end
                 else:
                     waiting += [record.header(), record.head, *record.pieces]
                 at = end
-            _write_all(file, waiting, start, at - start)
+            write_all(file, waiting, start, at - start)
             if self.sync:
                 os.fdatasync(file)
             wrote, self.size, self._number = at - self.size, at, self._number + len(records)
@@ -501,23 +501,3 @@ def _said_owner(path: str) -> str:
         if pid is not None:
             return f"another buffer (process {pid})"
     return "another buffer"
-
-
-def _write_all(file: int, pieces: list[Any], at: int, size: int) -> None:
-    """Writes the pieces, which have ``size`` bytes in all."""
-    while size:
-        done = os.pwritev(file, pieces[:_AT_ONCE], at)  # fewer bytes if the disk is full, or above 2 GiB
-        at += done
-        size -= done
-        if size:
-            pieces = _behind(pieces, done)
-
-
-def _behind(pieces: list[Any], done: int) -> list[Any]:
-    """What follows the first ``done`` bytes."""
-    for number, piece in enumerate(pieces):
-        view = memoryview(piece)
-        if view.nbytes > done:
-            return [view.cast("B")[done:] if done else piece, *pieces[number + 1 :]]
-        done -= view.nbytes
-    return []

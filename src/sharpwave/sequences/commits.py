@@ -11,7 +11,7 @@ that one, so neither waits for a disk.
 
 A thread other than the caller's also keeps signals out: the exception of one (Ctrl-C) may come between any two
 instructions of the main thread, and one between the write and the change would leave a buffer that differs from its
-journal.
+journal. The caller meanwhile computes what the worker needs next (``Intake.prepare``), and changes nothing.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .dataflow import Dataflow
-from .index import HeldSample, SampleIndex
+from .index import SampleIndex
 from .leases import Book
+from .lines import HeldSample
 
 __all__ = ["explain", "stats"]
 

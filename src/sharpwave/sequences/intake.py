@@ -15,7 +15,8 @@ from .column import Column, concatenate
 from .dataflow import Dataflow
 from .history import pack_samples, pack_survey, pack_whole
 from .incoming import Form, Incoming, Survey
-from .index import HeldSample, SampleIndex
+from .index import SampleIndex
+from .lines import HeldSample
 from .sample import SequenceSample
 from .staleness import VERSIONS, first_version
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import SchemaError
-from .index import HeldSample, Line
+from .lines import HeldSample, Line
 from .sample import SequenceSample
 from .staleness import mark_fresh
 

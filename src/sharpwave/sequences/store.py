@@ -20,9 +20,10 @@ from ..files import Entry, Journal, Loss, read_journal, warn_caller
 from . import insight
 from .history import ACK, AMEND, CLEAR, EVICT, KIND, MARK, MEND, OPTIONS, PUT, VERSION, Instant, Kept, needed, put_head
 from .incoming import Incoming, Survey
-from .index import HeldSample, Line, SampleIndex
+from .index import SampleIndex
 from .intake import Intake
 from .leases import Book, Claim
+from .lines import HeldSample, Line
 from .options import Options
 from .recovery import Ledger, Replay
 from .sample import SequenceSample

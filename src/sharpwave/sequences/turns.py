@@ -13,8 +13,8 @@ import numpy as np
 from ..errors import NotReady
 from .gate import Gate
 from .incoming import Incoming
-from .index import Line
 from .leases import Claim
+from .lines import Line
 from .store import Change, Store
 from .waiter import Waiter
 
