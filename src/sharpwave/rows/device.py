@@ -87,7 +87,9 @@ class DeviceRows:
 
         spec, schema = self.spec, self.spec.schema
         leaves = [
-            DeviceField(name, field.shape, field.dtype, is_last=name == "done" or is_next(name), is_mutable=field.mutable)
+            DeviceField(
+                name, field.shape, field.dtype, is_last=name == "done" or is_next(name), is_mutable=field.mutable
+            )
             for name, field in schema.leaves
         ]
         for leaf in leaves:
