@@ -3,8 +3,8 @@
     python benchmarks/bench_write.py                         # all, a minute
     python benchmarks/bench_write.py --quick sharpwave
 
-A ring in NumPy stands beside: one assignment of the states into their column, by the numbers of the rows. A buffer whose
-states are written once shows what a sample costs without them being mutable. Writes `results/write.json`.
+A ring in NumPy stands beside: one assignment of the states into their column, by the numbers of the rows. A buffer
+whose states are written once shows what a sample costs without them being mutable. Writes `results/write.json`.
 """
 
 from __future__ import annotations

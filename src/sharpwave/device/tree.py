@@ -271,7 +271,8 @@ def _mark(state, flags, winners, serials, priorities, alarms, n, first, CAPACITY
 
 @triton.jit
 def last_call(state, i):
-    """Call and position that gave a row its priority, or its values. Later calls have larger words, so old words need no reset."""
+    """Call and position that gave a row its priority or values. Later calls have larger words, so old ones need no
+    reset."""
     return ((tl.load(state + UPDATES) + 1) << 32) + i + 1
 
 

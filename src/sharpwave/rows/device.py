@@ -443,8 +443,8 @@ class DeviceRows:
                 gone = parts[0][(self.table.slots_of(parts[0]) < 0) & (parts[0] != -1)]
                 if len(gone):
                     raise StaleHandle(
-                        f"write(): row {int(gone[0])} is not in the buffer: it was overwritten, cleared or never added; "
-                        'nothing was written. Give stale="skip" to leave such rows out'
+                        f"write(): row {int(gone[0])} is not in the buffer: it was overwritten, cleared or never "
+                        'added; nothing was written. Give stale="skip" to leave such rows out'
                     )
             counts = self.table.write_back(parts[0], tuple(leaves), addresses)
         applied, stale = counts.unbind() if skips_stale else counts.tolist()
