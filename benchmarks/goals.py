@@ -245,6 +245,15 @@ def pace_goals(document: Document | None) -> Iterator[Verdict]:
     yield at_most("add one row with a pace over without", 2.0, over(paced, free), ratio)
 
 
+def write_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "write")
+    ours = minimum(cases, "write_256", "sharpwave")
+    scatter = of(cases, "write_256", "numpy_ring")
+    yield at_most("write of 256 states over a NumPy scatter", 1.5, over(ours, scatter and scatter[1]), ratio)
+    mutable, fixed = (minimum(cases, "sample_256", label) for label in ("sharpwave", "sharpwave@written_once"))
+    yield at_most("sample(256) with mutable states over states written once", 1.5, over(mutable, fixed), ratio)
+
+
 def frames_goals(document: Document | None) -> Iterator[Verdict]:
     cases = cases_of(document, "frames")
     ours, peer = minimum(cases, "sample_256", "sharpwave"), fastest_library(cases, "sample_256")
@@ -449,6 +458,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "masked": masked_goals,
     "training": training_goals,
     "pace": pace_goals,
+    "write": write_goals,
     "frames": frames_goals,
     "compression": compression_goals,
     "processes": processes_goals,

@@ -46,6 +46,7 @@ FORMS = {
     "cached": "cached between adds",
     "own_goals": "own goals",
     "free": "no pace",
+    "written_once": "states written once",
     "shm": "shared memory",
 }
 KINDS = {"w1": "small rows", "atari": "image rows"}
@@ -54,6 +55,7 @@ CONTESTS = KINDS | {
     "nstep": "3-step",
     "hindsight": "hindsight",
     "pace": "with a pace",
+    "write": "recurrent states",
     "frames": "image rows, deduplicated",
     "shm": "in process and in shared memory",
     "shm_prioritized": "prioritized, in process and in shared memory",
@@ -90,7 +92,7 @@ YARDSTICKS = ("engine", "c_limit", "c_loop", "empty_loop")
 # What users write themselves: rivals, and no libraries.
 BY_HAND = ("numpy_ring", "torch_ring")
 # Forms that do another thing; they stand in a contest for comparison.
-BESIDE = ("uniform", "one_step", "stored", "rainbow", "pad", "own_goals", "free", "shm")
+BESIDE = ("uniform", "one_step", "stored", "rainbow", "pad", "own_goals", "free", "shm", "written_once")
 
 
 def name(label: str) -> str:

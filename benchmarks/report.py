@@ -52,7 +52,7 @@ def measured_tables(documents: Documents) -> Iterator[tuple[str, str]]:
         yield "headline", tables.headline(documents)
     if any(documents[name] for name in tables.FEATURES):
         yield "features", tables.features(documents)
-    for name in ("replay", *tables.FEATURES, "pace", "processes", "returns"):
+    for name in ("replay", *tables.FEATURES, "pace", "write", "processes", "returns"):
         if document := documents[name]:
             for contest, workload in document["workloads"].items():
                 yield contest, tables.contest(workload, document)

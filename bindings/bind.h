@@ -90,3 +90,4 @@ struct BoundTable {
 };
 
 void bind_direct(nb::module_& m, nb::class_<BoundTable>& table);
+void bind_write(nb::class_<BoundTable>& table);

@@ -102,17 +102,18 @@ void bind_settings(nb::module_& m) {
             "__init__",
             [](Field* self, const std::string& name, const std::string& dtype, std::uint32_t item_bytes,
                const std::vector<std::int64_t>& shape, std::uint32_t stack, Codec codec, bool is_ragged,
-               bool gives_next, int follows) {
+               bool gives_next, int follows, bool is_mutable) {
                 Field made{name, dtype, item_bytes, shape};
                 made.stack = stack;
                 made.codec = codec;
                 made.is_ragged = is_ragged;
                 made.gives_next = gives_next;
                 made.follows = follows;
+                made.is_mutable = is_mutable;
                 new (self) Field(std::move(made));
             },
             nb::arg("name"), nb::arg("dtype"), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("stack"),
-            nb::arg("codec"), nb::arg("is_ragged"), nb::arg("gives_next"), nb::arg("follows"))
+            nb::arg("codec"), nb::arg("is_ragged"), nb::arg("gives_next"), nb::arg("follows"), nb::arg("is_mutable"))
         .def_ro("name", &Field::name);
     nb::class_<WindowConfig>(m, "WindowSettings")
         .def(

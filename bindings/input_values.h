@@ -1,5 +1,5 @@
 // Values that users pass, as numbers in memory: where they lie, in which dtype and layout, and their conversion into
-// the bytes of a field. The rules of conversion are those of `_cast` in src/sharpwave/arrays.py, which words the
+// the bytes of a field. The rules of conversion are those of `cast_value` in src/sharpwave/arrays.py, which words the
 // refusals.
 #pragma once
 

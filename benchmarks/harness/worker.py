@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from harness.workloads import WORKLOADS, Workload
+from harness.workloads import STATE_ITEMS, WORKLOADS, Workload
 
 QUIET_WINDOW_S = 0.002
 QUIET_CPU_S = 0.0002
@@ -86,6 +86,12 @@ def batch_priorities(count: int) -> list[np.ndarray]:
     return list(random_priorities(PRIORITY_BATCHES * count).reshape(PRIORITY_BATCHES, count))
 
 
+def batch_states(count: int) -> list[np.ndarray]:
+    """Recurrent states of some batches; the same ones for everybody."""
+    states = np.random.default_rng(count).standard_normal((PRIORITY_BATCHES, count, STATE_ITEMS), np.float32)
+    return list(states)
+
+
 def kept_rows(count: int, percent_masked: int) -> np.ndarray:
     """Which of so many rows may be drawn; the same ones for everybody."""
     return np.random.default_rng(percent_masked).random(count) >= percent_masked / 100
@@ -102,8 +108,8 @@ def updating(draw: Callable[[], Any], update: Callable[[Any, Any], object], prio
 
     Args:
         draw: Answers with the indices of a new batch.
-        update: The library's own method, called with indices and priorities.
-        priorities: New values for a whole batch, used in turn.
+        update: The library's own method, called with indices and new values.
+        priorities: New values for a whole batch, priorities or states, used in turn.
     """
     drawn, endless = [], cycle(priorities)
 
@@ -143,6 +149,10 @@ class Contender:
 
     def update(self, count: int) -> dict[str, Operation]:
         """New priorities for a batch of `count` rows that was just drawn."""
+        return {}
+
+    def write(self, count: int) -> dict[str, Operation]:
+        """New recurrent states for a batch of `count` rows that was just drawn."""
         return {}
 
     def learn(self, count: int) -> dict[str, Operation]:

@@ -34,6 +34,7 @@ class Workload:
         filmed: The environment whose rendered frames fill the images; made up if empty.
         goal_size: Numbers of a goal. An observation ends with the goal achieved and the one desired, which is the
             same throughout an episode; `split_goals` takes them apart.
+        state_items: Numbers (float32) of a recurrent state beside each row, which the contenders make up.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Workload:
     pool_rows: int
     filmed: str = ""
     goal_size: int = 0
+    state_items: int = 0
 
     @property
     def field_specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -59,7 +61,8 @@ class Workload:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row without any padding or header: what "raw" means in the memory tables."""
-        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.field_specs.values())
+        of_fields = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.field_specs.values())
+        return of_fields + 4 * self.state_items
 
     def columns(self, rows: int) -> Columns:
         """Consecutive steps as one array per field, whole episodes; the same arrays on every call."""
@@ -141,6 +144,14 @@ W1 = Workload(
     chunk_rows=10_000,
     pool_rows=512,
 )
+STATE_ITEMS = 256
+RECURRENT = replace(
+    W1,
+    name="recurrent",
+    title=f"small rows with a recurrent state f32({STATE_ITEMS})",
+    capacity=100_000,
+    state_items=STATE_ITEMS,
+)
 DISCRETE: dict[str, Any] = {"action_shape": (), "action_dtype": "int64"}
 ATARI = Workload(
     name="atari",
@@ -172,4 +183,4 @@ CARTPOLE = replace(
 )
 CONTROL = replace(W1, name="control", title="obs f32(17), action i64, reward, next_obs f32(17), done", **DISCRETE)
 FILMED = {name: replace(ATARI, name=name, filmed=name) for name in footage.ENVIRONMENTS}
-WORKLOADS = {workload.name: workload for workload in (W1, ATARI, GOALS, CARTPOLE, CONTROL, *FILMED.values())}
+WORKLOADS = {workload.name: workload for workload in (W1, RECURRENT, ATARI, GOALS, CARTPOLE, CONTROL, *FILMED.values())}

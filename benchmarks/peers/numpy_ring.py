@@ -6,8 +6,17 @@ from functools import partial
 from itertools import cycle, islice
 
 import numpy as np
-from harness.worker import GOAL_RATIO, WINDOW_STEPS, Contender, Operation, goal_reward, kept_rows
-from harness.workloads import FIELDS, Columns, Workload
+from harness.worker import (
+    GOAL_RATIO,
+    WINDOW_STEPS,
+    Contender,
+    Operation,
+    batch_states,
+    goal_reward,
+    kept_rows,
+    updating,
+)
+from harness.workloads import FIELDS, STATE_ITEMS, Columns, Workload
 from numpy.lib.stride_tricks import as_strided
 
 
@@ -157,6 +166,33 @@ class Masked(NumpyRing):
         return {"": Operation(take)}
 
 
+class Recurrent(NumpyRing):
+    note = "one more column; states are assigned by the numbers of their rows"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        self.ring = Ring(capacity, workload.field_specs | {"state": ((STATE_ITEMS,), np.dtype(np.float32))})
+        for chunk in workload.chunks(capacity):
+            self.ring.extend(**chunk, state=np.zeros((len(chunk["reward"]), STATE_ITEMS), np.float32))
+
+    def add_one(self) -> dict[str, Operation]:
+        ring, rows, state = self.ring, cycle(self.workload.rows()), np.zeros(STATE_ITEMS, np.float32)
+
+        def add(calls: int) -> None:
+            for obs, action, reward, next_obs, done in islice(rows, calls):
+                ring.add(obs=obs, action=action, reward=reward, next_obs=next_obs, done=done, state=state)
+
+        return {"": Operation(add)}
+
+    def write(self, count: int) -> dict[str, Operation]:
+        ring, column = self.ring, self.ring.columns["state"]
+
+        def write(rows: np.ndarray, states: np.ndarray) -> None:
+            column[rows] = states
+
+        return {"": updating(lambda: ring.rng.integers(0, ring.size, count), write, batch_states(count))}
+
+
 class Hindsight(Contender):
     """Goals that the same episode reached later, by hand: a column tells how many steps of the episode are left."""
 
@@ -199,5 +235,6 @@ FORMS = {
     "plain": NumpyRing,
     "stop": Windows,
     "hindsight": Hindsight,
+    "mutable": Recurrent,
     **{f"masked_{share}": partial(Masked, share) for share in (0, 50, 90, 99)},
 }

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
+import numpy as np
 from harness.footage import STACK
 from harness.worker import (
     ALPHA,
@@ -18,12 +19,13 @@ from harness.worker import (
     Contender,
     Operation,
     batch_priorities,
+    batch_states,
     goal_reward,
     kept_rows,
     random_priorities,
     updating,
 )
-from harness.workloads import Columns, Workload
+from harness.workloads import STATE_ITEMS, Columns, Workload
 
 import sharpwave as sw
 
@@ -243,6 +245,49 @@ class Goals(Sharpwave):
         return {"": self.adding(rows), "keyword": self.adding_by_name(rows)}
 
 
+class Recurrent(Sharpwave):
+    """Rows with a recurrent state, `mutable` or written once."""
+
+    def __init__(self, *, mutable: bool) -> None:
+        super().__init__()
+        self.mutable = mutable
+        self.note = "Field(..., mutable=True); write(indices, state=...)" if mutable else "the state is written once"
+
+    def fill(self, workload: Workload, capacity: int) -> None:
+        self.workload = workload
+        schema = {
+            "obs": sw.Field(workload.obs_shape, workload.obs_dtype),
+            "action": sw.Field(workload.action_shape, workload.action_dtype),
+            "state": sw.Field((STATE_ITEMS,), mutable=self.mutable),
+        }
+        self.buffer = sw.ReplayBuffer(capacity, schema=schema, seed=0)
+        for chunk in workload.chunks(capacity):
+            self.buffer.add(**chunk, state=np.zeros((len(chunk["reward"]), STATE_ITEMS), np.float32))
+        if self.mutable:  # so that no later call touches a page first
+            for rows in self.buffer.rows(10_000):
+                self.buffer.write(rows["indices"], state=rows["state"])
+        self.buffer.sample(1)
+
+    def add_one(self) -> dict[str, Operation]:
+        buffer, endless, state = self.buffer, cycle(self.workload.rows()), np.zeros(STATE_ITEMS, np.float32)
+
+        def add(calls: int) -> None:
+            for obs, action, reward, next_obs, done in islice(endless, calls):
+                buffer.add(obs, action, reward, next_obs, done, state)
+
+        return {"": Operation(add)}
+
+    def write(self, count: int) -> dict[str, Operation]:
+        if not self.mutable:
+            return {}
+        buffer = self.buffer
+
+        def write(indices: Any, states: Any) -> None:
+            buffer.write(indices, state=states)
+
+        return {"": updating(lambda: buffer.sample(count)["indices"], write, batch_states(count))}
+
+
 FORMS = {
     "plain": Sharpwave,
     "prioritized": partial(Sharpwave, prioritized=True),
@@ -261,6 +306,8 @@ FORMS = {
     "shm": partial(Sharpwave, shared=True),
     "shm_prioritized": partial(Sharpwave, shared=True, prioritized=True),
     **{f"masked_{share}": partial(Masked, share) for share in (0, 50, 90, 99)},
+    "mutable": partial(Recurrent, mutable=True),
+    "written_once": partial(Recurrent, mutable=False),
     "hindsight": partial(Goals, relabels=True),
     "own_goals": partial(Goals, relabels=False),
 }

@@ -52,7 +52,13 @@ namespace sharpwave {
     X(claim_unlinked)        /* the block has no way back, the one before does not lead to it */       \
     X(settle_void)           /* a half-written row has the checksum of a void one, and says WRITING */ \
     X(retired_uncounted)     /* a row is retired, its writer's count does not say so */                \
-    X(count_stored)          /* a record has its new count, and still what was to be taken off */
+    X(count_stored)          /* a record has its new count, and still what was to be taken off */      \
+    X(mutable_begun)         /* a new row has its mutable values, its word still says WRITING */       \
+    X(write_locked)          /* a write has its turn, nothing is written */                            \
+    X(write_half_copied)     /* one field of a place is new, the others are not, nobody reads it */    \
+    X(write_copied)          /* all are, the selector still names the other place */                   \
+    X(write_published)       /* the selector names it, the block is not marked as changed */           \
+    X(write_marked)          /* it is; other rows of the same write are not written yet */
 
 #if defined(SHARPWAVE_FAULTS)
 enum class Fault : int {

@@ -38,7 +38,7 @@ std::uint64_t alignment(const Field& field) {
 
 RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
     if (fields_.empty()) throw Error(ErrorKind::schema, "a row needs at least one field");
-    std::uint64_t total = 0;
+    std::uint64_t total = 0, apart = 0;  // bytes of all fields, and of those that do not stand in the row
     for (Field& field : fields_) {
         if (field.item_bytes == 0) throw Error(ErrorKind::schema, "field '" + field.name + "': item size is 0");
         field.full_bytes = checked_bytes(field);
@@ -52,6 +52,9 @@ RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
         if (field.stack == 0 || field.stack > kMaxStack) {
             throw Error(ErrorKind::schema, "field '" + field.name + "': stack: expected 1 to 256");
         }
+        if (field.is_mutable && (field.is_in_heap() || field.stack > 1 || field.gives_next)) {
+            throw Error(ErrorKind::schema, "field '" + field.name + "': only a plain field can be mutable");
+        }
         field.bytes = field.is_in_heap() ? sizeof(HeapPlace) : field.full_bytes;
         const std::uint64_t rounded = (field.full_bytes + 15) / 16 * 16;
         if (field.is_in_heap()) heap_row_bytes_ += 16 + rounded;
@@ -60,7 +63,10 @@ RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
         stack_ = std::max(stack_, field.stack);
         total += field.bytes;
         if (total > kMaxRowBytes) throw Error(ErrorKind::schema, "more than 1 TiB a row");
+        if (field.is_mutable) apart += field.bytes;
     }
+    total -= apart;
+    if (total == 0) throw Error(ErrorKind::schema, "a row needs at least one field that is not mutable");
     embedded_ = total < kEmbeddedBelow;
 
     std::vector<std::size_t> order(fields_.size());
@@ -72,8 +78,15 @@ RowLayout::RowLayout(std::vector<Field> fields) : fields_(std::move(fields)) {
         const std::uint64_t first = alignment(fields_[a]), second = alignment(fields_[b]);
         return first != second ? first > second : fields_[a].bytes < fields_[b].bytes;
     });
-    std::uint64_t offset = payload_offset();
     const auto round_up = [](std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; };
+    for (std::size_t i : order) {
+        if (!fields_[i].is_mutable) continue;
+        fields_[i].offset = mutable_bytes_;
+        mutable_bytes_ += fields_[i].bytes;
+    }
+    mutable_bytes_ = round_up(mutable_bytes_, 8);
+    std::erase_if(order, [&](std::size_t i) { return fields_[i].is_mutable; });
+    std::uint64_t offset = payload_offset();
     for (std::size_t i : order) {
         if (is_large(i)) offset = round_up(offset, kLargeAlignment);
         fields_[i].offset = offset;

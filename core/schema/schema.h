@@ -21,8 +21,9 @@ struct Field {
     bool is_ragged = false;     // shape[0] is the most; a value may have fewer items there
     int follows = -1;           // the field whose stack this one's goes on from (a stored next observation); -1: none
     bool gives_next = false;    // an observation whose next one is that of the row after (next_obs="derived")
-    std::uint64_t offset = 0;   // in the row; filled by the layout
-    std::uint64_t bytes = 0;    // in the row; filled by the layout
+    bool is_mutable = false;    // written back by index: its value is not in the row (table/mutable_values.h)
+    std::uint64_t offset = 0;   // in the row, or among the mutable values; filled by the layout
+    std::uint64_t bytes = 0;    // there; filled by the layout
     std::uint64_t full_bytes = 0;  // item_bytes times the product of shape; filled by the layout
 
     // Values of no fixed size stand in the heap of their block, and the row holds where.
@@ -58,6 +59,9 @@ public:
     bool gives_next() const { return gives_next_; }          // next observations are derived
     bool uses_heap() const { return heap_row_bytes_ != 0; }  // apart from final observations
 
+    // The mutable values of one row, side by side, rounded up to 8; 0: no field is mutable.
+    std::uint64_t mutable_bytes() const { return mutable_bytes_; }
+
     // The most that one row's values take in a heap, with headers.
     std::uint64_t heap_row_bytes() const { return heap_row_bytes_; }
 
@@ -72,6 +76,7 @@ private:
     std::uint64_t stride_ = 0;
     std::uint64_t payload_bytes_ = 0;
     std::uint64_t heap_row_bytes_ = 0;
+    std::uint64_t mutable_bytes_ = 0;
     std::uint64_t final_bytes_ = 0;
     std::uint32_t stack_ = 1;
     bool gives_next_ = false;

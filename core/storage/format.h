@@ -42,8 +42,8 @@ enum RegionId : std::uint32_t {
     kReads,        // 4 bytes a row: how often it was given out; where rows leave after so many reads
     kDirty,        // incremental snapshots: 8 bytes a block that is in it, its number
     kTimes,        // reserved: 8 bytes a block, when it was claimed; zeros in this version
-    kMutables,     // reserved: two places a row for fields that are written back; absent in this version
-    kSelectors,    // reserved: which of the two holds, with its checksum; absent in this version
+    kMutables,     // two places a row for the values of mutable fields: all first places, then all second ones
+    kSelectors,    // 8 bytes a row: which of the two places holds
     kRegionCount = 24,
 };
 
@@ -221,7 +221,7 @@ struct FieldRecord {
     std::uint32_t gives_next;   // 1: the next row's value is this row's next observation
     std::uint64_t full_bytes;   // of a whole value; `bytes` is 16 where the value is in the heap
     std::uint32_t follows;      // index plus 1 of the field whose stack this one's goes on from; 0 none
-    std::uint32_t is_mutable;   // reserved: 1, and its values stand in kMutables; 0 in this version
+    std::uint32_t is_mutable;   // 1: its values stand in kMutables, and `offset` is theirs among them
     std::uint32_t reserved[6];
 };
 static_assert(sizeof(FieldRecord) == 256);
@@ -254,11 +254,13 @@ struct Runtime {
     std::atomic<std::uint32_t> rings;       // raised when rows were added, delivered or given back; waiters sleep on it
     std::atomic<std::uint32_t> waiting;     // how many sleep
     std::atomic<std::uint32_t> seats_used;  // seats below this may have reservations
-    std::byte reserved2[kPageBytes - 524];
+    std::byte reserved2[576 - 524];
+    alignas(64) std::byte write_lock[448];  // a SharedLock: one write of mutable fields at a time
+    std::byte reserved3[kPageBytes - 1024];
     Seat seats[kSeats];
 };
 static_assert(offsetof(Runtime, hold) == 448 && offsetof(Runtime, door_pid) == 472 && offsetof(Runtime, rings) == 512 &&
-              offsetof(Runtime, seats) == kPageBytes);
+              offsetof(Runtime, write_lock) == 576 && offsetof(Runtime, seats) == kPageBytes);
 inline constexpr std::uint64_t kRuntimeBytes = sizeof(Runtime);
 static_assert(kRuntimeBytes == 17 * kPageBytes);
 
@@ -292,6 +294,19 @@ struct EpisodePlace {
 };
 static_assert(sizeof(EpisodePlace) == 8);
 inline constexpr std::uint32_t kEpisodesColumn = 1, kReadsColumn = 2;
+
+// ---- mutable fields -----------------------------------------------------------------------------------------------
+// A selector: bit 0 is the place that holds, the other bits a number that every change raises. A place is the values of
+// the row's mutable fields, behind this head where the table has checksums.
+struct MutableHead {
+    std::uint64_t selector;  // the one that this place was made for
+    std::uint32_t crc;       // CRC32C of the row's serial, the selector and the values
+    std::uint32_t reserved;
+};
+static_assert(sizeof(MutableHead) == 16);
+constexpr std::uint64_t mutable_place_bytes(std::uint64_t value_bytes, bool has_checksums) {
+    return value_bytes ? value_bytes + (has_checksums ? sizeof(MutableHead) : 0) : 0;
+}
 
 // ---- heaps --------------------------------------------------------------------------------------------------------
 // A block's heap begins with places of equal size for final observations. Behind them stands a chain of pieces, each a

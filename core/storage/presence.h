@@ -54,9 +54,9 @@ public:
     // Process ids of all openings of a file, for messages.
     static std::vector<std::uint64_t> holders(const Storage& storage, const format::Runtime& runtime);
 
-    // Two locks that one thread of all processes has at a time; they end with their process. take() is false where the
+    // Locks that one thread of all processes has at a time; they end with their process. take() is false where the
     // lock was not free within so many seconds.
-    enum class Turn { cleaning, index };
+    enum class Turn { cleaning, index, writing };
     bool take(Turn turn, double timeout_s) const;
     void give(Turn turn) const;
 
@@ -72,7 +72,7 @@ private:
     std::uint64_t tag_ = 0;
     bool first_ = false, at_door_ = false;
     // File locks do not keep threads of one opening apart.
-    mutable std::timed_mutex turns_[2];
+    mutable std::timed_mutex turns_[3];
 };
 
 }  // namespace sharpwave

@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "base/wait.h"
-#include "storage/presence.h"
 
 namespace sharpwave {
 
@@ -69,11 +68,11 @@ void SharedLock::initialise() {
     owner_pid.store(0, std::memory_order_relaxed);
 }
 
-SharedLock::Taken SharedLock::take(double seconds, const Presence* presence) {
+SharedLock::Taken SharedLock::take(double seconds, const Presence* presence, Presence::Turn turn) {
     int code = 0;
     bool abandoned = false;
     if (presence && by_file()) {
-        code = presence->take(Presence::Turn::index, seconds) ? 0 : ETIMEDOUT;
+        code = presence->take(turn, seconds) ? 0 : ETIMEDOUT;
         abandoned = code == 0 && owner_pid.load(std::memory_order_relaxed) != 0;
     } else {
         code = lock_within(mutex, seconds);
@@ -86,15 +85,16 @@ SharedLock::Taken SharedLock::take(double seconds, const Presence* presence) {
     }
 #endif
     if (code == ETIMEDOUT) return Taken::no;
-    if (code != 0) throw Error(ErrorKind::storage, std::string("cannot lock the index: ") + std::strerror(code));
+    if (code != 0)
+        throw Error(ErrorKind::storage, std::string("cannot take a lock of the buffer: ") + std::strerror(code));
     owner_pid.store(process_id(), std::memory_order_relaxed);
     return abandoned ? Taken::after_death : Taken::yes;
 }
 
-void SharedLock::unlock(const Presence* presence) {
+void SharedLock::unlock(const Presence* presence, Presence::Turn turn) {
     if (presence && by_file()) {
         owner_pid.store(0, std::memory_order_relaxed);
-        return presence->give(Presence::Turn::index);
+        return presence->give(turn);
     }
     pthread_mutex_unlock(&mutex);
 }

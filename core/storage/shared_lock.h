@@ -10,9 +10,9 @@
 #include <atomic>
 #include <cstdint>
 
-namespace sharpwave {
+#include "storage/presence.h"
 
-class Presence;
+namespace sharpwave {
 
 // Lives in the runtime page. Plain bytes: initialise() makes it, once, before any other process looks.
 struct SharedLock {
@@ -24,8 +24,9 @@ struct SharedLock {
     enum class Taken { no, yes, after_death };  // the last: its owner died inside
 
     // Waits at most `seconds`, by the steady clock; 0 does not wait. `presence` is null for memory of one process.
-    Taken take(double seconds, const Presence* presence);
-    void unlock(const Presence* presence);
+    // `turn`: of the file's locks, where there are no robust mutexes.
+    Taken take(double seconds, const Presence* presence, Presence::Turn turn = Presence::Turn::index);
+    void unlock(const Presence* presence, Presence::Turn turn = Presence::Turn::index);
 };
 
 }  // namespace sharpwave

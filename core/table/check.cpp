@@ -12,6 +12,7 @@
 #include "base/workers.h"
 #include "storage/real_counters.h"
 #include "table/heap.h"
+#include "table/mutable_values.h"
 #include "table/row_batch.h"
 
 namespace sharpwave {
@@ -174,12 +175,19 @@ bool TableCheck::is_heap_damaged(std::uint64_t slot, std::uint64_t seen) const {
     return false;
 }
 
+// The place that the selector names is not the one that was written for it.
+bool TableCheck::is_mutable_damaged(std::uint64_t slot, std::uint64_t seen) const {
+    const MutableValues values(table_);
+    return values.any() && !values.is_whole(slot, values.selector(slot).load(), serial_of(seen));
+}
+
 bool TableCheck::is_damaged(std::uint64_t slot, std::uint64_t seen) const {
     if (!table_.checksums()) return false;
     const bool is_row = state_of(seen) == kCommitted;
     if (!is_row && state_of(seen) != kVoid) return false;
     // The heap first: the checksum reads where the row says.
-    return (is_row && is_heap_damaged(slot, seen)) || table_.checksums()[slot] != table_.row_checksum(slot, seen);
+    return (is_row && (is_heap_damaged(slot, seen) || is_mutable_damaged(slot, seen))) ||
+           table_.checksums()[slot] != table_.row_checksum(slot, seen);
 }
 
 std::optional<std::uint64_t> TableCheck::first_damaged_slot() const {
@@ -227,7 +235,7 @@ std::uint32_t TableCheck::seal() const {
     copy.clean.value.store(0);
     copy.seal.value.store(0);
     crc = crc32c(crc, &copy, sizeof copy);
-    for (RegionId id : {kWriters, kBlocks, kChecksums, kPriorities, kGiven, kEpisodes, kReads, kFinals}) {
+    for (RegionId id : {kWriters, kBlocks, kChecksums, kPriorities, kGiven, kEpisodes, kReads, kFinals, kSelectors}) {
         crc = crc32c(crc, table_.region(id), table_.header().regions[id].bytes);
     }
     return crc;

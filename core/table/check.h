@@ -51,6 +51,7 @@ public:
     std::uint32_t seal() const;
 
 private:
+    bool is_mutable_damaged(std::uint64_t slot, std::uint64_t word) const;
     bool is_heap_damaged(std::uint64_t slot, std::uint64_t word) const;
     bool is_piece_of(std::uint64_t place, std::uint64_t bytes, std::uint64_t serial) const;
     std::optional<std::uint64_t> wrongly_waiting(std::uint64_t pair, std::uint64_t half) const;

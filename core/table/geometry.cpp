@@ -65,10 +65,11 @@ void check_config(const TableConfig& config) {
 
 Header plan(const TableConfig& config, const RowLayout& layout) {
     check_config(config);
-    const Wide row_total = static_cast<Wide>(config.capacity) * (layout.stride() + layout.heap_row_bytes());
-    if (row_total >> 62) {
+    const std::uint64_t place_bytes = mutable_place_bytes(layout.mutable_bytes(), config.checksums);
+    const std::uint64_t each = layout.stride() + layout.heap_row_bytes() + 2 * place_bytes;
+    if (static_cast<Wide>(config.capacity) * each >> 62) {
         throw Error(ErrorKind::storage, "capacity: " + std::to_string(config.capacity) + " rows of " +
-                                            std::to_string(layout.stride() + layout.heap_row_bytes()) +
+                                            std::to_string(each) +
                                             " bytes are more than an address can name; give a smaller capacity");
     }
     Header header{};
@@ -131,8 +132,12 @@ Header plan(const TableConfig& config, const RowLayout& layout) {
     }
     place(kFinals, derived ? header.slots * 8 : 0, 64);
     // Small tables stay small; only rows worth a huge page start on one.
-    const std::uint64_t row_bytes = header.slots * header.row_bytes;
-    place(kRows, row_bytes, row_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+    const auto place_large = [&](RegionId id, std::uint64_t bytes) {
+        place(id, bytes, bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+    };
+    place(kSelectors, place_bytes ? header.slots * 8 : 0, 64);
+    place_large(kMutables, header.slots * 2 * place_bytes);
+    place_large(kRows, header.slots * header.row_bytes);
     // What fills as it is used comes last: a file gives it no space before.
     place(kHeap, header.blocks * header.block_heap_bytes);
     place(kWaiting, derived ? header.max_writers * header.width * 2 * header.waiting_bytes : 0);
@@ -177,6 +182,7 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
         record.ragged = field.is_ragged;
         record.gives_next = field.gives_next;
         record.follows = static_cast<std::uint32_t>(field.follows + 1);
+        record.is_mutable = field.is_mutable;
         record.full_bytes = field.full_bytes;
     }
     std::memcpy(base + header.regions[kDescription].offset, config.description.data(), config.description.size());
@@ -260,8 +266,10 @@ Header check_header(const std::byte* base, std::uint64_t bytes, const std::strin
     need(kWriters, wide(header.max_writers, sizeof(WriterRecord)));
     need(kBlocks, wide(header.blocks, sizeof(BlockRecord)));
     need(kTimes, header.kind == kLive ? wide(header.blocks, 8) : 0);
-    need(kMutables, 0);
-    need(kSelectors, 0);
+    // How many bytes the fields tell: see read_layout().
+    const bool has_mutables = header.regions[kMutables].bytes != 0;
+    need(kMutables, header.regions[kMutables].bytes);
+    need(kSelectors, header.kind == kLive && has_mutables ? wide(header.slots, 8) : 0);
     need(kFields, wide(header.field_count, sizeof(FieldRecord)));
     need(kDescription, header.regions[kDescription].bytes);
     // Without these nothing tells what the rows mean, nor how many there were: not even recover=True guesses.
@@ -309,9 +317,6 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         }
         Field field{record.name, record.dtype, record.item_bytes,
                     std::vector<std::int64_t>(record.shape, record.shape + record.dimensions)};
-        if (record.is_mutable != 0) {
-            throw Error(ErrorKind::storage, "'" + path + "' has a field that is written back, which is not known here");
-        }
         if (record.compression > static_cast<std::uint32_t>(Codec::zstd)) {
             throw Error(ErrorKind::storage, "'" + path + "' has a field compressed in a way that is not known here");
         }
@@ -319,6 +324,7 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
         field.codec = static_cast<Codec>(record.compression);
         field.is_ragged = record.ragged != 0;
         field.gives_next = record.gives_next != 0;
+        field.is_mutable = record.is_mutable != 0;
         field.follows = static_cast<int>(record.follows - 1);
         if (record.follows > header.field_count) {
             throw Error(ErrorKind::storage, "'" + path + "' is damaged: a field record is wrong");
@@ -337,6 +343,11 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
                 header.waiting_bytes == (layout.gives_next() ? layout.waiting_bytes() : 0) &&
                 header.block_finals_bytes == block_finals_bytes(layout, header.block_rows, header.width) &&
                 header.block_heap_bytes == block_heap_bytes(layout, header.block_rows, header.width);
+    const std::uint64_t place_bytes = header.kind == kLive
+                                          ? 2 * mutable_place_bytes(layout.mutable_bytes(), header.has_checksums != 0)
+                                          : layout.mutable_bytes();
+    const std::uint64_t rows_here = header.regions[kRows].bytes / std::max<std::uint64_t>(header.row_bytes, 1);
+    same = same && static_cast<Wide>(rows_here) * place_bytes == header.regions[kMutables].bytes;
     for (std::uint64_t i = 0; i < header.field_count; ++i) {
         same = same && layout.fields()[i].offset == records[i].offset && layout.fields()[i].bytes == records[i].bytes &&
                layout.fields()[i].full_bytes == records[i].full_bytes;

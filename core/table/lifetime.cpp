@@ -67,10 +67,11 @@ std::shared_ptr<Table> Table::create(const TableConfig& config, const std::strin
     Storage storage = path.empty() ? Storage::anonymous(header.total_bytes)
                                    : Storage::create(path, header.total_bytes, sparse_offset(header));
     write_plan(storage.data(), header, config, layout);
-    for (RegionId id : {kRows, kPriorities})
+    for (RegionId id : {kRows, kPriorities, kMutables})
         storage.advise_huge_pages(header.regions[id].offset, header.regions[id].bytes);
     std::shared_ptr<Table> table(new Table(std::move(storage), std::move(layout)));
     table->shared_lock().initialise();
+    table->write_lock().initialise();
     remember_system(table->counters());
     if (path.empty()) return table;
     table->presence_ = std::make_unique<Presence>(table->storage_, table->runtime(), Deadline::in(0));
@@ -110,7 +111,8 @@ std::shared_ptr<Table> Table::attach(const std::string& path, const Opening& ope
         const bool is_first = table->presence_->is_first();
         const bool remakes = opening.recover && is_first && !TableCheck(*table).are_records_sane();
         if (!remakes) TableCheck(*table).check_records();
-        table->storage_.advise_huge_pages(header.regions[kRows].offset, header.regions[kRows].bytes);
+        for (RegionId id : {kRows, kMutables})
+            table->storage_.advise_huge_pages(header.regions[id].offset, header.regions[id].bytes);
         if (sparse_offset(header) < header.total_bytes) table->storage_.advise_small_pages(sparse_offset(header));
         if (is_first) {
             table->look_over(opening, remakes);
@@ -149,6 +151,7 @@ void Table::check_rows(std::uint64_t left_as) const {
 void Table::look_over(const Opening& opening, bool remakes) {
     std::memset(static_cast<void*>(&runtime()), 0, sizeof(Runtime));
     shared_lock().initialise();
+    write_lock().initialise();
     presence_->sit(runtime());
     const std::uint64_t left_as = counters_->clean.value.load(std::memory_order_acquire);
     const bool was_clean = left_as == kClean;
@@ -188,6 +191,7 @@ void Table::mend(const Opening& opening, bool remakes, bool was_cut_off, bool is
         counters_->rows_lost.value.fetch_add(unnamed);
     }
     if (drops) {
+        if (was_cut_off) recovery.choose_whole_places();
         recovery.drop_wrong_waiting();
         recovery.catch_up_with_words();
     }

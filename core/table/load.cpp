@@ -16,6 +16,7 @@
 #include "table/check.h"
 #include "table/geometry.h"
 #include "table/heap.h"
+#include "table/mutable_values.h"
 #include "table/recovery.h"
 #include "table/snapshot.h"
 #include "table/table.h"
@@ -228,6 +229,11 @@ public:
     std::shared_ptr<Table> run() {
         const TableConfig config = config_of(saved_, newest_.base, layout_);
         check_geometry(config, layout_, saved_, path_);
+        for (const Saved* file : {&whole_, &newest_}) {  // the fields were read from one of them
+            const std::uint64_t rows = file->header.regions[kRows].bytes / saved_.row_bytes;
+            if (file->header.regions[kMutables].bytes != rows * layout_.mutable_bytes())
+                throw Error(ErrorKind::storage, "'" + path_ + "' is damaged: its fields do not fill its rows");
+        }
         table_ = Table::create(config);
         for (RegionId id : {kCounters, kWriters, kBlocks}) {
             std::memcpy(table_->region(id), newest_.base + saved_.regions[id].offset, saved_.regions[id].bytes);
@@ -305,11 +311,19 @@ private:
             crc32c_each(crcs.data(), to, stride, layout_.payload_bytes(), count);
             for (std::uint64_t i = 0; i < count; ++i) table_->word(slot + i) = words[slot + i];
         }
-        check_rows(source, slot, to, crcs);
+        const std::uint64_t bytes = layout_.mutable_bytes();
+        const std::byte* values = source.at(kMutables) + (source.place_of[block] + slot - begin) * bytes;
+        const MutableValues mutables(*table_);
+        for (std::uint64_t i = 0; bytes && i < count; ++i) {
+            if (state_of(table_->word(slot + i)) == kCommitted)
+                std::memcpy(mutables.values(slot + i, 0), values + i * bytes, bytes);
+        }
+        check_rows(source, slot, to, values, crcs);
     }
 
     // Rows with a wrong checksum, or a word of another slot, are dropped and noted.
-    void check_rows(const Saved& source, std::uint64_t slot, const std::byte* rows, std::vector<std::uint32_t>& crcs) {
+    void check_rows(const Saved& source, std::uint64_t slot, const std::byte* rows, const std::byte* mutables,
+                    std::vector<std::uint32_t>& crcs) {
         const auto* checksums = reinterpret_cast<const std::uint32_t*>(newest_.at(kChecksums));
         const Region& heap = source.header.regions[kHeap];
         bool is_outside = false;
@@ -325,6 +339,8 @@ private:
                 const std::uint64_t final_place = finals_ ? finals_[slot + i] : 0;
                 crcs[i] = heap_checksum(crcs[i], layout_, rows + i * saved_.row_bytes, final_place, bytes_at);
             }
+            if (const std::uint64_t bytes = layout_.mutable_bytes(); bytes && state_of(word) == kCommitted)
+                crcs[i] = crc32c(crcs[i], mutables + i * bytes, bytes);
             const bool is_elsewhere = state_of(word) != kEmpty && table_->slot_of(serial_of(word)) != slot + i;
             if (crcs[i] == checksums[slot + i] && !is_elsewhere && !is_outside) continue;
             std::uint64_t none = kNone;

@@ -1,4 +1,4 @@
-// The locks that a table's users hold for a while: Table::IndexLock and Table::AddHold.
+// The locks that a table's users hold for a while: Table::IndexLock, Table::WriteLock and Table::AddHold.
 #include <algorithm>
 
 #include "base/error.h"
@@ -10,6 +10,22 @@
 namespace sharpwave {
 
 using namespace format;
+
+namespace {
+
+// Until the deadline, while other threads of the interpreter run; no: it is over.
+SharedLock::Taken wait_for(SharedLock& lock, const Presence* presence, Presence::Turn turn, Deadline deadline,
+                           Yield& yield) {
+    yield.begin();
+    const Deadline until = deadline.at_least(Table::kLockGrace);
+    for (;;) {
+        const SharedLock::Taken taken = lock.take(std::min(until.left_s(), kWaitSlice), presence, turn);
+        if (taken != SharedLock::Taken::no || until.is_over()) return taken;
+        check_interrupt();
+    }
+}
+
+}  // namespace
 
 Table::IndexLock::IndexLock(Table& table, Deadline deadline) : table_(table) {
     SharedLock::Taken taken = table.shared_lock().take(0, table.presence_.get());
@@ -23,20 +39,30 @@ Table::IndexLock::IndexLock(Table& table, Deadline deadline) : table_(table) {
 }
 
 SharedLock::Taken Table::IndexLock::wait(Deadline deadline) {
-    yield_.begin();
-    const Deadline until = deadline.at_least(kLockGrace);
     SharedLock& lock = table_.shared_lock();
-    for (;;) {
-        const SharedLock::Taken taken = lock.take(std::min(until.left_s(), kWaitSlice), table_.presence_.get());
-        if (taken != SharedLock::Taken::no) return taken;
-        if (until.is_over()) break;
-        check_interrupt();
-    }
+    const SharedLock::Taken taken = wait_for(lock, table_.presence_.get(), Presence::Turn::index, deadline, yield_);
+    if (taken != SharedLock::Taken::no) return taken;
     throw Error(ErrorKind::not_ready, "the buffer's index is held by process " + std::to_string(lock.owner_pid.load()) +
                                           ", which did not let go of it before the timeout; is that process stopped?");
 }
 
 Table::IndexLock::~IndexLock() { table_.shared_lock().unlock(table_.presence_.get()); }
+
+Table::WriteLock::WriteLock(Table& table, Deadline deadline) : table_(table) {
+    SharedLock& lock = table.write_lock();
+    SharedLock::Taken taken = lock.take(0, table.presence_.get(), Presence::Turn::writing);
+    if (taken == SharedLock::Taken::no) [[unlikely]]
+        taken = wait_for(lock, table.presence_.get(), Presence::Turn::writing, deadline, yield_);
+    if (taken == SharedLock::Taken::no) {
+        throw Error(ErrorKind::not_ready, "write(): process " + std::to_string(lock.owner_pid.load()) +
+                                              " writes to this buffer and did not finish before the timeout; is that "
+                                              "process stopped?");
+    }
+    // It may have stored a selector and not marked the block: an increment would leave the new value out.
+    for (std::uint64_t b = 0; taken == SharedLock::Taken::after_death && b < table.blocks(); ++b) table.mark_changed(b);
+}
+
+Table::WriteLock::~WriteLock() { table_.write_lock().unlock(table_.presence_.get(), Presence::Turn::writing); }
 
 Table::AddHold::AddHold(Table& table, double seconds)
     : table_(table), until_(steady_ns() + static_cast<std::uint64_t>(seconds * 1e9)) {

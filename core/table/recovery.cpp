@@ -10,6 +10,7 @@
 #include "base/fault.h"
 #include "base/workers.h"
 #include "storage/real_counters.h"
+#include "table/mutable_values.h"
 
 namespace sharpwave {
 
@@ -153,6 +154,17 @@ std::uint64_t Recovery::retire_without_next(std::set<std::uint64_t>& needed) {
         retired += !waits;
     }
     return retired;
+}
+
+void Recovery::choose_whole_places() {
+    const MutableValues values(table_);
+    if (!values.any()) return;
+    in_parallel(table_.blocks(), [&](std::size_t first, std::size_t last) {
+        for (std::uint64_t slot = first * table_.block_rows();
+             slot < std::min(last * table_.block_rows(), table_.header().slots); ++slot) {
+            if (state_of(table_.word(slot)) == kCommitted) values.choose_whole(slot, serial_of(table_.word(slot)));
+        }
+    });
 }
 
 void Recovery::drop_wrong_waiting() {

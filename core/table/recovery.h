@@ -36,6 +36,9 @@ public:
     // ticket is given twice, and rows that are whole are seen.
     void catch_up_with_words();
 
+    // And rows whose selectors and places are of different moments take the place that is whole.
+    void choose_whole_places();
+
     void drop_wrong_waiting();  // next observations that wait and have a wrong checksum
     void forget_index();        // all rows are new to it
 

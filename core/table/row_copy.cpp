@@ -16,7 +16,7 @@ bool RowCopy::check_in_place(Chunk& chunk) const {
 #if defined(SHARPWAVE_TSAN)
     return false;  // formally a race; here the copy goes word by word
 #endif
-    if (layout_.uses_heap() || layout_.gives_next() || header_.payload_offset == 0) return false;
+    if (layout_.uses_heap() || layout_.gives_next() || mutables_.any() || header_.payload_offset == 0) return false;
     const std::uint64_t least = table_.least_word();
     chunk.words.resize(chunk.count);
     for (std::uint64_t i = 0; i < chunk.count; ++i) {
@@ -42,7 +42,8 @@ void RowCopy::fill(Chunk& chunk, std::uint64_t block, const Reach* cut) {
     const auto load = [&](std::uint64_t i) {
         return std::atomic_ref<std::uint64_t>(table_.word(chunk.slot + i)).load(std::memory_order_acquire);
     };
-    const bool is_plain = !layout_.uses_heap() && !layout_.gives_next();
+    const bool is_plain = !layout_.uses_heap() && !layout_.gives_next() && !mutables_.any();
+    chunk.mutables.assign(chunk.count * mutables_.value_bytes(), std::byte{0});
     if (is_plain) {
         for (std::uint64_t i = 0; i < chunk.count; ++i) chunk.words[i] = load(i);
         racy_copy(chunk.rows.data(), view.rows + chunk.slot * stride, chunk.count * stride);
@@ -57,7 +58,11 @@ void RowCopy::fill(Chunk& chunk, std::uint64_t block, const Reach* cut) {
         if (word < least || serial_of(word) >= end) word = 0;
         // A row that the cut has, and that was written over since.
         if (cut && word == 0) missed_ += is_missed(chunk.slot + i, block, *cut, least);
-        if (state_of(word) != kCommitted) std::memset(row, 0, stride);
+        if (state_of(word) != kCommitted) {
+            std::memset(row, 0, stride);
+            std::fill_n(chunk.mutables.begin() + static_cast<std::ptrdiff_t>(i * mutables_.value_bytes()),
+                        mutables_.value_bytes(), std::byte{0});
+        }
         if (offset) std::memcpy(row, &word, sizeof word);
     }
     add_checksums(chunk, is_plain);
@@ -78,6 +83,8 @@ void RowCopy::add_checksums(Chunk& chunk, bool is_plain) const {
         const auto bytes_at = [&](std::uint64_t place, std::uint64_t) { return heap_.data() + (place - heap_begin_); };
         chunk.checksums[i] = heap_checksum(chunk.checksums[i], layout_, chunk.rows.data() + i * stride,
                                            chunk.finals.empty() ? 0 : chunk.finals[i], bytes_at);
+        chunk.checksums[i] =
+            crc32c(chunk.checksums[i], chunk.mutables.data() + i * mutables_.value_bytes(), mutables_.value_bytes());
     }
 }
 
@@ -91,6 +98,8 @@ void RowCopy::leave_out(std::uint64_t slot) {
     for (RegionId id : {kWords, kFinals}) {
         if (header_.regions[id].bytes) file_.write(header_.regions[id].offset + slot * 8, &none, sizeof none);
     }
+    const std::vector<std::byte> values(mutables_.value_bytes());
+    if (mutables_.any()) file_.write(plan_.place_of_mutables(block, slot), values.data(), values.size());
 }
 
 // A row of the cut that has been written over: of the lap that is being written, or of the one before, behind it.
@@ -119,6 +128,10 @@ std::uint64_t RowCopy::copy_row(Chunk& chunk, std::uint64_t i, std::uint64_t end
         const std::size_t used = heap_.size();
         racy_copy(row + header_.payload_offset, table_.view().rows + slot * header_.row_bytes + header_.payload_offset,
                   layout_.payload_bytes());
+        if (mutables_.any()) {
+            std::byte* to = chunk.mutables.data() + i * mutables_.value_bytes();
+            mutables_.read(slot, [&](const std::byte* from) { racy_copy(to, from, mutables_.value_bytes()); });
+        }
         bool whole = copy_heap_values(row);
         std::uint64_t final_place = 0;
         // A row that is no longer drawn may have lost its next observation; the row before takes its own from it.

@@ -7,6 +7,7 @@
 
 #include "storage/new_file.h"
 #include "table/cut.h"
+#include "table/mutable_values.h"
 #include "table/save_pipe.h"
 #include "table/save_plan.h"
 #include "table/table.h"
@@ -16,7 +17,7 @@ namespace sharpwave {
 class RowCopy {
 public:
     RowCopy(const Table& table, const SavePlan& plan, NewFile& file)
-        : table_(table), layout_(table.layout()), plan_(plan), header_(plan.header), file_(file) {}
+        : table_(table), layout_(table.layout()), plan_(plan), header_(plan.header), file_(file), mutables_(table) {}
 
     // The copies that follow go by this reach. It outlives them.
     void go_by(const std::vector<Reach>& reach) { reach_ = &reach; }
@@ -53,6 +54,7 @@ private:
     const SavePlan& plan_;
     const format::Header& header_;
     NewFile& file_;
+    const MutableValues mutables_;
     const std::vector<Reach>* reach_ = nullptr;
     std::vector<std::byte> heap_;   // what is not written yet
     std::vector<std::byte> image_;  // of a final observation

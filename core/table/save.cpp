@@ -194,6 +194,9 @@ private:
         index_.make_room();
         std::optional<Table::IndexLock> lock;
         if (plan_.header.sampler) lock.emplace(table_);
+        // No write is between its selector and the mark of its block then.
+        std::optional<Table::WriteLock> writes;
+        if (table_.layout().mutable_bytes()) writes.emplace(table_);
         SHARPWAVE_FAULT(save_index_locked);
         index_.copy();
         save_records(kCounters);

@@ -36,7 +36,8 @@ SavePipe::SavePipe(NewFile& file, const Header& header, const Table& table, bool
       copy_(std::move(copy)),
       checksums_(file),
       words_(file),
-      finals_(file) {
+      finals_(file),
+      mutables_(file) {
     try {
         if (threaded) thread_ = std::thread([this] { run(); });
     } catch (const std::system_error&) {
@@ -81,7 +82,7 @@ void SavePipe::put(Chunk chunk) {
 void SavePipe::drain() {
     queue_run(rest_.at + rest_.bytes);
     settle(0);
-    for (Stream* column : {&checksums_, &words_, &finals_}) column->flush();
+    for (Stream* column : {&checksums_, &words_, &finals_, &mutables_}) column->flush();
 }
 
 // What is not queued yet of the run, up to `end` of the file.
@@ -134,6 +135,11 @@ void SavePipe::settle(std::size_t most_left) {
                 put(checksums_, kChecksums, chunk, chunk.checksums);
                 put(words_, kWords, chunk, chunk.words);
                 put(finals_, kFinals, chunk, chunk.finals);
+                if (const std::uint64_t bytes = table_.layout().mutable_bytes()) {
+                    const std::uint64_t row = (chunk.rows_at - header_.regions[kRows].offset) / header_.row_bytes;
+                    mutables_.write(header_.regions[kMutables].offset + row * bytes, chunk.mutables.data(),
+                                    chunk.count * bytes);
+                }
                 spare_.push_back(std::move(chunk));
             }
         }

@@ -29,6 +29,7 @@ struct Chunk {
     std::uint64_t end = 0;              // rows from this serial on were not done when the copy was planned
     const std::byte* direct = nullptr;  // written from where they stand in the table, and looked at again afterwards
     std::vector<std::byte> rows;
+    std::vector<std::byte> mutables;  // the values of mutable fields, row by row
     std::vector<std::uint32_t> checksums;
     std::vector<std::uint64_t> words, finals;
 };
@@ -85,7 +86,7 @@ private:
     // queued yet.
     std::deque<Chunk> run_;
     Piece rest_;
-    Stream checksums_, words_, finals_;
+    Stream checksums_, words_, finals_, mutables_;
     std::vector<Chunk> spare_;
     std::vector<Early> early_;
 

@@ -57,7 +57,7 @@ void SavePlan::place_regions(const std::optional<Header>& base) {
         header.regions[id] = bytes ? Region{at, bytes} : Region{};
         at += bytes;
     };
-    header.regions[kRuntime] = header.regions[kTree] = header.regions[kWaiting] = header.regions[kTimes] = {};
+    for (RegionId id : {kRuntime, kTree, kWaiting, kTimes, kSelectors}) header.regions[id] = {};
     for (RegionId id : {kCounters, kWriters, kBlocks, kFields, kDescription}) place(id, header.regions[id].bytes);
     place(kDirty, base ? dirty.size() * 8 : 0);
     place(kChecksums, slots * 4);
@@ -69,6 +69,7 @@ void SavePlan::place_regions(const std::optional<Header>& base) {
     place(kFinals, header.waiting_bytes ? slots * 8 : 0);
     if (rows_ * header.row_bytes >= 16 * kPieceBytes) at = (at + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
     place(kRows, rows_ * header.row_bytes);
+    place(kMutables, rows_ * table_.layout().mutable_bytes());
     place(kHeap, 1);  // grows as it fills
     header.total_bytes = at;
 }

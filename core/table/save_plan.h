@@ -48,6 +48,12 @@ public:
                (place_of[block] + slot - block * table_.block_rows()) * header.row_bytes;
     }
 
+    // The same for its mutable values.
+    std::uint64_t place_of_mutables(std::uint64_t block, std::uint64_t slot) const {
+        return header.regions[format::kMutables].offset +
+               (place_of[block] + slot - block * table_.block_rows()) * table_.layout().mutable_bytes();
+    }
+
     // Whether rows of the cut stand behind the slots that were planned for.
     bool is_outgrown(const Cut& cut) const;
 

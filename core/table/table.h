@@ -234,6 +234,19 @@ public:
         Yield yield_;  // ends after the lock: nothing is waited for under it
     };
     static constexpr double kLockGrace = 0.05;
+
+    // The same for writes of mutable fields, one at a time. Readers and adds do not take it, save() does for its cut.
+    class WriteLock {
+    public:
+        explicit WriteLock(Table& table, Deadline deadline = Deadline::never());
+        ~WriteLock();
+        WriteLock(const WriteLock&) = delete;
+        WriteLock& operator=(const WriteLock&) = delete;
+
+    private:
+        Table& table_;
+        Yield yield_;  // ends after the lock: nothing is waited for under it
+    };
     std::uint64_t block_of(std::uint64_t slot) const { return by_block_.quotient(slot); }
     std::uint64_t rows_left(std::uint64_t slot) const {  // in its block, with itself
         const std::uint64_t block = block_of(slot);
@@ -319,6 +332,7 @@ private:
     format::Hold& hold() const { return runtime().hold; }
     void take_off(std::uint64_t block, format::WriterRecord& by);
     SharedLock& shared_lock() const { return *reinterpret_cast<SharedLock*>(runtime().index_lock); }
+    SharedLock& write_lock() const { return *reinterpret_cast<SharedLock*>(runtime().write_lock); }
 
     // What the first opener does: see attach().
     void look_over(const Opening& opening, bool remakes);

@@ -13,6 +13,7 @@
 #include "base/wait.h"
 #include "table/block_claim.h"
 #include "table/heap_values.h"
+#include "table/mutable_values.h"
 #include "table/next_observations.h"
 #include "table/row_batch.h"
 #include "table/stack_history.h"
@@ -52,6 +53,7 @@ private:
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void make_room(const RowBatch& batch, Group& group, FieldMove* moves);
     void begin_rows(const RowBatch& batch, Group& group);
+    std::size_t drop_mutables(FieldMove* moves) const;
     void retire_incomplete(Group& group);
     void finish_rows(const RowBatch& batch, Group& group);
     void count(std::int64_t gained);
@@ -62,6 +64,7 @@ private:
     NextObservations next_;
     StackHistory history_;
     HeapValues values_;
+    const MutableValues mutables_;
     BlockClaim claim_;
     const bool derives_;                 // next observations are derived
     const bool stacks_;                  // some field is stacked

@@ -164,7 +164,7 @@ std::size_t Goals::gather(const std::uint64_t* slots, const std::uint64_t* words
     // A position's coin falls the same way at every attempt: the goals before it stay where they are.
     std::byte* goals = out.goals;
     for (std::size_t i = 0; i < begin; ++i) goals += out.relabelled[i] * bytes;
-    if (view_.copies_rows()) {
+    if (view_.copies_rows() && !view_.has_mutables()) {
         read_plain(work, goals);
     } else {
         read(work, 1, goals);

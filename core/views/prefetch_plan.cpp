@@ -36,7 +36,7 @@ PrefetchPlan::PrefetchPlan(const Table& table, const ViewConfig& config, bool is
                                  : leaf.role == Role::own  ? k == 0
                                  : leaf.role == Role::last ? k + 1 == config.n_step
                                                            : k == config.n_step;
-            if (is_read) parts.emplace_back(field.offset, field.offset + field.bytes);
+            if (is_read && !field.is_mutable) parts.emplace_back(field.offset, field.offset + field.bytes);
         }
         std::sort(parts.begin(), parts.end());
         for (std::size_t p = 0; p < parts.size();) {

@@ -54,13 +54,15 @@ Transitions::Transitions(const Table& table, ViewConfig config)
       config_(std::move(config)),
       stack_(longest_stack(table, config_)),
       stacks_(table, config_, stack_),
-      next_(table, config_) {
+      next_(table, config_),
+      mutables_(table) {
     const std::vector<Field>& fields = table.layout().fields();
     is_plain_ = config_.n_step == 1;
     for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
         const ViewLeaf& leaf = config_.leaves[i];
         const Field& field = fields.at(leaf.field);
         example_bytes_ += leaf_bytes(leaf);
+        (field.is_mutable ? mutable_leaves_ : row_leaves_).push_back({i, field.offset, field.bytes, leaf.role});
         derives_ = derives_ || leaf.role == Role::next;
         is_plain_ = is_plain_ && leaf.role != Role::next && field.stack == 1 && !field.is_in_heap();
         if (leaf.role != Role::reward) continue;
@@ -68,6 +70,7 @@ Transitions::Transitions(const Table& table, ViewConfig config)
         reward_offset_ = field.offset;
         reward_items_ = field.full_bytes / field.item_bytes;
         reward_is_double_ = field.item_bytes == 8;
+        reward_is_mutable_ = field.is_mutable;
         if (config_.n_step > 1 && (!is_summed(field) || field.is_in_heap() || field.stack > 1)) {
             throw Error(ErrorKind::schema, "field '" + field.name +
                                                "': n_step > 1 sums it: expected float32 or float64, got " +
@@ -106,9 +109,8 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
     return total;
 }
 
-// The reward of a row, times a factor, into the sums.
-inline void Transitions::add_reward(std::uint64_t slot, double factor, double* sums) const {
-    const std::byte* from = rows_.rows + slot * rows_.stride + reward_offset_;
+// A reward, times a factor, into the sums.
+inline void Transitions::add_reward(const std::byte* from, double factor, double* sums) const {
     if (!reward_is_double_) {
         for (std::uint64_t k = 0; k < reward_items_; ++k) {
             float narrow;
@@ -135,17 +137,21 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
     if (stack_ > 1 && !stacks_.look_back(work, position, slot, word, &work.own_frames[position * stack_])) return false;
 
     std::uint32_t steps = 1;
+    if (n_step == 1 && has_mutables()) copy_mutables(slot, place, out);
     if (n_step > 1) {
         double few_sums[4] = {};
         std::vector<double> many_sums;
         double* sums = few_sums;
         if (reward_items_ > 4) [[unlikely]]
             sums = (many_sums.resize(reward_items_), many_sums.data());
-        add_reward(slot, 1.0, sums);
+        const auto take = [&](double factor) {
+            if (has_mutables()) walk_mutables(slot, place, steps == 1, factor, sums, out);
+            if (!reward_is_mutable_) add_reward(rows_.rows + slot * rows_.stride + reward_offset_, factor, sums);
+        };
+        take(1.0);
         while (steps < n_step && table_.successor(slot, word)) {
             work.touch(position, slot, word);
-            add_reward(slot, powers_[steps], sums);
-            ++steps;
+            take(powers_[steps++]);
         }
         std::byte* to = out.flats[reward_] + place * reward_items_ * (reward_is_double_ ? 8 : 4);
         for (std::uint64_t k = 0; k < reward_items_; ++k) {
@@ -210,18 +216,15 @@ std::size_t Transitions::gather_pieces(const std::uint64_t* slots, std::size_t b
 std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t begin, std::size_t end,
                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed,
                                       bool single) const {
-    const std::vector<Field>& fields = table_.layout().fields();
     const std::uint32_t n_step = single ? 1 : config_.n_step;
     StepMove moves[kMostStepFields];
     std::size_t move_count = 0;
-    for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
-        const ViewLeaf& leaf = config_.leaves[i];
+    for (const LeafPlace& leaf : row_leaves_) {
         if (leaf.role == Role::reward && n_step > 1) continue;
-        const Field& field = fields[leaf.field];
         const StepRow row = leaf.role == Role::last   ? StepRow::last
                             : leaf.role == Role::next ? StepRow::after
                                                       : StepRow::first;
-        moves[move_count++] = {field.offset, field.bytes, out.flats[i], row};
+        moves[move_count++] = {leaf.offset, leaf.bytes, out.flats[leaf.leaf], row};
     }
     const StepGather job{.view = rows_,
                          .least_word = table_.least_word(),
@@ -248,6 +251,7 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
         const std::uint32_t position = missed[m];
         if (!gather_one(slots[position], position, n_step, out, words)) missed[misses++] = position;
     }
+    if (has_mutables()) misses = gather_mutables(slots, begin, end, out, words, missed, misses);
     return misses;
 }
 
@@ -260,14 +264,13 @@ bool Transitions::gather_one(std::uint64_t slot, std::size_t position, std::uint
     work.words = words;
     words[position] = table_.load_word(slot);
     if (!walk(work, 0, slot, n_step, table_.least_word(), out)) return false;
-    for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
-        const ViewLeaf& leaf = config_.leaves[i];
+    for (const LeafPlace& leaf : row_leaves_) {
         if (leaf.role == Role::reward && n_step > 1) continue;
-        const Field& field = table_.layout().fields()[leaf.field];
         const std::uint64_t from = leaf.role == Role::last   ? work.last_slots[0]
                                    : leaf.role == Role::next ? work.next_slots[0]
                                                              : slot;
-        racy_copy(out.flats[i] + position * field.bytes, rows_.rows + from * rows_.stride + field.offset, field.bytes);
+        racy_copy(out.flats[leaf.leaf] + position * leaf.bytes, rows_.rows + from * rows_.stride + leaf.offset,
+                  leaf.bytes);
     }
     work.failed[0] = work.nexts[0] != Next::row && !next_.copy(work, 0, out);
     check_again(work);
@@ -314,14 +317,13 @@ void Transitions::name_rows(const ExampleWork& work, const std::uint64_t* slots,
 // What copies fixed fields of a row to their places in a batch.
 struct Transitions::Moves {
     Moves(const Transitions& view, const Outputs& out) {
-        const std::vector<Field>& fields = view.table_.layout().fields();
-        const std::vector<ViewLeaf>& leaves = view.config_.leaves;
-        if (leaves.size() > 32) all = (many.resize(leaves.size()), many.data());
-        for (std::size_t i = 0; i < leaves.size(); ++i) {
-            const Field& field = fields[leaves[i].field];
-            all[i] = {field.offset, field.bytes, out.flats[i], 0};
-        }
+        const std::vector<LeafPlace>& leaves = view.row_leaves_;
+        count = leaves.size();
+        if (count > 32) all = (many.resize(count), many.data());
+        for (std::size_t i = 0; i < count; ++i)
+            all[i] = {leaves[i].offset, leaves[i].bytes, out.flats[leaves[i].leaf], 0};
     }
+    std::size_t count;
     FieldMove few[32];
     std::vector<FieldMove> many;
     FieldMove* all = few;
@@ -334,8 +336,60 @@ std::size_t Transitions::gather_plain(const std::uint64_t* slots, std::size_t be
         return gather_neighbours(slots[begin], begin, end, out, words, missed);
     const Moves moves(*this, out);
     const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
-    const Gather job{rows_, table_.least_word(), slots, moves.all, config_.leaves.size(), words, streaming};
-    return kernels().gather(job, begin, end, missed);
+    const Gather job{rows_, table_.least_word(), slots, moves.all, moves.count, words, streaming};
+    const std::size_t misses = kernels().gather(job, begin, end, missed);
+    return has_mutables() ? gather_mutables(slots, begin, end, out, words, missed, misses) : misses;
+}
+
+// All mutable values of an example that is one row.
+void Transitions::copy_mutables(std::uint64_t slot, std::size_t place, const Outputs& out) const {
+    mutables_.read(slot, [&](const std::byte* values) {
+        for (const LeafPlace& leaf : mutable_leaves_)
+            racy_copy(out.flats[leaf.leaf] + place * leaf.bytes, values + leaf.offset, leaf.bytes);
+    });
+}
+
+// What the mutable values of one step of an example give: all from one moment of the row. The last of its rows is not
+// known before it is passed, so each row leaves what a last one gives.
+void Transitions::walk_mutables(std::uint64_t slot, std::size_t place, bool is_first, double factor, double* sums,
+                                const Outputs& out) const {
+    std::byte few[32];
+    std::vector<std::byte> many;
+    std::byte* reward = few;
+    if (reward_is_mutable_ && reward_items_ > 4) reward = (many.resize(reward_items_ * 8), many.data());
+    mutables_.read(slot, [&](const std::byte* values) {
+        for (const LeafPlace& leaf : mutable_leaves_) {
+            if (leaf.role == Role::reward) {
+                racy_copy(reward, values + leaf.offset, leaf.bytes);
+            } else if (is_first || leaf.role == Role::last) {
+                racy_copy(out.flats[leaf.leaf] + place * leaf.bytes, values + leaf.offset, leaf.bytes);
+            }
+        }
+    });
+    if (reward_is_mutable_) add_reward(reward, factor, sums);
+}
+
+// The mutable values of rows that were just read; positions whose row has changed since join the `misses` missed ones.
+std::size_t Transitions::gather_mutables(const std::uint64_t* slots, std::size_t begin, std::size_t end,
+                                         const Outputs& out, const std::uint64_t* words, std::uint32_t* missed,
+                                         std::size_t misses) const {
+    const std::size_t known = misses;
+    for (std::size_t i = begin; i < std::min(begin + 2 * kPiece, end); ++i) mutables_.prefetch_selector(slots[i]);
+    for (std::size_t from = begin; from < end; from += kPiece) {
+        const std::size_t to = std::min(from + kPiece, end);
+        for (std::size_t i = from; i < to; ++i) {
+            if (i + 2 * kPiece < end) mutables_.prefetch_selector(slots[i + 2 * kPiece]);
+            mutables_.prefetch(slots[i]);
+        }
+        for (std::size_t i = from; i < to; ++i) copy_mutables(slots[i], i, out);
+        fence(std::memory_order_acquire);
+        for (std::size_t i = from; i < to; ++i) {
+            const std::uint64_t again = table_.load_word(slots[i], std::memory_order_relaxed);
+            if (((words[i] ^ again) & ~kFlagMask) && std::find(missed, missed + known, i) == missed + known)
+                missed[misses++] = static_cast<std::uint32_t>(i);
+        }
+    }
+    return misses;
 }
 
 // All rows of a table in turn, as rows() reads them.
@@ -366,8 +420,9 @@ std::size_t Transitions::gather_neighbours(std::uint64_t slot, std::size_t begin
 void Transitions::copy_run(std::uint64_t slot, std::uint64_t step, std::size_t count, std::size_t place,
                            const Outputs& out, bool streaming) const {
     const Moves moves(*this, out);
-    const Gather job{rows_, 0, nullptr, moves.all, config_.leaves.size(), nullptr, streaming};
+    const Gather job{rows_, 0, nullptr, moves.all, moves.count, nullptr, streaming};
     kernels().gather_run(job, slot, step, count, place);
+    for (std::size_t i = 0; has_mutables() && i < count; ++i) copy_mutables(slot + i * step, place + i, out);
 }
 
 // The row itself stands in for what is not there; the position is reported as missed.
@@ -396,7 +451,7 @@ void Transitions::copy_fixed(Role role, const std::uint64_t* from, std::size_t b
         const ViewLeaf& leaf = config_.leaves[i];
         const Field& field = fields[leaf.field];
         const Role effective = leaf.role == Role::reward && n_step == 1 ? Role::own : leaf.role;
-        if (effective != role || field.stack > 1 || field.is_in_heap()) continue;
+        if (effective != role || field.stack > 1 || field.is_in_heap() || field.is_mutable) continue;
         moves[move_count++] = {field.offset, field.bytes, out.flats[i] + begin * field.bytes, 0};
     }
     const Gather job{rows_, 0, from, moves, move_count, nullptr, streaming};
@@ -456,6 +511,9 @@ bool Transitions::can_be_short() const {
     for (const ViewLeaf& leaf : config_.leaves) {
         const Field& field = table_.layout().fields()[leaf.field];
         if (field.is_in_heap()) return false;
+        // Of the first row only: the kernel does not tell which rows come after it.
+        if (field.is_mutable && leaf.role != Role::own && (leaf.role != Role::reward || config_.n_step > 1))
+            return false;
     }
     if (table_.header().slots <= (config_.n_step + 1) * width_) return false;
     // Up to here its division by a multiplication is exact: see base/divide.h.

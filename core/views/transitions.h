@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "table/mutable_values.h"
 #include "table/table.h"
 #include "views/next_copy.h"
 #include "views/prefetch_plan.h"
@@ -45,6 +46,9 @@ public:
     // Asks for what an example that starts here reads; costs next to nothing.
     void prefetch(std::uint64_t slot) const { fetched_.fetch(rows_.rows + slot * rows_.stride); }
 
+    // Whether some leaf is a mutable field: its values do not stand in the row.
+    bool has_mutables() const { return !mutable_leaves_.empty(); }
+
     // Where examples are rows as they stand: `count` of them, each `step` slots after the one before, from `slot` on,
     // to positions place.. of `out`. Their words are the caller's to check.
     bool copies_rows() const { return is_plain_; }
@@ -53,6 +57,12 @@ public:
 
 private:
     struct Moves;
+    // A leaf whose value stands in the row, or among the row's mutable values.
+    struct LeafPlace {
+        std::size_t leaf;
+        std::uint64_t offset, bytes;
+        Role role;
+    };
     std::size_t gather_pieces(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                               std::uint64_t* words, std::uint32_t* missed, bool single) const;
     std::size_t gather_steps(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
@@ -63,6 +73,11 @@ private:
                              std::uint64_t* words, std::uint32_t* missed) const;
     std::size_t gather_neighbours(std::uint64_t slot, std::size_t begin, std::size_t end, const Outputs& out,
                                   std::uint64_t* words, std::uint32_t* missed) const;
+    void copy_mutables(std::uint64_t slot, std::size_t place, const Outputs& out) const;
+    std::size_t gather_mutables(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
+                                const std::uint64_t* words, std::uint32_t* missed, std::size_t misses) const;
+    void walk_mutables(std::uint64_t slot, std::size_t place, bool is_first, double factor, double* sums,
+                       const Outputs& out) const;
     void stand_in(ExampleWork& work, const std::uint64_t* slots, std::size_t count) const;
     void copy_fixed(Role role, const std::uint64_t* from, std::size_t begin, std::size_t count, std::uint32_t n_step,
                     const Outputs& out, bool streaming) const;
@@ -72,7 +87,7 @@ private:
     void name_rows(const ExampleWork& work, const std::uint64_t* slots, std::size_t count, Places& places) const;
     bool walk(ExampleWork& work, std::size_t position, std::uint64_t slot, std::uint32_t n_step, std::uint64_t least,
               const Outputs& out) const;
-    void add_reward(std::uint64_t slot, double factor, double* sums) const;
+    void add_reward(const std::byte* from, double factor, double* sums) const;
     bool can_be_short() const;
     bool has_small_rows() const;
 
@@ -83,13 +98,15 @@ private:
     const std::uint32_t stack_;  // frames of the longest stack
     const StackCopy stacks_;
     const NextCopy next_;
+    const MutableValues mutables_;
+    std::vector<LeafPlace> row_leaves_, mutable_leaves_;
     PrefetchPlan fetched_;
     bool is_plain_;          // every leaf is a fixed field of the row drawn
     bool is_short_ = false;  // examples that gather_steps() makes
     bool derives_ = false;
     std::size_t reward_ = 0;  // the leaf that is summed, and where its numbers are
     std::uint64_t reward_offset_ = 0, reward_items_ = 0;
-    bool reward_is_double_ = false;
+    bool reward_is_double_ = false, reward_is_mutable_ = false;
     std::uint64_t example_bytes_ = 0;
     std::vector<double> powers_;    // of gamma
     std::vector<float> discounts_;  // the same, as batches give them

@@ -18,6 +18,7 @@ from .schema import Field, Node, Schema
 
 __all__ = [
     "as_array",
+    "cast_value",
     "count_rows",
     "fit",
     "flatten",
@@ -266,7 +267,7 @@ def fit(
         place = f" in row 0 of {rows}" if lead else ""
         mend = f"; give the field shape {got}" if all(n > 0 for n in got) else ""
         raise SchemaError(f"add(): field {name!r}: expected shape {field.shape}, got {got}{place}{mend}")
-    return np.require(_cast(f"field {name!r}", field, array), requirements=["C_CONTIGUOUS", "ALIGNED"])
+    return np.require(cast_value(f"field {name!r}", field, array), requirements=["C_CONTIGUOUS", "ALIGNED"])
 
 
 def _refuse_stack(name: str, field: Field, got: tuple[int, ...]) -> None:
@@ -299,20 +300,20 @@ def _fit_ragged(
                 f"add(): field {name!r}: expected shape (0 to {longest}{''.join(f', {n}' for n in item)}), got "
                 f"{array.shape} in row {i} of {rows}"
             )
-        fitted.append(np.ascontiguousarray(_cast(f"field {name!r}", field, array)).reshape(-1))
+        fitted.append(np.ascontiguousarray(cast_value(f"field {name!r}", field, array)).reshape(-1))
     starts = np.zeros(rows + 1, np.uint64)
     starts[1:] = np.cumsum([part.nbytes for part in fitted])
     return np.ascontiguousarray(np.concatenate(fitted)), starts
 
 
-def _cast(what: str, field: Field, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def cast_value(what: str, field: Field, array: np.ndarray[Any, Any], where: str = "add()") -> np.ndarray[Any, Any]:
     """Casts to the field's dtype where values keep their meaning; raises for any other cast."""
     want, have = field.dtype, array.dtype
     if want == have:
         return array
 
     def refused(why: str) -> SchemaError:
-        return SchemaError(f"add(): {what}: expected {want}, got {have}{why}")
+        return SchemaError(f"{where}: {what}: expected {want}, got {have}{why}")
 
     if want.kind == "b" and have.kind in "iuf":
         if not np.isin(array, (0, 1)).all():

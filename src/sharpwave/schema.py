@@ -35,6 +35,12 @@ _MAX_DIMENSIONS = 8
 _MAX_STACK = 256
 _CODECS = {"lz4": _core.Codec.lz4, "zstd": _core.Codec.zstd}
 _MAX_EXTENT = 2**62
+# Why a field with one of these options cannot be mutable.
+_WHY_NOT = {
+    "stack": "makes values of the frames of several rows",
+    "compression": "gives values different sizes",
+    "ragged": "gives values different sizes",
+}
 
 
 class Field:
@@ -49,13 +55,15 @@ class Field:
         compression: Lossless: ``"lz4"`` (fast) or ``"zstd"`` (smaller).
         ragged: Values have different lengths; the first axis of ``shape`` is the greatest length. True gives batches
             ``{"values", "offsets"}``, ``"padded"`` gives ``{"values", "mask"}``.
+        mutable: ``ReplayBuffer.write`` may give rows new values of this field. It takes twice the memory; see
+            ``docs/decisions/0019-write-back.md``.
 
     Example:
         >>> Field((84, 84), "uint8", stack=4)
         Field((84, 84), 'uint8', stack=4)
     """
 
-    __slots__ = ("compression", "dtype", "ragged", "shape", "stack")
+    __slots__ = ("compression", "dtype", "mutable", "ragged", "shape", "stack")
     __setattr__ = set_once
 
     def __init__(
@@ -66,6 +74,7 @@ class Field:
         stack: int = 1,
         compression: Literal["lz4", "zstd"] | None = None,
         ragged: bool | Literal["padded"] = False,
+        mutable: bool = False,
     ) -> None:
         self.shape = _read_shape(shape)
         self.dtype = _read_dtype(dtype)
@@ -83,12 +92,26 @@ class Field:
             raise SchemaError(
                 f"Field(): stack: expected at most {_MAX_DIMENSIONS - 1} dimensions, got {len(self.shape)}"
             )
+        if not isinstance(mutable, bool):
+            raise SchemaError(f"Field(): mutable: expected True or False, got {told(mutable)}")
+        for name, is_given in (("stack", stack > 1), ("compression", compression is not None), ("ragged", ragged)):
+            if mutable and is_given:
+                raise SchemaError(
+                    f"Field(): mutable: a value that is written back has two places of a fixed size in the buffer, and "
+                    f"{name}= {_WHY_NOT[name]}; leave out {name}= or mutable="
+                )
         self.stack = stack
         self.compression = compression
         self.ragged = ragged
+        self.mutable = mutable
 
     def _options(self) -> dict[str, Any]:
-        options = {"stack": self.stack, "compression": self.compression, "ragged": self.ragged}
+        options = {
+            "stack": self.stack,
+            "compression": self.compression,
+            "ragged": self.ragged,
+            "mutable": self.mutable,
+        }
         return {
             name: value
             for name, value in options.items()
@@ -178,6 +201,24 @@ class Schema:
             else:
                 self._places.append((field_of[name], Role.reward if name == "reward" else Role.own, 0))
         self.ragged = [i for i, (_, field) in enumerate(self.leaves) if field.ragged]
+        self.mutable = {name: i for i, (name, field) in enumerate(self.leaves) if field.mutable}
+        self._check_mutable()
+
+    def _check_mutable(self) -> None:
+        """Refuses mutable fields whose values the buffer keeps elsewhere too."""
+        for name in self.mutable:
+            if name == "done":
+                raise SchemaError(
+                    "schema: field 'done': it cannot be mutable: the ends of episodes are stored with the rows and "
+                    "do not change"
+                )
+            if name == "stale":
+                raise SchemaError("schema: field 'stale': a mutable field needs another name: write() has stale=")
+            if self.derives_next and name.split("/")[0] in ("obs", "next_obs"):
+                raise SchemaError(
+                    f"schema: field {name!r}: it cannot be mutable with next_obs='derived': its value is also the next "
+                    "observation of the row before; give next_obs='stored'"
+                )
 
     @property
     def needs_order(self) -> bool:
@@ -221,6 +262,7 @@ class Schema:
                     codec=_CODECS.get(f.compression or "", _core.Codec.none),
                     is_ragged=bool(f.ragged),
                     gives_next=self.derives_next and (name == "obs" or name.startswith("obs/")),
+                    is_mutable=f.mutable,
                     follows=self._kept.index(name.removeprefix("next_")) if is_next(name) and f.stack > 1 else -1,
                 )
             )
@@ -326,7 +368,7 @@ def transitions(
         raise SchemaError(f"{where}: schema: field 'done': expected shape (), got {done.shape}")
     for name in ("reward", "done"):
         node = whole[name]
-        if isinstance(node, Field) and node._options():
+        if isinstance(node, Field) and node._options().keys() - {"mutable"}:
             raise SchemaError(f"{where}: schema: field {name!r}: expected a plain Field, got {node!r}")
     return Schema(whole, next_obs == "derived")
 

@@ -20,6 +20,7 @@
 #include "storage/format.h"
 #include "table/snapshot.h"
 #include "table/table.h"
+#include "table/write_back.h"
 #include "table/writer.h"
 
 using namespace sharpwave;
@@ -301,6 +302,17 @@ void append(const Table& table, Writer& writer, std::size_t steps, Chooser& choo
     survives([&] { writer.append({own.data(), rows, flags.data(), next.data(), given}); });
 }
 
+// Zeros for every mutable field of every row.
+void write_back_all(Table& table) {
+    const std::vector<std::uint64_t> serials = table.live_serials();
+    const std::vector<std::byte> zeros(serials.size() * table.layout().mutable_bytes());
+    std::vector<FieldWrite> writes;
+    for (std::size_t f = 0; f < table.layout().fields().size(); ++f) {
+        if (table.layout().fields()[f].is_mutable) writes.push_back({f, zeros.data()});
+    }
+    if (!writes.empty()) survives([&] { write_back(table, serials.data(), serials.size(), writes, true); });
+}
+
 void use(const std::shared_ptr<Table>& table, const Folder& folder, std::uint64_t choice) {
     Chooser choose(choice);
     if (table->header().slots > kMostSlots) return;
@@ -313,6 +325,7 @@ void use(const std::shared_ptr<Table>& table, const Folder& folder, std::uint64_
     draw(*table, *batches, config, 3 + config.newest);
     draw(*table, *batches, config, 16);
     if (table->given()) survives([&] { batches->index()->set_alpha(0.3); });
+    write_back_all(*table);
     const std::uint64_t lap = table->header().slots / table->width() + 2;
     std::unique_ptr<Writer> writer;
     if (survives([&] { writer = table->writer(); })) {

@@ -76,7 +76,7 @@ def reseal(data: bytearray) -> None:
     counters = data[offset : offset + size]
     counters[CLEAN : CLEAN + 8] = counters[SEAL : SEAL + 8] = bytes(8)
     crc = crc32c(counters, crc32c(struct.pack(f"<{blocks}I", *words)))
-    for number in (2, 3, 8, 9, 10, 12, 16, 14):
+    for number in (2, 3, 8, 9, 10, 12, 16, 14, 20):
         start, length = region(data, number)
         crc = crc32c(data[start : start + length], crc)
     struct.pack_into("<Q", data, offset + SEAL, crc)
@@ -118,8 +118,10 @@ TABLES: dict[str, dict[str, Any]] = {
         "writers": 2,
     },
     "empty": {"schema": {"obs": sw.Field(())}, "sampler": sw.Shuffle()},
+    "mutable": {"schema": {"obs": sw.Field(()), "state": sw.Field((3,), mutable=True)}, "next_obs": None},
 }
-GROWN = ("plain", "heap", "wide")  # a snapshot and an increment behind it
+GROWN = ("plain", "heap", "wide", "mutable")  # a snapshot and an increment behind it
+OLDER = 1000
 STEPS = 26  # more than two laps
 # The others are saved only.
 LIVE = (
@@ -132,6 +134,7 @@ LIVE = (
     "goals",
     "queue",
     "writers",
+    "mutable",
 )  # the others: saved only
 
 
@@ -171,6 +174,10 @@ def fill(buffer: sw.ReplayBuffer, steps: int) -> None:
         (others[step // 4 % 2] if others else buffer).add(**values)
     for other in others:
         other.close()
+    if steps and "state" in buffer.schema:
+        newest = next(buffer.rows())["indices"][-2:]
+        for _ in range(2):  # a row's other place holds what it had before, OLDER less
+            buffer.write(newest, state=buffer.get(newest)["state"] + OLDER)
     if steps:
         buffer.sample(min(steps, 2))
 

@@ -42,6 +42,18 @@ const std::byte* at(const Bytes& bytes, std::uint64_t offset) {
     return reinterpret_cast<const std::byte*>(bytes.data() + offset);
 }
 
+// The head of the place that a row's selector names.
+void mend_place(Bytes& live, const Header& header, std::uint64_t value_bytes, std::uint64_t slot,
+                std::uint64_t serial) {
+    if (value_bytes == 0 || !header.has_checksums) return;
+    const auto selector = read_at<std::uint64_t>(live, header.regions[kSelectors].offset + slot * 8);
+    const std::uint64_t place = header.regions[kMutables].offset +
+                                ((selector & 1) * header.slots + slot) * mutable_place_bytes(value_bytes, true);
+    const std::uint64_t names[] = {serial, selector};
+    const std::uint32_t crc = crc32c(0, names, sizeof names);
+    write_at(live, place, MutableHead{selector, crc32c(crc, at(live, place + sizeof(MutableHead)), value_bytes), 0});
+}
+
 // The checksums of the rows that `source` holds, as docs/format.md tells them. An increment has the words, the places
 // of final observations and the checksums of all rows, and the bytes of some.
 void mend_rows(Bytes& newest, const Bytes& source) {
@@ -70,6 +82,12 @@ void mend_rows(Bytes& newest, const Bytes& source) {
             const std::uint64_t place =
                 !is_live && finals.bytes ? read_at<std::uint64_t>(newest, finals.offset + slot * 8) : 0;
             if (is_row) crc = heap_checksum(crc, layout, at(source, row), place, bytes_at);
+            if (is_row && !is_live) {
+                const std::uint64_t number = (row - from.regions[kRows].offset) / header.row_bytes;
+                crc = crc32c(crc, at(source, from.regions[kMutables].offset + number * layout.mutable_bytes()),
+                             layout.mutable_bytes());
+            }
+            if (is_row && is_live) mend_place(newest, header, layout.mutable_bytes(), slot, serial_of(word));
             if (is_row || is_void || !is_live) write_at(newest, header.regions[kChecksums].offset + slot * 4, crc);
             row += header.row_bytes;
         };
@@ -113,7 +131,8 @@ void mend_seal(Bytes& bytes) {
     write_at(bytes, clean_at, none);
     write_at(bytes, seal_at, none);
     std::uint32_t crc = crc32c(0, words.data(), words.size() * sizeof words[0]);
-    for (RegionId id : {kCounters, kWriters, kBlocks, kChecksums, kPriorities, kGiven, kEpisodes, kReads, kFinals}) {
+    for (RegionId id :
+         {kCounters, kWriters, kBlocks, kChecksums, kPriorities, kGiven, kEpisodes, kReads, kFinals, kSelectors}) {
         crc = crc32c(crc, at(bytes, header.regions[id].offset), header.regions[id].bytes);
     }
     write_at(bytes, clean_at, clean);

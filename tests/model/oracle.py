@@ -38,6 +38,12 @@ class Oracle:
             if not row.masked:
                 self.open_rows[i % self.width] = None if row.terminated or row.truncated else row
 
+    def write(self, rows: list[Row | None], leaves: dict[str, np.ndarray]) -> None:
+        """New values of some leaves, one a row, in their order: of a row that comes twice the last one holds."""
+        for i, row in enumerate(rows):
+            if row is not None:
+                row.leaves |= {path: values[i].copy() for path, values in leaves.items()}
+
     def close_writer(self) -> None:
         for row in self.open_rows:
             if row is not None:
@@ -51,7 +57,7 @@ class Oracle:
     def copy(self) -> Oracle:
         """What a snapshot holds: the rows. An episode that was open then is open for nobody now."""
         twin = Oracle(self.capacity, self.width)
-        twin.ring = [replace(row) for row in self.ring]
+        twin.ring = [replace(row, leaves=dict(row.leaves)) for row in self.ring]
         return twin
 
     def rows(self) -> list[Row]:

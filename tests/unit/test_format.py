@@ -64,7 +64,7 @@ def seal_of(data):
     for name in ("clean", "seal"):
         counters[offsets[name] : offsets[name] + 8] = bytes(8)
     crc = crc32c(counters, crc)
-    for name in ("writers", "blocks", "checksums", "priorities", "given", "episodes", "reads", "finals"):
+    for name in ("writers", "blocks", "checksums", "priorities", "given", "episodes", "reads", "finals", "selectors"):
         at, size = regions[name]
         crc = crc32c(data[at : at + size], crc)
     return crc

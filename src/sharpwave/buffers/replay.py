@@ -309,6 +309,55 @@ class ReplayBuffer:
             self._rows, lambda left: self.update_priorities(indices, priorities, mask, timeout=left), limit
         )
 
+    def write(
+        self, indices: Any, *, stale: Literal["error", "skip"] = "error", timeout: float | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Gives rows new values of fields that were declared with ``Field(..., mutable=True)``.
+
+        A reader gets, for each row, all old values or all new ones, and so does the buffer after a crash. Fields that
+        are not named keep their values.
+
+        Args:
+            indices: The serials that ``sample`` gave: an array of any shape, a tensor or a list. -1 names no row and is
+                passed over. If a serial comes twice the last one holds.
+            stale: What to do about rows that are no longer in the buffer: ``"error"`` raises, ``"skip"`` leaves them
+                out.
+            timeout: Seconds to wait for another thread or process that writes; None waits for ever, 0 not at all.
+                (0 waits up to 0.05 s.)
+            **fields: New values by name, nested as in ``add``, of shape (*indices.shape, *field.shape). They are
+                checked as in ``add``. Of a dict some fields may be given.
+
+        Returns:
+            ``{"applied": n, "stale": m}``: n serials named rows that have new values; m named rows that are no longer
+            in the buffer. On a GPU with ``stale="skip"`` the counts are 0-d tensors there, so that the call does not
+            wait for the device.
+
+        Raises:
+            StaleHandle: A row is no longer in the buffer, and ``stale="error"``; nothing was written.
+            SchemaError: A field is unknown or not mutable, or a value does not fit; nothing was written.
+            NotReady: Another process wrote until the timeout; the message names it. Nothing was written.
+
+        Example:
+            >>> import numpy as np, sharpwave as sw
+            >>> schema = {"obs": sw.Field((4,)), "action": sw.Field(), "state": sw.Field((8,), mutable=True)}
+            >>> buf = sw.ReplayBuffer(1000, schema=schema, seed=0)
+            >>> buf.add(np.zeros(4), 0.0, 1.0, np.zeros(4), False, np.zeros(8))
+            >>> batch = buf.sample(2)
+            >>> buf.write(batch["indices"], state=np.ones((2, 8)))
+            {'applied': 2, 'stale': 0}
+        """
+        one_of("write()", "stale", stale, ("error", "skip"))
+        return self._rows.write(indices, fields, stale == "skip", timeout)
+
+    async def write_async(
+        self, indices: Any, *, stale: Literal["error", "skip"] = "error", timeout: float | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """``write`` for an event loop. If another thread or process writes, a thread waits for it."""
+        limit = seconds("write()", timeout)
+        return await without_blocking(
+            self._rows, lambda left: self.write(indices, stale=stale, timeout=left, **fields), limit
+        )
+
     def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
         """Changes the sampler's exponents for all processes that have the buffer open.
 

@@ -70,7 +70,8 @@ class ReadPlan:
         self.by_host: list[int] = []
         of_direct: list[_DirectField] = []
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
-            if field.compression or field.ragged or (role == Role.reward and n_step > 1):
+            # What does not stand in the row as it is.
+            if field.compression or field.ragged or field.mutable or (role == Role.reward and n_step > 1):
                 self.by_host.append(leaf)
                 continue
             size = math.prod(field.shape) * field.dtype.itemsize

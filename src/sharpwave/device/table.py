@@ -18,6 +18,7 @@ from .launch import Kernel, on_device_of
 from .rows import draw, weigh, write
 from .state import ALARMS, NUMBERS, REALS
 from .tree import apply, enter, mark, refresh, remass
+from .write_back import mark_rows, put
 
 __all__ = ["DeviceField", "DeviceTable", "Draws", "PrioritySettings"]
 
@@ -40,6 +41,7 @@ class DeviceField(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     is_last: bool  # examples take it from their last row, not from their first
+    is_mutable: bool = False  # write_back() gives rows new values of it
 
     @property
     def bytes(self) -> int:
@@ -162,6 +164,8 @@ class DeviceTable:
             has: Kernel(write, (self.capacity, self.stride, *self.moves, rows, parts, *has))
             for has in itertools.product(truths, repeat=3)
         }
+        self._mark_rows = Kernel(mark_rows, (self.capacity, self.span, _ITEMS))
+        self._put: dict[tuple[int, ...], Kernel] = {}  # by the fields that a write names
         index, of_reward = self.index, self.leaves[reward]
         shape = (
             *(self.capacity, self.span, self.stride, *self.moves, tuple(leaf.is_last for leaf in self.leaves)),
@@ -215,6 +219,8 @@ class DeviceTable:
         self.priorities = self.nodes = self.winners = None
         self.padded = self.total = 0
         self.levels: tuple[int, ...] = ()
+        if self.index is not None or any(leaf.is_mutable for leaf in self.leaves):
+            self.winners = zeros(self.capacity, torch.int64)
         if self.index is None:
             return
         self.padded = -(-self.capacity // 32) * 32
@@ -233,7 +239,6 @@ class DeviceTable:
         nodes[self.total * 2 : self.total * 3] = -1
         nodes[self.total * 3 : self.total * 4] = math.inf
         self.priorities, self.nodes = leaves, nodes
-        self.winners = zeros(self.capacity, torch.int64)
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
@@ -269,6 +274,28 @@ class DeviceTable:
                 here, rows = which, count
             numbers = (*self.fixed[4:6], self.fixed[2], self.fixed[1], 0 if here == 2 else serials, rows)
             self._refresh[level, here]((-(-nodes // _NODES), 1), numbers)
+
+    def write_back(self, serials: torch.Tensor, leaves: tuple[int, ...], sources: tuple[int, ...]) -> torch.Tensor:
+        """Gives rows new values of the fields ``leaves``; ``sources``: addresses on the device, at multiples of 16.
+        Serials are contiguous int64, at a multiple of 16 bytes. Returns the number of serials that named a row, and of
+        those that named a row that is gone."""
+        assert self.winners is not None
+        counts = torch.zeros(2, dtype=torch.int64, device=self.device)  # new at each call: it is returned
+        count = serials.numel()
+        if count == 0:
+            return counts
+        kernel = self._put.get(leaves)
+        if kernel is None:
+            offsets = [self.moves.offsets[leaf] for leaf in leaves]
+            moves = plan_moves(offsets, [self.leaves[leaf].bytes for leaf in leaves], self.stride)
+            constants = (self.capacity, self.span, self.stride, *moves, *self.tile)
+            kernel = self._put[leaves] = Kernel(put, constants)
+        rows, parts = self.tile
+        names, winners = serials.data_ptr(), self.winners.data_ptr()
+        self._mark_rows((-(-count // _ITEMS), 1), (self.fixed[2], self.fixed[1], winners, names, count))
+        numbers = (*self.fixed[:3], winners, names, counts.data_ptr(), sources, count)
+        kernel((-(-count // rows), parts), numbers)
+        return counts
 
     # ---- drawing ----------------------------------------------------------------------------------------------
 
@@ -382,5 +409,6 @@ class DeviceTable:
 
 DeviceTable.add = on_device_of(DeviceTable.add)  # type: ignore[method-assign]
 DeviceTable.draw = on_device_of(DeviceTable.draw_here)
+DeviceTable.write_back = on_device_of(DeviceTable.write_back)  # type: ignore[method-assign]
 DeviceTable.update = on_device_of(DeviceTable.update)  # type: ignore[method-assign]
 DeviceTable.remake = on_device_of(DeviceTable.remake)  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ from .state import (
     is_last,
 )
 
-__all__ = ["apply", "descend", "enter", "mark", "refresh", "remass"]
+__all__ = ["apply", "descend", "enter", "last_call", "mark", "refresh", "remass", "slots_of"]
 
 _INFINITE = tl.constexpr(float("inf"))
 
@@ -88,7 +88,7 @@ def _newest_nodes(state, n, j, CAPACITY: tl.constexpr, DIVISOR: tl.constexpr):
 
 
 @triton.jit
-def _slots(serials, state, n, i, CAPACITY: tl.constexpr, SPAN: tl.constexpr, flags, BY_SERIAL: tl.constexpr):
+def slots_of(serials, state, n, i, CAPACITY: tl.constexpr, SPAN: tl.constexpr, flags, BY_SERIAL: tl.constexpr):
     """The slots of a call's rows: the newest n, or those of ``serials``; -1 where there is no such row."""
     head = tl.load(state + HEAD)
     inside = i < n
@@ -133,7 +133,7 @@ def refresh(
         node = i
         inside = i < n
     elif WHICH == 1:
-        slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
+        slot = slots_of(serials, state, n, i, CAPACITY, SPAN, flags, True)
         node = slot // DIVISOR
         inside = slot >= 0
     else:
@@ -169,7 +169,7 @@ def _refresh_all(leaves, nodes, state, flags, serials, n, CAPACITY: tl.constexpr
         elif BY_SERIAL:
             for first in range(0, n, ITEMS):
                 i = first + tl.arange(0, ITEMS).to(tl.int64)
-                slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
+                slot = slots_of(serials, state, n, i, CAPACITY, SPAN, flags, True)
                 _refresh(leaves, nodes, slot // 32 ** (k + 1), slot >= 0, PADDED, TOTAL, LEVELS[k], below_, KEEPS_ZERO)
         else:
             for first in range(0, n // 32 ** (k + 1) + 3, ITEMS):
@@ -212,7 +212,7 @@ def enter(
     step = tl.num_programs(0) * ITEMS if PHASE > 0 else ITEMS
     if PHASE != 2:
         for first in range(begin, n, step):
-            slot = _slots(0, state, n, first + tl.arange(0, ITEMS).to(tl.int64), CAPACITY, CAPACITY, flags, False)
+            slot = slots_of(0, state, n, first + tl.arange(0, ITEMS).to(tl.int64), CAPACITY, CAPACITY, flags, False)
             tl.store(prior + slot, -1.0, slot >= 0)
             tl.store(mass + slot, 0.0, slot >= 0)
     if PHASE == 0:
@@ -228,7 +228,7 @@ def enter(
             fallback = tl.full((), PRIORITY, tl.float32)
         for first in range(begin, n, step):
             i = first + tl.arange(0, ITEMS).to(tl.int64)
-            slot = _slots(0, state, n, i, CAPACITY, CAPACITY, flags, False)
+            slot = slots_of(0, state, n, i, CAPACITY, CAPACITY, flags, False)
             byte = tl.load(flags.to(tl.pointer_type(tl.uint8)) + slot, slot >= 0, other=0)
             is_live = (byte & IS_LIVE) != 0
             priority = tl.zeros((ITEMS,), tl.float32) + fallback
@@ -264,14 +264,15 @@ def _mark(state, flags, winners, serials, priorities, alarms, n, first, CAPACITY
     if tl.max(((value != value) | (tl.abs(value) == _INFINITE)).to(tl.int32), axis=0) > 0:
         tl.atomic_max(state + REFUSED, 1)
         tl.store(alarms.to(tl.pointer_type(tl.int64)) + NOT_FINITE, 1)
-    slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
-    word = _word(state, i)
+    slot = slots_of(serials, state, n, i, CAPACITY, SPAN, flags, True)
+    word = last_call(state, i)
     tl.atomic_max(winners.to(tl.pointer_type(tl.int64)) + slot, word, slot >= 0)
 
 
 @triton.jit
-def _word(state, i):
-    """Call and position that gave a row its priority. Later calls have larger words, so old words need no reset."""
+def last_call(state, i):
+    """Call and position that gave a row its priority or values. Later calls have larger words, so old ones need no
+    reset."""
     return ((tl.load(state + UPDATES) + 1) << 32) + i + 1
 
 
@@ -313,10 +314,10 @@ def apply(
     applied = tl.full((), 0, tl.int64)
     for first in range(begin, n, step):
         i = first + tl.arange(0, ITEMS).to(tl.int64)
-        slot = _slots(serials, state, n, i, CAPACITY, SPAN, flags, True)
+        slot = slots_of(serials, state, n, i, CAPACITY, SPAN, flags, True)
         there = slot >= 0
         value = tl.abs(tl.load(priorities.to(tl.pointer_type(tl.float32)) + i, there, other=0.0))
-        holds = there & (tl.load(winner + slot, there, other=0, volatile=True) == _word(state, i))
+        holds = there & (tl.load(winner + slot, there, other=0, volatile=True) == last_call(state, i))
         if not is_refused:
             tl.store(prior + slot, value, holds)
             tl.store(prior + PADDED + slot, _mass(value, real), holds)

@@ -35,6 +35,7 @@ from .protocol import Batch
 from .spec import RowSpec
 from .staging import Load
 from .tensors import read_device
+from .write_back import fit_value, leaf_values, refuse_shape
 
 __all__ = ["DeviceRows", "check_on_device"]
 
@@ -86,7 +87,9 @@ class DeviceRows:
 
         spec, schema = self.spec, self.spec.schema
         leaves = [
-            DeviceField(name, field.shape, field.dtype, is_last=name == "done" or is_next(name))
+            DeviceField(
+                name, field.shape, field.dtype, is_last=name == "done" or is_next(name), is_mutable=field.mutable
+            )
             for name, field in schema.leaves
         ]
         for leaf in leaves:
@@ -109,7 +112,8 @@ class DeviceRows:
                 settings.new_priority,
             )
         torch = self.place.torch
-        need = spec.capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26))
+        marks = 8 if index is None and schema.mutable else 0
+        need = spec.capacity * (sum(leaf.bytes for leaf in leaves) + (1 if index is None else 26) + marks)
         if self.device.type == "cuda" and need > torch.cuda.mem_get_info(self.device)[0]:
             free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
             if need > free:
@@ -252,14 +256,18 @@ class DeviceRows:
             raise SchemaError(
                 f"add(): field {name!r}: expected shape {shape} as {counted!r} has its rows, got {tuple(value.shape)}"
             )
-        if self.place.dtype_of(value) != field.dtype or "bfloat16" in str(value.dtype):
-            if not self.place.fits(value, field.dtype):
-                raise SchemaError(
-                    f"add(): field {name!r}: expected {field.dtype}, got {value.dtype}, and the cast would lose "
-                    "meaning; convert it, or give the field that dtype"
-                )
-            value = value.to(self.place._dtype(field.dtype))
-        return load.put(value)
+        return load.put(self._cast("add()", name, field, value))
+
+    def _cast(self, where: str, name: str, field: Field, value: Any) -> Any:
+        """A tensor of the device in the field's dtype."""
+        if self.place.dtype_of(value) == field.dtype and "bfloat16" not in str(value.dtype):
+            return value
+        if not self.place.fits(value, field.dtype):
+            raise SchemaError(
+                f"{where}: field {name!r}: expected {field.dtype}, got {value.dtype}, and the cast would lose "
+                "meaning; convert it, or give the field that dtype"
+            )
+        return value.to(self.place._dtype(field.dtype))
 
     def _ends(self, load: Load, raw: list[tuple[str, Field, Any]], sources: list[int]) -> int:
         done = self.spec.schema.done
@@ -405,6 +413,50 @@ class DeviceRows:
         with self._lock:
             applied, stale = self.table.update(serials, magnitudes).unbind()
         return {"applied": applied, "stale": stale}
+
+    def write(self, handles: Any, fields: dict[str, Any], skips_stale: bool, timeout: float | None) -> dict[str, Any]:
+        """Waits for the device unless stale rows are skipped; then the counts are tensors on the device. There is one
+        writer, so nothing else is waited for."""
+        where = "write()"
+        self.heed(where)
+        leaves, values = leaf_values(self.spec.schema, fields)
+        seconds(where, timeout)
+        load, torch = Load(self.place), self.place.torch
+        if isinstance(handles, torch.Tensor) and handles.device == self.device:
+            if handles.is_floating_point() or handles.dtype is torch.bool or handles.is_complex():
+                raise SchemaError(
+                    f"{where}: indices: expected whole numbers, got {handles.dtype} of {tuple(handles.shape)}"
+                )
+            serials = handles.to(torch.int64)
+        else:
+            serials = torch.from_numpy(as_handles(where, handles, any_shape=True)).to(self.device)
+        lead = tuple(serials.shape)
+        names = load.put(serials.reshape(-1))
+        sources = [
+            load.put(self._new_values(*self.spec.schema.leaves[leaf], value, lead))
+            for leaf, value in zip(leaves, values, strict=True)
+        ]
+        parts = load.tensors(names, *sources)
+        addresses = tuple(part.data_ptr() for part in parts[1:])
+        with self._lock:
+            if not skips_stale:
+                gone = parts[0][(self.table.slots_of(parts[0]) < 0) & (parts[0] != -1)]
+                if len(gone):
+                    raise StaleHandle(
+                        f"write(): row {int(gone[0])} is not in the buffer: it was overwritten, cleared or never "
+                        'added; nothing was written. Give stale="skip" to leave such rows out'
+                    )
+            counts = self.table.write_back(parts[0], tuple(leaves), addresses)
+        applied, stale = counts.unbind() if skips_stale else counts.tolist()
+        return {"applied": applied, "stale": stale}
+
+    def _new_values(self, name: str, field: Field, value: Any, lead: tuple[int, ...]) -> Any:
+        read = value
+        if not (isinstance(value, self.place.torch.Tensor) and value.device == self.device):
+            return fit_value(name, field, value, lead)
+        if tuple(read.shape) != (*lead, *field.shape):
+            raise refuse_shape(name, lead, field, tuple(read.shape))
+        return self._cast("write()", name, field, read.detach())
 
     def tune(self, alpha: float | None, beta: float | Linear | None) -> None:
         self.heed("tune()")
@@ -572,7 +624,7 @@ def check_on_device(where: str, spec: RowSpec, storage: str | None = None) -> No
     if spec.schema.derives_next:
         refuse("next_obs='stored' or None", "derived")
     for name, field in spec.schema.leaves:
-        if field._options():
+        if field._options().keys() - {"mutable"}:
             refuse(f"plain fields; {name!r} is not one", field)
     if spec.pace is not None:
         refuse("no pace", spec.pace)

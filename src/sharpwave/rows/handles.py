@@ -12,7 +12,7 @@ from ..errors import SchemaError
 __all__ = ["as_handles", "lap_positions"]
 
 
-def as_handles(where: str, indices: Any) -> np.ndarray[Any, Any]:
+def as_handles(where: str, indices: Any, *, any_shape: bool = False) -> np.ndarray[Any, Any]:
     refuse_masked(f"{where}: indices", indices)
     try:
         array = np.asarray(indices.detach().cpu() if hasattr(indices, "detach") else indices)
@@ -22,9 +22,10 @@ def as_handles(where: str, indices: Any) -> np.ndarray[Any, Any]:
         ) from None
     if array.size == 0:
         array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SchemaError(f"{where}: indices: expected a list of whole numbers, got {array.dtype} of {array.shape}")
-    return np.ascontiguousarray(array, np.int64)
+    if (array.ndim != 1 and not any_shape) or array.dtype.kind not in "iu":
+        wanted = "whole numbers" if any_shape else "a list of whole numbers"
+        raise SchemaError(f"{where}: indices: expected {wanted}, got {array.dtype} of {array.shape}")
+    return np.require(array, np.int64, requirements=["C_CONTIGUOUS"])
 
 
 def lap_positions(serials: np.ndarray[Any, Any], span: int, slots: int) -> np.ndarray[Any, Any]:

@@ -38,6 +38,7 @@ from .priorities import window_priorities
 from .protocol import Batch
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
+from .write_back import fit_value, leaf_values
 
 __all__ = ["HostRows", "Writer"]
 
@@ -347,6 +348,27 @@ class HostRows:
         values = read_priorities(where, "priorities", priorities, (len(serials),))
         applied, stale = self.table.update_priorities(serials, values, timeout)
         return {"applied": applied, "stale": stale}
+
+    def write(self, handles: Any, fields: dict[str, Any], skips_stale: bool, timeout: float | None) -> dict[str, Any]:
+        leaves, values = leaf_values(self.spec.schema, fields)
+        done = self.table.write(handles, leaves, values, skips_stale, timeout)
+        if done is not None:
+            return done
+        serials = as_handles("write()", handles, any_shape=True)
+        named = [self.spec.schema.leaves[leaf] for leaf in leaves]
+        arrays = [
+            fit_value(name, field, _to_host(value), serials.shape)
+            for (name, field), value in zip(named, values, strict=True)
+        ]
+        done = self.table.write(
+            serials.reshape(-1),
+            leaves,
+            [array.reshape(-1, *field.shape) for array, (_, field) in zip(arrays, named, strict=True)],
+            skips_stale,
+            timeout,
+        )
+        assert done is not None
+        return done
 
     def tune(self, alpha: float | None, beta: float | Linear | None) -> None:
         new_alpha = None if alpha is None else read_alpha("tune()", alpha)
