@@ -41,6 +41,8 @@ bool are_neighbours(const std::uint64_t* slots, std::size_t count) {
     return differ == 0;
 }
 
+std::uint8_t is_truncated(std::uint64_t word) { return (word & kTruncated) != 0; }
+
 bool is_summed(const Field& field) {
     return (field.dtype == "<f4" && field.item_bytes == 4) || (field.dtype == "<f8" && field.item_bytes == 8);
 }
@@ -212,7 +214,7 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                                       bool single) const {
     const std::vector<Field>& fields = table_.layout().fields();
     const std::uint32_t n_step = single ? 1 : config_.n_step;
-    StepMove moves[kMostStepFields];
+    StepMove moves[kMostStepFields + 1];
     std::size_t move_count = 0;
     for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
         const ViewLeaf& leaf = config_.leaves[i];
@@ -223,6 +225,8 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                                                       : StepRow::first;
         moves[move_count++] = {field.offset, field.bytes, out.flats[i], row};
     }
+    // The byte of the last row's word that has the flag, copied like a field: the kernel checks that word.
+    if (out.truncated) moves[move_count++] = {0, 1, reinterpret_cast<std::byte*>(out.truncated), StepRow::last};
     const StepGather job{.view = rows_,
                          .least_word = table_.least_word(),
                          .slots = slots,
@@ -243,6 +247,7 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                          .wanted = fetched_.offsets().data(),
                          .wanted_count = fetched_.offsets().size()};
     const std::size_t left = kernels().gather_steps(job, begin, end, missed);
+    for (std::size_t i = begin; out.truncated && i < end; ++i) out.truncated[i] = is_truncated(out.truncated[i]);
     std::size_t misses = 0;
     for (std::size_t m = 0; m < left; ++m) {
         const std::uint32_t position = missed[m];
@@ -269,6 +274,7 @@ bool Transitions::gather_one(std::uint64_t slot, std::size_t position, std::uint
                                                              : slot;
         racy_copy(out.flats[i] + position * field.bytes, rows_.rows + from * rows_.stride + field.offset, field.bytes);
     }
+    if (out.truncated) out.truncated[position] = is_truncated(work.last_words[0]);
     work.failed[0] = work.nexts[0] != Next::row && !next_.copy(work, 0, out);
     check_again(work);
     return !work.failed[0];
@@ -330,12 +336,17 @@ struct Transitions::Moves {
 // Rows that are their examples: one pass of the copy kernel.
 std::size_t Transitions::gather_plain(const std::uint64_t* slots, std::size_t begin, std::size_t end,
                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed) const {
-    if (are_neighbours(slots + begin, end - begin))
-        return gather_neighbours(slots[begin], begin, end, out, words, missed);
-    const Moves moves(*this, out);
-    const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
-    const Gather job{rows_, table_.least_word(), slots, moves.all, config_.leaves.size(), words, streaming};
-    return kernels().gather(job, begin, end, missed);
+    std::size_t misses;
+    if (are_neighbours(slots + begin, end - begin)) {
+        misses = gather_neighbours(slots[begin], begin, end, out, words, missed);
+    } else {
+        const Moves moves(*this, out);
+        const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
+        const Gather job{rows_, table_.least_word(), slots, moves.all, config_.leaves.size(), words, streaming};
+        misses = kernels().gather(job, begin, end, missed);
+    }
+    for (std::size_t i = begin; out.truncated && i < end; ++i) out.truncated[i] = is_truncated(words[i]);
+    return misses;
 }
 
 // All rows of a table in turn, as rows() reads them.
@@ -425,6 +436,8 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         work.failed[i] = !walk(work, i, slot, n_step, least, out);
     }
     stand_in(work, slots + begin, count);
+    for (std::size_t i = 0; out.truncated && i < count; ++i)
+        out.truncated[begin + i] = is_truncated(work.last_words[i]);
 
     if (!out.places) {
         copy_fixed(Role::own, slots + begin, begin, count, n_step, out, streaming);
