@@ -491,7 +491,7 @@ class OrderPair(Pair):
             ]
         # Every place is what a transition that starts at its row would be.
         shown = {step for window in windows.values() for step in window.shown}
-        examples = {step: model.example(model.chain(step)) for step in shown}
+        examples = {step: model.example(model.chain(step) if view.n_step > 1 else [step]) for step in shown}
         wanted = [[examples[step] for step in windows[anchor].shown] for anchor in anchors]
         for name, dtype in (("truncated", bool), ("discount", np.float32)):
             if name in batch:
