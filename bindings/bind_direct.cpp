@@ -35,14 +35,15 @@ Item* memory(nb::handle array, std::size_t items) {
 }
 
 // Draws a batch in turn, and says where its rows are. `places`: five arrays, see Places; `leaves`: one a leaf, for what
-// rows do not hold; `extras`: discount, weights, probabilities, valid, mask, first, indices, as a batch has them.
+// rows do not hold; `extras`: discount, weights, probabilities, truncated, valid, mask, first, place_indices, indices, as
+// a batch has them, or None.
 Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list leaves, nb::list extras,
                   nb::handle timeout, bool deliver) {
     const std::shared_ptr<Table> table = self.open();
     if (static_cast<npy_intp>(count) < self.newest) throw nb::value_error("name_rows(): fewer than newest");
     if (!self.pace && table->size() == 0) sharpwave::refuse_empty();
     const std::size_t each = std::max<npy_intp>(self.tree->window(), 1), rows = count * each;
-    if (places.size() != 5 || leaves.size() != self.tree->leaves().size() || extras.size() != 7)
+    if (places.size() != 5 || leaves.size() != self.tree->leaves().size() || extras.size() != 9)
         throw nb::value_error("name_rows(): arrays are missing");
     const std::size_t frames = rows * self.batches->view().stack();
     sharpwave::Places named{memory<std::int64_t>(places[0], rows), memory<std::int64_t>(places[1], rows),
@@ -53,12 +54,13 @@ Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list
     std::vector<std::byte*> flats(leaves.size());
     for (std::size_t i = 0; i < flats.size(); ++i)
         flats[i] = memory<std::byte>(leaves[i], rows * self.tree->leaves()[i].bytes);
-    sharpwave::Outputs out{flats.data(), nullptr, memory<float>(extras[0], count), &named};
-    sharpwave::BatchExtras drawn{memory<std::uint64_t>(extras[6], count)};
+    sharpwave::Outputs out{flats.data(), nullptr, memory<float>(extras[0], rows), &named,
+                           memory<std::uint8_t>(extras[3], rows)};
+    sharpwave::BatchExtras drawn{memory<std::uint64_t>(extras[8], count)};
     drawn.weights = memory<float>(extras[1], count);
     drawn.probabilities = memory<double>(extras[2], count);
-    drawn.masks = {memory<std::uint8_t>(extras[3], rows), memory<std::uint8_t>(extras[4], rows),
-                   memory<std::uint8_t>(extras[5], rows)};
+    drawn.masks = {memory<std::uint8_t>(extras[4], rows), memory<std::uint8_t>(extras[5], rows),
+                   memory<std::uint8_t>(extras[6], rows), memory<std::int64_t>(extras[7], rows)};
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
     PaceTurn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
     const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;

@@ -74,6 +74,7 @@ void bind_index_settings(nb::module_& m) {
         .def_rw("length", &StartRule::length)
         .def_rw("stride", &StartRule::stride)
         .def_rw("across", &StartRule::across)
+        .def_rw("first_rows", &StartRule::first_rows)
         .def_rw("per_episode", &StartRule::per_episode)
         .def_prop_ro("is_any", &StartRule::is_any);
     nb::class_<RowIndexConfig>(m, "IndexSettings", "How rows are drawn through the index.")

@@ -270,7 +270,9 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     std::size_t skipped = 0;
     {
         const PatientRelease release(wanted.size() * batches->view().example_bytes() >= kReleaseBytes);
-        batches->read(wanted.data(), wanted.size(), batch.outputs(), words.data(), skip_gone ? &skipped : nullptr);
+        sharpwave::Outputs outputs = batch.outputs();
+        outputs.truncated = nullptr;  // flag_truncated() tells it once it is known which rows are left
+        batches->read(wanted.data(), wanted.size(), outputs, words.data(), skip_gone ? &skipped : nullptr);
     }
     if (skipped) {
         // Seldom: writers lapped the reader. Copy what is left into arrays of the right length.

@@ -64,6 +64,7 @@ struct Keywords {
     PyObject* mask = PyUnicode_InternFromString("mask");
     PyObject* priority = PyUnicode_InternFromString("priority");
     PyObject* timeout = PyUnicode_InternFromString("timeout");
+    PyObject* return_indices = PyUnicode_InternFromString("return_indices");
 };
 
 const Keywords& keywords() {
@@ -71,7 +72,24 @@ const Keywords& keywords() {
     return *instance;
 }
 
-template <class IsSame>
+// What add(return_indices=True) gives: one serial a row, -1 where a row was masked out.
+struct Indices {
+    bool is_wanted = false;
+    nb::object array;
+
+    // Before anything is written: the memory may not be there.
+    std::uint64_t* make(std::size_t rows) {
+        if (!is_wanted) return nullptr;
+        const auto count = static_cast<npy_intp>(rows);
+        array = nb::steal(PyArray_SimpleNew(1, &count, NPY_INT64));
+        if (!array.is_valid()) throw nb::python_error();
+        return static_cast<std::uint64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+    }
+    PyObject* release() { return is_wanted ? array.release().ptr() : Py_NewRef(Py_None); }
+};
+
+// Here and below `Tells` is for a call that has return_indices=: the others do not look for it.
+template <bool Tells, class IsSame>
 PyObject** place_of(const Tree& tree, PyObject* name, Incoming& incoming, IsSame is_same) {
     const Keywords& words = keywords();
     if (is_same(name, words.truncated)) return &incoming.truncated;
@@ -83,9 +101,11 @@ PyObject** place_of(const Tree& tree, PyObject* name, Incoming& incoming, IsSame
     for (std::size_t i = 0; i < top.size(); ++i) {
         if (is_same(top[i].key, name)) return &incoming.sorted[i];
     }
+    if (Tells && is_same(name, words.return_indices)) return &incoming.return_indices;
     return nullptr;
 }
 
+template <bool Tells>
 bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positional, PyObject* names,
                      Incoming& incoming) {
     const std::vector<Node>& top = tree.top();
@@ -106,10 +126,11 @@ bool match_arguments(const Tree& tree, PyObject* const* args, std::size_t positi
         if (guess < top.size() && top[guess].key == name) {
             place = &incoming.sorted[guess];
         } else {
-            place = place_of(tree, name, incoming, [](PyObject* a, PyObject* b) { return a == b; });
+            place = place_of<Tells>(tree, name, incoming, [](PyObject* a, PyObject* b) { return a == b; });
             if (!place) [[unlikely]] {  // a name that was put together when the program ran
-                place = place_of(tree, name, incoming,
-                                 [](PyObject* a, PyObject* b) { return PyUnicode_Compare(a, b) == 0; });
+                if (!Tells && name == keywords().return_indices) return false;
+                place = place_of<Tells>(tree, name, incoming,
+                                        [](PyObject* a, PyObject* b) { return PyUnicode_Compare(a, b) == 0; });
             }
         }
         if (!place || *place) return false;
@@ -273,19 +294,21 @@ bool flag_terminated(const Leaf& leaf, const std::byte* data, std::size_t rows, 
     return leaf.frame_bytes == 4 ? each(std::uint32_t{0}) : each(std::uint64_t{0});
 }
 
-void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& batch, sharpwave::Deadline deadline,
-            PyObject* const* sources = nullptr, std::size_t source_count = 0) {
+template <bool Tells>
+void append(const std::shared_ptr<sharpwave::Writer>& writer, const RowBatch& batch, std::uint64_t* serials,
+            sharpwave::Deadline deadline, PyObject* const* sources = nullptr, std::size_t source_count = 0) {
     const bool is_small = batch.rows * writer->table().layout().payload_bytes() < kReleaseBytes;
-    if (is_small && writer->try_append(batch)) return;
+    if (is_small && (Tells ? writer->try_append(batch, serials) : writer->try_append(batch))) return;
     const std::shared_ptr<sharpwave::Writer> own = writer;  // close() in another thread must not take it away
     const HeldObjects held(sources, source_count);
     const PatientRelease release;
+    if (Tells) return own->append(batch, serials, deadline);
     own->append(batch, deadline);
 }
 
 // The same when it is its turn.
-void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout, PyObject* const* sources = nullptr,
-                    std::size_t source_count = 0) {
+void append_in_turn(BoundWriter& self, const RowBatch& batch, std::uint64_t* serials, PyObject* timeout,
+                    PyObject* const* sources = nullptr, std::size_t source_count = 0) {
     const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // prepare() ran Python, which may have closed it
     if (!writer) throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
     std::uint64_t rows = batch.rows;
@@ -293,16 +316,22 @@ void append_in_turn(BoundWriter& self, const RowBatch& batch, PyObject* timeout,
     const HeldObjects held(sources, source_count);  // a wait lets other threads in
     const sharpwave::Deadline deadline = read_deadline(timeout);
     PaceTurn turn(self.pace, sharpwave::Pace::Side::add, rows, timeout, deadline);
-    append(writer, batch, deadline, sources, source_count);
+    if (serials) {
+        append<true>(writer, batch, serials, deadline, sources, source_count);
+    } else {
+        append<false>(writer, batch, nullptr, deadline, sources, source_count);
+    }
     turn.done = true;
 }
 
-// Returns false when the careful way must look at the call.
-bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
+// Returns false when the careful way must look at the call. `indices` are null unless `Tells`.
+template <bool Tells>
+bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names, Indices* indices) {
     const Tree& tree = *self.tree;
     if (tree.leaves().size() > Incoming::kMaxFields) return false;
     Incoming incoming(tree, self.read_leaf.ptr());
-    if (!match_arguments(tree, args, positional, names, incoming)) return false;
+    if (Tells) incoming.return_indices = nullptr;
+    if (!match_arguments<Tells>(tree, args, positional, names, incoming)) return false;
 
     const std::vector<Node>& top = tree.top();
     const Leaf& counted = tree.leaves()[static_cast<std::size_t>(tree.rows_from())];
@@ -346,16 +375,19 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     if (!self.writer) [[unlikely]]  // values ran Python code, which closed it
         throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
     const RowBatch batch{incoming.fields, incoming.rows, any ? flags : nullptr, incoming.next, priorities};
+    std::uint64_t* serials = Tells ? indices->make(incoming.rows) : nullptr;
     if (self.pace || incoming.timeout) [[unlikely]] {
-        append_in_turn(self, batch, incoming.timeout, incoming.sources, incoming.source_count);
+        append_in_turn(self, batch, serials, incoming.timeout, incoming.sources, incoming.source_count);
     } else {
-        append(self.writer, batch, sharpwave::Deadline::never(), incoming.sources, incoming.source_count);
+        append<Tells>(self.writer, batch, serials, sharpwave::Deadline::never(), incoming.sources,
+                      incoming.source_count);
     }
     return true;
 }
 
 // prepare(args, kwargs) -> (arrays, rows, flags, priorities): what src/sharpwave/arrays.py says.
-void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
+void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names,
+                   Indices& indices) {
     nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(positional)));
     for (std::size_t i = 0; i < positional; ++i) {
         PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
@@ -367,6 +399,8 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
             timeout = args[positional + static_cast<std::size_t>(k)];
             continue;
         }
+        if (indices.is_wanted && PyUnicode_Compare(PyTuple_GET_ITEM(names, k), keywords().return_indices) == 0)
+            continue;
         if (PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, k), args[positional + static_cast<std::size_t>(k)])) {
             throw nb::python_error();
         }
@@ -411,7 +445,21 @@ void add_with_care(BoundWriter& self, PyObject* const* args, std::size_t positio
     }
     if (bytes_of(flags) != rows) throw nb::value_error("prepare() returned flags of another size");
     append_in_turn(self, {fields.data(), rows, static_cast<const std::uint8_t*>(data_of(flags)), next.data(), given},
-                   timeout);
+                   indices.make(rows), timeout);
+}
+
+// A call that is not the usual one: with return_indices=, or with values that must be looked at with care.
+PyObject* add_otherwise(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names) {
+    Indices indices;
+    for (Py_ssize_t k = 0; names && k < PyTuple_GET_SIZE(names); ++k) {
+        if (PyUnicode_Compare(PyTuple_GET_ITEM(names, k), keywords().return_indices) != 0) continue;
+        PyObject* value = args[positional + static_cast<std::size_t>(k)];
+        indices.is_wanted = value == Py_True;
+        // What is no truth value is left to prepare(), which has the words for it.
+        if (PyBool_Check(value) && add_at_once<true>(self, args, positional, names, &indices)) return indices.release();
+    }
+    add_with_care(self, args, positional, names, indices);
+    return indices.release();
 }
 
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -420,7 +468,8 @@ PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObjec
     return translating([&]() -> PyObject* {
         if (!self.writer) throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");
         self.writer->table().check_open();
-        if (!add_at_once(self, args, positional, names)) add_with_care(self, args, positional, names);
+        if (!add_at_once<false>(self, args, positional, names, nullptr)) [[unlikely]]
+            return add_otherwise(self, args, positional, names);
         Py_RETURN_NONE;
     });
 }

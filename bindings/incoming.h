@@ -19,6 +19,7 @@ struct Incoming {
     PyObject* mask = nullptr;
     PyObject* priority = nullptr;
     PyObject* timeout = nullptr;
+    PyObject* return_indices;  // raw: only an add that was called with it sets and reads it
     // Raw: only those of the schema are ever filled, and clearing all of them would cost as much as the add.
     union {
         FieldInput fields[kMaxFields];

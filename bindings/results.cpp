@@ -173,6 +173,7 @@ struct Names {
     PyObject* valid = PyUnicode_InternFromString("valid");
     PyObject* mask = PyUnicode_InternFromString("mask");
     PyObject* first = PyUnicode_InternFromString("first");
+    PyObject* place_indices = PyUnicode_InternFromString("place_indices");
     PyArray_Descr* int64 = PyArray_DescrFromType(NPY_INT64);
     PyArray_Descr* float32 = PyArray_DescrFromType(NPY_FLOAT);
     PyArray_Descr* float64 = PyArray_DescrFromType(NPY_DOUBLE);
@@ -375,7 +376,8 @@ void over_extras(const Tree& tree, Batch& batch, bool is_read_back, Each each) {
     if (is_read_back) {
         at(n.truncated, n.boolean, batch.truncated);
     } else {
-        if (tree.has_discount()) at(n.discount, n.float32, batch.discounts);
+        if (tree.has_truncated()) at(n.truncated, n.boolean, batch.truncated, tree.window() != 0);
+        if (tree.has_discount()) at(n.discount, n.float32, batch.discounts, tree.window() != 0);
         if (tree.has_weights()) {
             at(n.weights, n.float32, batch.weights);
             at(n.probabilities, n.float64, batch.probabilities);
@@ -385,6 +387,7 @@ void over_extras(const Tree& tree, Batch& batch, bool is_read_back, Each each) {
             at(n.valid, n.boolean, batch.masks.valid, true);
             at(n.mask, n.boolean, batch.masks.learn, true);
             at(n.first, n.boolean, batch.masks.first, true);
+            if (tree.has_place_indices()) at(n.place_indices, n.int64, batch.masks.serials, true);
         }
     }
     at(n.indices, n.int64, batch.indices);

@@ -10,7 +10,7 @@
 
 // The arrays of one batch while it is being filled.
 struct Batch {
-    static constexpr std::size_t kExtras = 8;
+    static constexpr std::size_t kExtras = 10;
     explicit Batch(std::size_t leaves) : flats(leaves), lengths(leaves), arrays(leaves + kExtras) {}
     nb::object dict;
     Few<std::byte*> flats;       // one a leaf
@@ -26,7 +26,9 @@ struct Batch {
     sharpwave::WindowMasks masks;
     bool is_ragged = false;
 
-    sharpwave::Outputs outputs() { return {flats.data(), is_ragged ? lengths.data() : nullptr, discounts}; }
+    sharpwave::Outputs outputs() {
+        return {flats.data(), is_ragged ? lengths.data() : nullptr, discounts, nullptr, truncated};
+    }
 };
 
 // The small arrays of the last two batches. One without another reference is given out again as it is: for them

@@ -36,12 +36,14 @@ std::vector<Node> Tree::read_nodes(nb::list nodes) {
 }
 
 Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights, bool relabelled,
-           npy_intp window)
+           bool truncated, bool place_indices, npy_intp window)
     : done_(done),
       rows_from_(rows_from),
       discount_(discount),
       weights_(weights),
       relabelled_(relabelled),
+      truncated_(truncated),
+      place_indices_(place_indices),
       window_(window) {
     for (nb::handle item : leaves) {
         const nb::tuple parts = nb::cast<nb::tuple>(item);
@@ -66,10 +68,12 @@ Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discou
     top_ = read_nodes(nodes);
     nb::dict keys;
     for (const Node& node : top_) keys[nb::handle(node.key)] = nb::none();
+    if (truncated_) keys["truncated"] = nb::none();
     if (discount_) keys["discount"] = nb::none();
     if (weights_) keys["weights"] = keys["probabilities"] = nb::none();
     if (relabelled_) keys["relabelled"] = nb::none();
     if (window_) keys["valid"] = keys["mask"] = keys["first"] = nb::none();
+    if (place_indices_) keys["place_indices"] = nb::none();
     keys["indices"] = nb::none();
     batch_template_ = keys.release().ptr();
 }
@@ -107,9 +111,10 @@ void Tree::meet(const sharpwave::RowLayout& layout) {
 
 void bind_tree(nb::module_& m) {
     nb::class_<Tree>(m, "Tree", "The shape of a row: names, nesting, dtypes.")
-        .def(nb::init<nb::list, nb::list, int, int, bool, bool, bool, npy_intp>(), nb::arg("nodes"), nb::arg("leaves"),
-             nb::arg("done"), nb::arg("rows_from"), nb::arg("discount"), nb::arg("weights"), nb::arg("relabelled"),
-             nb::arg("window"),
+        .def(nb::init<nb::list, nb::list, int, int, bool, bool, bool, bool, bool, npy_intp>(), nb::arg("nodes"),
+             nb::arg("leaves"), nb::arg("done"), nb::arg("rows_from"), nb::arg("discount"), nb::arg("weights"),
+             nb::arg("relabelled"), nb::arg("truncated"), nb::arg("place_indices"), nb::arg("window"),
              nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], done: int, rows_from: int, "
-                     "discount: bool, weights: bool, relabelled: bool, window: int) -> None"));
+                     "discount: bool, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, "
+                     "window: int) -> None"));
 }

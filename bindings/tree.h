@@ -36,10 +36,10 @@ public:
     // nodes: (name, leaf index) or (name, "dict" | "tuple", [nodes]);
     // leaves: (name, dtype, shape, stack, is ragged, field, role, field of older frames).
     // done and rows_from are leaf indices: which leaf flags termination (-1: none), and which one's rank tells how
-    // many rows an add brings. discount, weights and relabelled: whether batches carry those. window: how many rows an
-    // example is, 0 where it is one and has no axis of its own.
+    // many rows an add brings. discount, weights, relabelled, truncated and place_indices: whether batches carry those.
+    // window: how many rows an example is, 0 where it is one and has no axis of its own.
     Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights, bool relabelled,
-         npy_intp window);
+         bool truncated, bool place_indices, npy_intp window);
     ~Tree();
     Tree(const Tree&) = delete;
     Tree& operator=(const Tree&) = delete;
@@ -54,6 +54,8 @@ public:
     bool has_discount() const { return discount_; }
     bool has_weights() const { return weights_; }
     bool has_relabelled() const { return relabelled_; }
+    bool has_truncated() const { return truncated_; }
+    bool has_place_indices() const { return place_indices_; }
     bool has_ragged() const { return ragged_; }
     npy_intp window() const { return window_; }
     std::size_t next_inputs() const { return next_inputs_; }
@@ -64,7 +66,7 @@ private:
     std::vector<Node> top_;
     std::vector<Leaf> leaves_;
     int done_, rows_from_;
-    bool discount_, weights_, relabelled_, ragged_ = false;
+    bool discount_, weights_, relabelled_, truncated_, place_indices_, ragged_ = false;
     npy_intp window_;
     std::size_t next_inputs_ = 0;
     PyObject* batch_template_ = nullptr;

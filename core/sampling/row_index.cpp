@@ -177,6 +177,11 @@ void RowIndex::refuse(std::uint64_t asked) const {
         throw Error(ErrorKind::not_ready, "sample(): every row has been read max_reads=" +
                                               std::to_string(masses_.config.max_reads) + " times; add rows first");
     }
+    if (masses_.config.starts.first_rows && masses_.config.starts.needs == StartRule::Needs::nothing) {
+        throw Error(ErrorKind::not_ready,
+                    "sample(): the first row of no episode is in the buffer; begin an episode, or give "
+                    "start=\"uniform\"");
+    }
     throw Error(ErrorKind::not_ready, "sample(): no window of length=" + std::to_string(masses_.config.starts.length) +
                                           " fits yet; add rows first, or give end=\"pad\"");
 }

@@ -41,6 +41,7 @@ void Starts::number(std::uint64_t slot, std::uint64_t word, const std::uint64_t*
 }
 
 bool Starts::is_on_grid(std::uint64_t slot, std::uint64_t word) const {
+    if (rule_.first_rows) return (word & kEpisodeStart) != 0;
     if (rule_.stride == 1) return true;
     const std::uint64_t step = rule_.across ? serial_of(word) / table_.width() : places_.at(slot).step;
     return step % rule_.stride == 0;

@@ -19,9 +19,10 @@ struct StartRule {
     std::uint64_t length = 1;  // Needs::rows: so many, with itself
     std::uint64_t stride = 1;  // examples start only at steps that are multiples of it
     bool across = false;       // a run of rows may cross episodes; steps are then counted along the stream
+    bool first_rows = false;   // examples start only at the first row of an episode
     bool per_episode = false;  // an episode is as likely as any other, however many starts it has
 
-    bool is_any() const { return needs == Needs::nothing && stride == 1 && !per_episode; }
+    bool is_any() const { return needs == Needs::nothing && stride == 1 && !first_rows && !per_episode; }
 };
 
 class Starts {

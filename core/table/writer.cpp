@@ -111,11 +111,24 @@ void Writer::append(const RowBatch& batch, Deadline deadline) {
             const auto guard = lock(deadline);
             if (!is_held_back(batch)) return append_locked(batch, true);
         }
-        if (!at_.table.wait_while_held(deadline, true)) {
-            throw Error(ErrorKind::not_ready,
-                        "add(): a save() holds adds back and was not done before the timeout; give a longer timeout=");
-        }
+        wait_for_saver(deadline);
     }
+}
+
+void Writer::append(const RowBatch& batch, std::uint64_t* serials, Deadline deadline) {
+    for (;;) {
+        {
+            const auto guard = lock(deadline);
+            if (!is_held_back(batch)) return append_named(batch, serials, true);
+        }
+        wait_for_saver(deadline);
+    }
+}
+
+void Writer::wait_for_saver(Deadline deadline) {
+    if (at_.table.wait_while_held(deadline, true)) return;
+    throw Error(ErrorKind::not_ready,
+                "add(): a save() holds adds back and was not done before the timeout; give a longer timeout=");
 }
 
 bool Writer::try_append(const RowBatch& batch) {
@@ -126,16 +139,36 @@ bool Writer::try_append(const RowBatch& batch) {
     return true;
 }
 
-void Writer::append_locked(const RowBatch& batch, bool waits) {
+bool Writer::try_append(const RowBatch& batch, std::uint64_t* serials) {
+    std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
+    if (!guard.owns_lock() || is_held_back(batch)) return false;
+    append_named(batch, serials, false);
+    return true;
+}
+
+inline void Writer::check_usable() {
     at_.table.check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();
+}
+
+void Writer::append_locked(const RowBatch& batch, bool waits) {
+    check_usable();
     if (is_bare_ && batch.rows == 1 && at_.head != at_.length) [[likely]]
         return append_row(batch);
+    append_all(batch, nullptr, waits);
+}
+
+void Writer::append_named(const RowBatch& batch, std::uint64_t* serials, bool waits) {
+    check_usable();
+    append_all(batch, serials, waits);
+}
+
+void Writer::append_all(const RowBatch& batch, std::uint64_t* serials, bool waits) {
     if (stacks_) history_.check(batch);
     std::size_t done = 0;
     try {
-        append_groups(batch, done, waits);
+        append_groups(batch, serials, done, waits);
     } catch (const Error& error) {
         // What earlier groups wrote over is gone: they cannot be taken back, so they are told.
         if (done == 0) throw;
@@ -144,7 +177,13 @@ void Writer::append_locked(const RowBatch& batch, bool waits) {
     }
 }
 
-void Writer::append_groups(const RowBatch& batch, std::size_t& done, bool waits) {
+// Of a group that was written at the head.
+void Writer::tell_serials(const RowBatch& batch, std::size_t first, std::size_t count, std::uint64_t* serials) const {
+    const std::uint64_t serial = at_.ticket * at_.table.block_rows() + at_.head;
+    for (std::size_t i = 0; i < count; ++i) serials[first + i] = is_void(batch, first + i) ? kNone : serial + i;
+}
+
+void Writer::append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits) {
     while (done < batch.rows) {
         if (at_.head == at_.length) {
             claim_.claim(waits);
@@ -156,6 +195,7 @@ void Writer::append_groups(const RowBatch& batch, std::size_t& done, bool waits)
         if (derives_ || stacks_)
             count = std::min<std::size_t>(count, at_.open_rows.size() - at_.head % at_.open_rows.size());
         write_group(batch, done, count);
+        if (serials) tell_serials(batch, done, count, serials);
         done += count;
         at_.head += count;
         if (at_.head % at_.table.width() == 0) at_.table.set_position(at_.record, at_.ticket, at_.head);

@@ -37,6 +37,11 @@ public:
     // (Hot: where the compiler puts these three among the others decides a twentieth of an add.)
     [[gnu::hot]] bool try_append(const RowBatch& batch);
 
+    // Both again for a caller that wants the serials of its rows, one a row; kNone where a row was masked out. Apart
+    // from the others, which pay nothing for it.
+    void append(const RowBatch& batch, std::uint64_t* serials, Deadline deadline = Deadline::never());
+    bool try_append(const RowBatch& batch, std::uint64_t* serials);
+
     // Ends open episodes as truncated and gives the record back. A second call does nothing.
     void close();
 
@@ -45,11 +50,16 @@ public:
 private:
     struct Group;
     [[gnu::hot]] void append_locked(const RowBatch& batch, bool waits);
+    void append_named(const RowBatch& batch, std::uint64_t* serials, bool waits);
+    void append_all(const RowBatch& batch, std::uint64_t* serials, bool waits);
+    void wait_for_saver(Deadline deadline);
+    void check_usable();
     bool is_held_back(const RowBatch& batch) const;
     std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void notice_clear();
     [[gnu::hot]] void append_row(const RowBatch& batch);
-    void append_groups(const RowBatch& batch, std::size_t& done, bool waits);
+    void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits);
+    void tell_serials(const RowBatch& batch, std::size_t first, std::size_t count, std::uint64_t* serials) const;
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void make_room(const RowBatch& batch, Group& group, FieldMove* moves);
     void begin_rows(const RowBatch& batch, Group& group);

@@ -41,6 +41,8 @@ bool are_neighbours(const std::uint64_t* slots, std::size_t count) {
     return differ == 0;
 }
 
+std::uint8_t is_truncated(std::uint64_t word) { return (word & kTruncated) != 0; }
+
 bool is_summed(const Field& field) {
     return (field.dtype == "<f4" && field.item_bytes == 4) || (field.dtype == "<f8" && field.item_bytes == 8);
 }
@@ -217,7 +219,7 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed,
                                       bool single) const {
     const std::uint32_t n_step = single ? 1 : config_.n_step;
-    StepMove moves[kMostStepFields];
+    StepMove moves[kMostStepFields + 1];
     std::size_t move_count = 0;
     for (const LeafPlace& leaf : row_leaves_) {
         if (leaf.role == Role::reward && n_step > 1) continue;
@@ -226,6 +228,8 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                                                       : StepRow::first;
         moves[move_count++] = {leaf.offset, leaf.bytes, out.flats[leaf.leaf], row};
     }
+    // The byte of the last row's word that has the flag, copied like a field: the kernel checks that word.
+    if (out.truncated) moves[move_count++] = {0, 1, reinterpret_cast<std::byte*>(out.truncated), StepRow::last};
     const StepGather job{.view = rows_,
                          .least_word = table_.least_word(),
                          .slots = slots,
@@ -246,6 +250,7 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                          .wanted = fetched_.offsets().data(),
                          .wanted_count = fetched_.offsets().size()};
     const std::size_t left = kernels().gather_steps(job, begin, end, missed);
+    for (std::size_t i = begin; out.truncated && i < end; ++i) out.truncated[i] = is_truncated(out.truncated[i]);
     std::size_t misses = 0;
     for (std::size_t m = 0; m < left; ++m) {
         const std::uint32_t position = missed[m];
@@ -272,6 +277,7 @@ bool Transitions::gather_one(std::uint64_t slot, std::size_t position, std::uint
         racy_copy(out.flats[leaf.leaf] + position * leaf.bytes, rows_.rows + from * rows_.stride + leaf.offset,
                   leaf.bytes);
     }
+    if (out.truncated) out.truncated[position] = is_truncated(work.last_words[0]);
     work.failed[0] = work.nexts[0] != Next::row && !next_.copy(work, 0, out);
     check_again(work);
     return !work.failed[0];
@@ -332,13 +338,18 @@ struct Transitions::Moves {
 // Rows that are their examples: one pass of the copy kernel.
 std::size_t Transitions::gather_plain(const std::uint64_t* slots, std::size_t begin, std::size_t end,
                                       const Outputs& out, std::uint64_t* words, std::uint32_t* missed) const {
-    if (are_neighbours(slots + begin, end - begin))
-        return gather_neighbours(slots[begin], begin, end, out, words, missed);
-    const Moves moves(*this, out);
-    const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
-    const Gather job{rows_, table_.least_word(), slots, moves.all, moves.count, words, streaming};
-    const std::size_t misses = kernels().gather(job, begin, end, missed);
-    return has_mutables() ? gather_mutables(slots, begin, end, out, words, missed, misses) : misses;
+    std::size_t misses;
+    if (are_neighbours(slots + begin, end - begin)) {
+        misses = gather_neighbours(slots[begin], begin, end, out, words, missed);
+    } else {
+        const Moves moves(*this, out);
+        const bool streaming = (end - begin) * example_bytes_ >= kStreamingBytes;
+        const Gather job{rows_, table_.least_word(), slots, moves.all, moves.count, words, streaming};
+        misses = kernels().gather(job, begin, end, missed);
+        if (has_mutables()) misses = gather_mutables(slots, begin, end, out, words, missed, misses);
+    }
+    for (std::size_t i = begin; out.truncated && i < end; ++i) out.truncated[i] = is_truncated(words[i]);
+    return misses;
 }
 
 // All mutable values of an example that is one row.
@@ -480,6 +491,8 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
         work.failed[i] = !walk(work, i, slot, n_step, least, out);
     }
     stand_in(work, slots + begin, count);
+    for (std::size_t i = 0; out.truncated && i < count; ++i)
+        out.truncated[begin + i] = is_truncated(work.last_words[i]);
 
     if (!out.places) {
         copy_fixed(Role::own, slots + begin, begin, count, n_step, out, streaming);

@@ -115,6 +115,10 @@ bool Windows::gather_near(const Transitions& rows, const std::uint64_t* slots, s
     std::memset(masks.learn + place + run.before, 1, std::min(config_.length, run.count - run.before));
     std::memset(masks.first + place, 0, places);
     masks.first[place] = run.starts_episode;
+    for (std::uint64_t k = 0; masks.serials && k < places; ++k)
+        masks.serials[place + k] = k < run.count ? static_cast<std::int64_t>(serial_of(run.word_at(k))) : -1;
+    for (std::uint64_t k = 0; out.truncated && k < places; ++k)
+        out.truncated[place + k] = (table_.load_word(run.slot + std::min(k, run.count - 1) * width) & kTruncated) != 0;
     fence(std::memory_order_acquire);
     std::uint64_t changed = 0;
     for (std::uint64_t k = 0; k < run.count; ++k) {
@@ -181,6 +185,8 @@ std::size_t Windows::gather_far(const Transitions& rows, const std::uint64_t* sl
             masks.valid[place + k] = is_row;
             masks.learn[place + k] = is_row && k >= run.before && k < run.before + config_.length;
             masks.first[place + k] = is_row && (run.words[k] & kEpisodeStart);
+            if (masks.serials)
+                masks.serials[place + k] = is_row ? static_cast<std::int64_t>(serial_of(run.words[k])) : -1;
         }
         for (std::uint64_t k = run.count; k < width; ++k) {
             run.slots[k] = run.slots[run.count - 1];
@@ -188,7 +194,7 @@ std::size_t Windows::gather_far(const Transitions& rows, const std::uint64_t* sl
         }
     }
     const std::size_t misses = rows.gather(scratch.slots.data(), begin * width, end * width, out, scratch.copied.data(),
-                                           scratch.missed.data(), true);
+                                           scratch.missed.data(), rows.config().n_step == 1);
     for (std::size_t m = 0; m < misses; ++m) scratch.failed[scratch.missed[m] / width - begin] = 1;
     std::size_t total = 0;
     for (std::size_t i = begin; i < end; ++i) {

@@ -2,7 +2,8 @@
 //
 // A window has burn_in + length + bootstrap places. It begins with as many rows before the drawn one as there are, up
 // to burn_in, so whatever is missing is missing at the right end: there the last row is repeated and the masks are
-// false. Every place holds what Transitions gives for that row alone.
+// false. Every place holds what Transitions gives for that row alone; with several steps an example may read rows behind
+// the window's end.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +19,12 @@ struct WindowConfig {
     bool across = false;  // goes on into the next episode; never past the newest row
 };
 
-// One byte a place: 0 or 1.
+// One entry a place; the masks are 0 or 1.
 struct WindowMasks {
-    std::uint8_t* valid = nullptr;  // a row of the window, not a repetition
-    std::uint8_t* learn = nullptr;  // of the learning part
-    std::uint8_t* first = nullptr;  // the first row of an episode
+    std::uint8_t* valid = nullptr;    // a row of the window, not a repetition
+    std::uint8_t* learn = nullptr;    // of the learning part
+    std::uint8_t* first = nullptr;    // the first row of an episode
+    std::int64_t* serials = nullptr;  // of the place's row; -1 where there is none. Null: not asked for
 };
 
 class Windows {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from .checks import truth
 from .errors import SchemaError
 from .schema import Field, Node, Schema
 
@@ -56,6 +57,7 @@ def prepare(
         number of rows, one flag byte per row, and the rows' priorities or None.
     """
     named = dict(kwargs)
+    truth("add()", "return_indices", named.pop("return_indices", False))
     priority = named.pop("priority", None)
     if priority is not None and not by_priority:
         raise SchemaError("add(): priority: rows are drawn uniformly; give the buffer sampler=Prioritized()")

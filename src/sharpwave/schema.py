@@ -29,6 +29,8 @@ _RESERVED = {
     "relabelled",
     "valid",
     "first",
+    "place_indices",
+    "return_indices",
 }
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
@@ -240,12 +242,15 @@ class Schema:
         """Top-level names, in the order of positional arguments."""
         return list(self.fields)
 
-    def tree(self, *, discount: bool, weights: bool, relabelled: bool, window: int) -> _core.Tree:
+    def tree(
+        self, *, discount: bool, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, window: int
+    ) -> _core.Tree:
         leaves = [
             (name, field.dtype, field.shape, field.stack, bool(field.ragged), *place)
             for (name, field), place in zip(self.leaves, self._places, strict=True)
         ]
-        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights, relabelled, window)
+        extras = discount, weights, relabelled, truncated, place_indices
+        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, *extras, window)
 
     def engine_fields(self) -> list[_core.FieldLayout]:
         by_name = dict(self.leaves)

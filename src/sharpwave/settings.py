@@ -37,10 +37,10 @@ _ORDERS = {
 
 def check_together(where: str, sampler: Sampler, view: View) -> None:
     """Refuses pairs of sampler and view that contradict each other."""
-    if isinstance(view, Windows) and view.start == "episode" and not isinstance(sampler, Uniform):
+    if isinstance(view, Windows) and view.start == "per_episode" and not isinstance(sampler, Uniform):
         raise SchemaError(
-            f"{where}: Windows(start='episode') says how likely each start is, and so does {type(sampler).__name__}; "
-            "give sampler=Uniform(), or start='uniform'"
+            f"{where}: Windows(start='per_episode') says how likely each start is, and so does "
+            f"{type(sampler).__name__}; give sampler=Uniform(), or start='uniform'"
         )
 
 
@@ -49,10 +49,10 @@ def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | N
     settings.newest = getattr(sampler, "newest", 0)
     settings.index = _index(sampler, view)
     settings.pace = None if pace is None else PaceSettings(*map(float, pace.numbers.values()))
+    settings.n_step, settings.gamma = view.n_step, view.gamma
     if isinstance(view, Windows):
         settings.windows = WindowSettings(view.length, view.burn_in, view.bootstrap, view.end == "cross")
         return settings
-    settings.n_step, settings.gamma = view.n_step, view.gamma
     if view.hindsight is not None:
         names = [name for name, _ in schema.leaves]
         hindsight = view.hindsight
@@ -110,7 +110,8 @@ def _starts(view: View) -> StartRule:
         starts.length = view.length
         starts.stride = view.stride
         starts.across = view.end == "cross"
-        starts.per_episode = view.start == "episode"
+        starts.first_rows = view.start == "episode"
+        starts.per_episode = view.start == "per_episode"
     elif view.hindsight is not None:
         starts.needs = StartNeeds.end
     return starts

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .checks import number, one_of, set_once, whole
+from .checks import number, one_of, set_once, truth, whole
 from .errors import SchemaError
 
 __all__ = ["Hindsight", "Transitions", "View", "Windows"]
@@ -27,24 +27,35 @@ class Transitions:
         n_step: Largest number of steps in an example.
         gamma: Discount per step.
         hindsight: Replaces goals by goals that were reached later; see ``Hindsight``.
+        truncated: Adds ``"truncated"`` to batches: True where the episode was truncated after the last step of the
+            example, by ``add(truncated=True)``, or because its writer was closed or died.
 
     Example:
         >>> import sharpwave as sw
         >>> buf = sw.ReplayBuffer(100, obs_shape=(4,), view=sw.Transitions(n_step=3, gamma=0.99))
     """
 
-    __slots__ = ("gamma", "hindsight", "n_step")
+    __slots__ = ("gamma", "hindsight", "n_step", "truncated")
     __setattr__ = set_once
 
-    def __init__(self, n_step: int = 1, gamma: float = 0.99, hindsight: Hindsight | None = None) -> None:
+    def __init__(
+        self,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        hindsight: Hindsight | None = None,
+        *,
+        truncated: bool = False,
+    ) -> None:
         self.n_step = whole("Transitions()", "n_step", n_step, 1, 10_000)
         self.gamma = number("Transitions()", "gamma", gamma, 0, 1)
         if hindsight is not None and not isinstance(hindsight, Hindsight):
             raise SchemaError(f"Transitions(): hindsight: expected Hindsight() or None, got {hindsight!r}")
         self.hindsight = hindsight
+        self.truncated = truth("Transitions()", "truncated", truncated)
 
     def __repr__(self) -> str:
         rest = "" if self.hindsight is None else f", hindsight={self.hindsight}"
+        rest += ", truncated=True" if self.truncated else ""
         return f"Transitions(n_step={self.n_step}, gamma={self.gamma}{rest})"
 
 
@@ -57,6 +68,9 @@ class Windows:
     places, its last row is repeated at the end. Batches carry ``"mask"`` (learn from this place), ``"valid"`` (this
     place is a row of the window) and ``"first"`` (an episode starts here).
 
+    With ``n_step`` > 1 every place has the n-step example of its row, as ``Transitions(n_step, gamma)`` would make it,
+    and ``batch["discount"]`` has one number for each place. The sums may include rows behind the end of the window.
+
     Args:
         length: Rows to learn from.
         burn_in: Largest number of rows before them.
@@ -65,17 +79,35 @@ class Windows:
         end: ``"pad"``: any row may start a window, and windows end with their episode. ``"stop"``: only windows that
             fit into their episode, and one from each finished episode that is too short. ``"cross"``: windows continue
             into the next episode.
-        start: ``"uniform"``: all starts are equally likely. ``"episode"``: all episodes are equally likely, then all
-            starts of the episode.
+        start: ``"uniform"``: windows start at all steps, which are equally likely. ``"episode"``: windows start only
+            at the first row of an episode. ``"per_episode"``: all episodes are equally likely, then all starts of the
+            episode.
         priority_eta: A window's priority is ``priority_eta`` times the largest error plus the rest times the mean
             error (R2D2).
+        n_step: Largest number of steps in the example of a place.
+        gamma: Discount per step, where ``n_step`` is above 1.
+        truncated: Adds ``"truncated"`` to batches, one truth value for each place; see ``Transitions``.
+        place_indices: Adds ``"place_indices"`` to batches: the serial of the row at each place, -1 where ``"valid"``
+            is False.
 
     Example:
         >>> import sharpwave as sw
         >>> buf = sw.ReplayBuffer(100_000, obs_shape=(4,), view=sw.Windows(40, burn_in=20, stride=20))
     """
 
-    __slots__ = ("bootstrap", "burn_in", "end", "length", "priority_eta", "start", "stride")
+    __slots__ = (
+        "bootstrap",
+        "burn_in",
+        "end",
+        "gamma",
+        "length",
+        "n_step",
+        "place_indices",
+        "priority_eta",
+        "start",
+        "stride",
+        "truncated",
+    )
     __setattr__ = set_once
 
     def __init__(
@@ -86,8 +118,12 @@ class Windows:
         stride: int = 1,
         bootstrap: int = 0,
         end: Literal["pad", "stop", "cross"] = "pad",
-        start: Literal["uniform", "episode"] = "uniform",
+        start: Literal["uniform", "episode", "per_episode"] = "uniform",
         priority_eta: float = 0.9,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        truncated: bool = False,
+        place_indices: bool = False,
     ) -> None:
         where = "Windows()"
         self.length = whole(where, "length", length, 1, 1_000_000)
@@ -95,8 +131,17 @@ class Windows:
         self.stride = whole(where, "stride", stride, 1, 1_000_000)
         self.bootstrap = whole(where, "bootstrap", bootstrap, 0, 1_000_000)
         self.end: str = one_of(where, "end", end, ("pad", "stop", "cross"))
-        self.start: str = one_of(where, "start", start, ("uniform", "episode"))
+        self.start: str = one_of(where, "start", start, ("uniform", "episode", "per_episode"))
+        if start == "episode" and stride > 1:
+            raise SchemaError(
+                f"{where}: stride: expected 1 with start='episode', whose windows start at step 0 only, got {stride}; "
+                "leave it out"
+            )
         self.priority_eta = number(where, "priority_eta", priority_eta, 0, 1)
+        self.n_step = whole(where, "n_step", n_step, 1, 10_000)
+        self.gamma = number(where, "gamma", gamma, 0, 1)
+        self.truncated = truth(where, "truncated", truncated)
+        self.place_indices = truth(where, "place_indices", place_indices)
 
     @property
     def places(self) -> int:
@@ -105,6 +150,7 @@ class Windows:
 
     def __repr__(self) -> str:
         defaults = {"burn_in": 0, "stride": 1, "bootstrap": 0, "end": "pad", "start": "uniform", "priority_eta": 0.9}
+        defaults |= {"n_step": 1, "gamma": 0.99, "truncated": False, "place_indices": False}
         rest = "".join(
             f", {name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value
         )
@@ -174,7 +220,7 @@ def view_to_plain(view: View) -> dict[str, Any]:
     if isinstance(view, Windows):
         return {"kind": "Windows", **{name: getattr(view, name) for name in Windows.__slots__}}
     hindsight = view.hindsight
-    plain = {"kind": "Transitions", "n_step": view.n_step, "gamma": view.gamma}
+    plain = {"kind": "Transitions", "n_step": view.n_step, "gamma": view.gamma, "truncated": view.truncated}
     if hindsight is None:
         return {**plain, "hindsight": None}
     names = {name: getattr(hindsight, name) for name in ("strategy", "ratio", "achieved", "desired")}

@@ -50,11 +50,14 @@ VIEWS: dict[str, sw.views.View] = {
     "Transitions(n_step=3)": sw.Transitions(n_step=3, gamma=0.9),
     "Windows(3, burn_in=2, bootstrap=1)": sw.Windows(3, burn_in=2, bootstrap=1),
     "Windows(3, stride=2, end='stop')": sw.Windows(3, stride=2, end="stop"),
-    "Windows(3, end='cross')": sw.Windows(3, end="cross"),
-    "Windows(3, start='episode')": sw.Windows(3, start="episode"),
+    "Windows(3, end='cross', n_step=2, truncated, place_indices)": sw.Windows(
+        3, end="cross", n_step=2, gamma=0.9, truncated=True, place_indices=True
+    ),
+    "Windows(3, start='episode')": sw.Windows(3, start="episode", burn_in=1),
+    "Windows(3, start='per_episode')": sw.Windows(3, start="per_episode"),
     "Hindsight('future')": sw.Transitions(hindsight=sw.Hindsight("future", 0.8, reward)),
     "Hindsight('episode', n_step=2)": sw.Transitions(
-        n_step=2, hindsight=sw.Hindsight("episode", 0.5, reward, terminated=reached)
+        n_step=2, hindsight=sw.Hindsight("episode", 0.5, reward, terminated=reached), truncated=True
     ),
 }
 NEXT_OBS = ("stored", "derived")
@@ -96,7 +99,7 @@ class Case(NamedTuple):
 CASES = [
     Case(*names)
     for names in itertools.product(SAMPLERS, VIEWS, NEXT_OBS)
-    if "start='episode'" not in names[1] or names[0].startswith("Uniform")
+    if "start='per_episode'" not in names[1] or names[0].startswith("Uniform")
 ]
 
 
@@ -242,5 +245,5 @@ class Learner:
     def clear(self) -> None:
         self.buffer.clear()
 
-    def add(self, values: dict[str, Any]) -> None:
-        self.buffer.add(**values)
+    def add(self, values: dict[str, Any]) -> Answer:
+        return flatten({"added": self.buffer.add(**values, return_indices=True)})

@@ -127,7 +127,7 @@ def test_every_sampler_and_view_is_a_case() -> None:
     assert {type(view) for view in VIEWS.values()} == {sw.Transitions, sw.Windows}
     pairs = {(case.sampler, case.view) for case in CASES}
     for sampler, view in set(itertools.product(SAMPLERS, VIEWS)) - pairs:
-        with pytest.raises(sw.errors.SchemaError, match="start='episode'"):
+        with pytest.raises(sw.errors.SchemaError, match="start='per_episode'"):
             Case(sampler, view, "stored").make(None)
     assert {case.next_obs for case in CASES} == set(NEXT_OBS)
 

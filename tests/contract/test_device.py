@@ -16,7 +16,7 @@ import sharpwave as sw
 from sharpwave.errors import SchemaError
 from sharpwave.rows import transfer
 
-VIEWS = {"one step": sw.Transitions(), "three steps": sw.Transitions(n_step=3, gamma=0.9)}
+VIEWS = {"one step": sw.Transitions(), "three steps": sw.Transitions(n_step=3, gamma=0.9, truncated=True)}
 ON_DEVICE = ["Uniform()", "Uniform(newest=2)", "Prioritized()"]
 MORE = {
     "Prioritized(newest=2, mix=0.25)": sw.Prioritized(newest=2, mix=0.25, stratified=False, normalize="buffer"),
@@ -70,8 +70,10 @@ def test_uniform_draws_are_the_hosts_to_the_byte(place: str, sampler: str, view:
     batch = None
     for call in script(False):
         if call[0] == "add":
-            host.add(**values(call))
-            device.add(**values(call))
+            serials = host.add(**values(call), return_indices=True)
+            told = device.add(**values(call), return_indices=True)
+            assert told.device == device.device
+            drawn_alike({"added": serials}, {"added": told})
         elif call[0] == "sample":
             batch = host.sample(call[1])
             drawn_alike(batch, device.sample(call[1]))

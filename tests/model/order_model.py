@@ -39,10 +39,11 @@ class Single:
     n_step: int = 1
     gamma: float = 0.9
     hindsight: dict[str, Any] | None = None  # the arguments of sw.Hindsight
+    truncated: bool = False
 
     def public(self) -> Any:
         more = {} if self.hindsight is None else {"hindsight": sw.Hindsight(**self.hindsight)}
-        return sw.Transitions(n_step=self.n_step, gamma=self.gamma, **more)
+        return sw.Transitions(n_step=self.n_step, gamma=self.gamma, truncated=self.truncated, **more)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class Slices:
     end: str = "pad"
     start: str = "uniform"
     priority_eta: float = 0.9
+    n_step: int = 1
+    gamma: float = 0.9
+    truncated: bool = False
+    place_indices: bool = False
 
     @property
     def places(self) -> int:
@@ -70,6 +75,10 @@ class Slices:
             end=self.end,
             start=self.start,
             priority_eta=self.priority_eta,
+            n_step=self.n_step,
+            gamma=self.gamma,
+            truncated=self.truncated,
+            place_indices=self.place_indices,
         )
 
 
@@ -126,9 +135,15 @@ class OrderModel(Model):
         settings = None
         if draw.kind == "Prioritized":
             settings = {"new_rows": 1.0, **draw.settings}
-        n_step, gamma = (view.n_step, view.gamma) if isinstance(view, Single) else (1, 0.99)
         super().__init__(
-            capacity, schema, next_obs=next_obs, num_envs=num_envs, prioritized=settings, n_step=n_step, gamma=gamma
+            capacity,
+            schema,
+            next_obs=next_obs,
+            num_envs=num_envs,
+            prioritized=settings,
+            n_step=view.n_step,
+            gamma=view.gamma,
+            truncated=view.truncated,
         )
         self.view, self.draw = view, draw
         self.last_of: dict[Hashable, Step] = {}  # of each stream
@@ -222,6 +237,8 @@ class OrderModel(Model):
         view = self.view
         if isinstance(view, Single):
             return view.hindsight is None or self.is_finished(step, live)
+        if view.start == "episode" and step.before is not None:
+            return False
         if view.end == "cross":
             assert step.serial is not None
             if step.serial // self.width % view.stride:
@@ -460,15 +477,35 @@ class OrderPair(Pair):
         """Place by place what the model gives, and of one piece by what the rows say of themselves."""
         model, view = self.model, self.model.view
         assert isinstance(view, Slices)
-        assert set(batch) == model.batch_keys(True) | {"valid", "mask", "first"}
+        places = {"place_indices"} if view.place_indices else set()
+        assert set(batch) == model.batch_keys(True) | {"valid", "mask", "first"} | places
         windows = {anchor: model.window(anchor) for anchor in set(anchors)}
         for name in ("valid", "mask", "first"):
             assert batch[name].dtype == bool, name
             assert batch[name].tolist() == [getattr(windows[anchor], name) for anchor in anchors], name
+        if view.place_indices:
+            assert batch["place_indices"].dtype == np.int64
+            assert batch["place_indices"].tolist() == [
+                [step.serial if valid else -1 for step, valid in zip(window.shown, window.valid, strict=True)]
+                for window in (windows[anchor] for anchor in anchors)
+            ]
+        # Every place is what a transition that starts at its row would be.
         shown = {step for window in windows.values() for step in window.shown}
-        singles = {step: model.single(step) for step in shown}
+        examples = {step: model.example(model.chain(step) if view.n_step > 1 else [step]) for step in shown}
+        wanted = [[examples[step] for step in windows[anchor].shown] for anchor in anchors]
+        for name, dtype in (("truncated", bool), ("discount", np.float32)):
+            if name in batch:
+                assert batch[name].dtype == dtype, name
+                told = np.array([[values[name] for values in row] for row in wanted], dtype)
+                assert batch[name].shape == told.shape, name
+                np.testing.assert_allclose(batch[name], told, rtol=1e-6, err_msg=name)
         for path, leaf in model.fields.items():
             got = leaf_in(batch, path)
+            if path == "reward" and view.n_step > 1:
+                told = np.array([[values[path] for values in row] for row in wanted], leaf.dtype)
+                assert (got.shape, got.dtype) == (told.shape, leaf.dtype)
+                np.testing.assert_allclose(got, told, rtol=1e-6, atol=1e-6 * abs(told).max())
+                continue
             parts = got if isinstance(got, dict) else {"": got}
             if "offsets" in parts:  # the places of all windows one after the other
                 flat = got
@@ -476,7 +513,7 @@ class OrderPair(Pair):
                 assert all(part.shape[:2] == (len(anchors), view.places) for part in parts.values()), path
                 parts = {name: part.reshape(-1, *part.shape[2:]) for name, part in parts.items()}
                 flat = parts if leaf.ragged else parts[""]
-            assert_leaf(path, leaf, flat, [singles[step][path] for a in anchors for step in windows[a].shown])
+            assert_leaf(path, leaf, flat, [values[path] for row in wanted for values in row])
         check_of_one_piece(batch, view)
 
     def check(self) -> None:

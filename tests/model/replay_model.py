@@ -74,6 +74,7 @@ class Model:
         prioritized: dict[str, Any] | None = None,
         n_step: int = 1,
         gamma: float = 0.99,
+        truncated: bool = False,
     ) -> None:
         self.capacity = capacity
         self.fields = leaves_of(full_schema(schema, next_obs))
@@ -81,6 +82,7 @@ class Model:
         self.width = num_envs or 1
         self.prioritized = None if prioritized is None else {**DEFAULTS, **prioritized}
         self.n_step, self.gamma = n_step, gamma
+        self.tells_truncated = truncated  # whether batches do
         self.ring: list[Step] = []
         self.waiting: dict[Hashable, Step] = {}  # the last step of each stream's unfinished episode
         self.skipping: set[Hashable] = set()  # streams whose last row was masked
@@ -297,6 +299,7 @@ class Model:
             if path.split("/")[0] == "next_obs":
                 values[path] = chain[-1].values[path]
         values["done"] = np.array(chain[-1].terminated, self.fields["done"].dtype)
+        values["truncated"] = np.array(chain[-1].truncated)
         if self.n_step > 1:
             powers = self.gamma ** np.arange(len(chain), dtype=np.float64)
             rewards = np.array([link.values["reward"] for link in chain], np.float64)
@@ -319,6 +322,8 @@ class Model:
             return keys | {"truncated"}
         if self.n_step > 1:
             keys.add("discount")
+        if self.tells_truncated:
+            keys.add("truncated")
         if self.prioritized is not None:
             keys |= {"weights", "probabilities"}
         return keys
@@ -337,6 +342,9 @@ class Model:
         if drawn and self.n_step > 1:
             assert batch["discount"].dtype == np.float32
             np.testing.assert_allclose(batch["discount"], [values["discount"] for values in wanted], rtol=1e-6)
+        if drawn and self.tells_truncated:
+            assert batch["truncated"].dtype == bool
+            assert batch["truncated"].tolist() == [bool(values["truncated"]) for values in wanted]
         if not drawn:
             assert batch["truncated"].tolist() == [step.truncated for step in steps]
 
@@ -400,18 +408,20 @@ class Pair:
         prioritized: dict[str, Any] | None = None,
         n_step: int = 1,
         gamma: float = 0.99,
+        truncated: bool = False,
         variety: int | None = None,
         **options: Any,
     ) -> None:
         if prioritized is not None:
             options["sampler"] = sw.Prioritized(**prioritized)
-        if n_step > 1:
-            options["view"] = sw.Transitions(n_step=n_step, gamma=gamma)
+        if n_step > 1 or truncated:
+            options["view"] = sw.Transitions(n_step=n_step, gamma=gamma, truncated=truncated)
         schema = {"id": ID, **schema}
         shape: dict[str, Any] = {"next_obs": next_obs, "num_envs": num_envs}
         self.buffer = sw.ReplayBuffer(capacity, schema=schema, **shape, **{"seed": 7, **options})
         self.schema = full_schema(schema, next_obs)
-        self.model = Model(capacity, schema, prioritized=prioritized, n_step=n_step, gamma=gamma, **shape)
+        view: dict[str, Any] = {"n_step": n_step, "gamma": gamma, "truncated": truncated}
+        self.model = Model(capacity, schema, prioritized=prioritized, **view, **shape)
         self.model.slots = self.buffer.stats()["blocks"] * self.buffer.stats()["block_rows"]
         self.variety = variety
         self.writers: dict[int, Any] = {}
@@ -461,8 +471,10 @@ class Pair:
         writer: int | None = None,
         priority: list[float] | None = None,
         stacks: bool = False,
+        indices: bool = False,
     ) -> None:
-        """`lead` is () for one row, (n,) flat, (k, num_envs) by steps; `stacks` gives whole stacks, not frames."""
+        """`lead` is () for one row, (n,) flat, (k, num_envs) by steps; `stacks` gives whole stacks, not frames;
+        `indices` asks for the serials of the rows, which every later batch must confirm."""
         lead = (len(codes),) if lead is None else lead
         if writer is None and self.writers:
             self.model.one_writer = False
@@ -471,10 +483,23 @@ class Pair:
         arguments = self.arguments(steps, lead, stacks)
         if priority is not None:
             arguments["priority"] = np.array(priority, np.float64).reshape(lead)
-        (self.buffer if writer is None else self.writers[writer]).add(**arguments)
+        if indices:
+            arguments["return_indices"] = True
+        serials = (self.buffer if writer is None else self.writers[writer]).add(**arguments)
+        self.learn(steps, serials if indices else None)
+        assert indices or serials is None
         self.own_writer_used |= writer is None
         if not self.model.one_writer:
             self.model.keep(int(number) for batch in self.buffer.rows() for number in batch["id"])
+
+    def learn(self, steps: list[Step], serials: Any) -> None:
+        """What an add said of the serials of its rows."""
+        if serials is None:
+            return
+        assert (serials.dtype, serials.shape) == (np.int64, (len(steps),))
+        for step, serial in zip(steps, serials.tolist(), strict=True):
+            assert (serial == -1) == step.masked
+            step.serial = None if step.masked else serial
 
     def arguments(self, steps: list[Step], lead: tuple[int, ...], stacks: bool) -> dict[str, Any]:
         def build(node: Any, path: str) -> Any:
@@ -670,6 +695,7 @@ class PairMachine(RuleBasedStateMachine):
             writer=data.draw(st.sampled_from([*self.pair.writers])) if self.pair.writers else None,
             priority=given,
             stacks=self.has_stacks and data.draw(st.booleans()),
+            indices=data.draw(st.booleans()),
         )
 
     # Every writer needs a block of its own.

@@ -36,12 +36,14 @@ SAMPLERS: dict[str, Draw] = {
 }
 VIEWS: dict[str, Single | Slices] = {
     "Transitions()": Single(),
-    "Transitions(n_step=3)": Single(n_step=3),
+    "Transitions(n_step=3, truncated=True)": Single(n_step=3, truncated=True),
     "Transitions(hindsight=...)": Single(hindsight={"strategy": "future", "ratio": 0.8, "reward": reward}),
     "Windows(3, burn_in=2, bootstrap=1)": Slices(3, burn_in=2, bootstrap=1),
     "Windows(3, stride=2, end='stop')": Slices(3, stride=2, end="stop"),
-    "Windows(3, end='cross')": Slices(3, end="cross"),
+    "Windows(3, end='cross', truncated=True)": Slices(3, end="cross", truncated=True),
+    "Windows(3, n_step=2, place_indices=True)": Slices(3, n_step=2, place_indices=True),
     "Windows(3, start='episode')": Slices(3, start="episode"),
+    "Windows(3, start='per_episode')": Slices(3, start="per_episode"),
 }
 NEXT_OBS = ("stored", "derived", None)
 STACKS = (1, 4)
@@ -70,7 +72,7 @@ KINDS = [(stack, ragged) for stack, ragged in itertools.product(STACKS, RAGGED) 
 
 
 def has_meaning(sampler: str, view: str) -> bool:
-    return "start='episode'" not in view or sampler.startswith("Uniform")
+    return "start='per_episode'" not in view or sampler.startswith("Uniform")
 
 
 def cells_of(sampler: str, view: str) -> list[Cell]:
@@ -101,7 +103,8 @@ def make_pair(sampler: str, view: str, cell: Cell, address: str | None) -> Pair:
     if is_plain and isinstance(shape, Single) and not shape.hindsight:
         prioritized = draw.settings if draw.kind == "Prioritized" else None
         schema = {"obs": obs, "action": sw.Field((2,))}
-        return Pair(capacity, schema, prioritized=prioritized, n_step=shape.n_step, **options)
+        asked = {"n_step": shape.n_step, "truncated": shape.truncated}
+        return Pair(capacity, schema, prioritized=prioritized, **asked, **options)
     if isinstance(shape, Single) and shape.hindsight:
         obs |= {"achieved_goal": sw.Field((2,), "int32"), "desired_goal": sw.Field((2,), "int32")}
     pair = OrderPair(capacity, {"obs": obs, "action": sw.Field((2,))}, view=shape, draw=draw, **options)
@@ -120,10 +123,11 @@ def walk(pair: Pair, num_envs: int | None) -> None:
         # Environments are at different places of the stream.
         letters = "".join(STREAM[(i + 5 * env) % len(STREAM)] for env in range(width)) if width > 1 else code
         lead: tuple[int, ...] = () if num_envs is None else (width,)
-        pair.add(letters, lead, priority=stream.lognormal(size=width).tolist() if given and i % 3 == 0 else None)
+        priority = stream.lognormal(size=width).tolist() if given and i % 3 == 0 else None
+        pair.add(letters, lead, priority=priority, indices=i % 2 == 0)
         if i % 6 == 5 or i == len(STREAM) - 1:
             pair.check()
-            for size in (24, 3):
+            for size in (24, 2):
                 batch = draw(pair, size)
                 if given and batch is not None:
                     pair.update(batch["indices"].tolist(), stream.normal(size=size).tolist())
@@ -163,7 +167,7 @@ def check_goals(pair: OrderPair, batch: dict[str, Any]) -> None:
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 def test_every_cell_works_or_says_why_not(sampler: str, view: str, shm_address: str, tmp_path: Path) -> None:
     if not has_meaning(sampler, view):
-        with pytest.raises(SchemaError, match="start='episode'") as caught:
+        with pytest.raises(SchemaError, match="start='per_episode'") as caught:
             sw.ReplayBuffer(9, obs_shape=(1,), sampler=SAMPLERS[sampler].public(), view=VIEWS[view].public())
         assert type(SAMPLERS[sampler].public()).__name__ in str(caught.value)
         assert "\n" not in str(caught.value)

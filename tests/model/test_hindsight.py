@@ -82,7 +82,7 @@ class HindsightPair(OrderPair):
         super().__init__(
             capacity,
             schema(stack, compression, GOAL if goal is None else sw.Field((1,), "int32")),
-            view=Single(n_step=n_step, gamma=0.9, hindsight=arguments),
+            view=Single(n_step=n_step, gamma=0.9, hindsight=arguments, truncated=True),
             draw=Draw() if draw is None else draw,
             next_obs=next_obs,
             **options,
@@ -137,6 +137,7 @@ class HindsightPair(OrderPair):
                 assert batch["discount"][i] == pytest.approx(0.9**length)
             assert batch["reward"][i] == pytest.approx(wanted, rel=1e-5, abs=1e-4)
             assert bool(batch["done"][i]) == done
+            assert bool(batch["truncated"][i]) == chain[length - 1].truncated
         self.check_calls(batch, asked)
         return batch
 

@@ -65,6 +65,7 @@ class ViewCalls(PairMachine):
             "prioritized": chosen,
             "n_step": draw(st.integers(1, 5)),
             "gamma": draw(st.sampled_from([0.99, 0.5, 1.0, 0.0])),
+            "truncated": draw(st.booleans()),
             "variety": draw(st.sampled_from([None, None, 2, 5])),
             "writers": draw(st.sampled_from([1, 4, 64])),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -95,6 +96,11 @@ def starts(model: OrderModel) -> list[int]:
         (Slices(3, stride=4, end="cross"), [0, 4, 8]),
         (Slices(3, bootstrap=1, end="stop"), [0, 1, 2, 3, 6, 8]),
         (Slices(12, end="cross"), []),
+        (Slices(3, start="episode"), [0, 6, 8]),
+        (Slices(3, end="stop", start="episode"), [0, 6, 8]),
+        (Slices(4, end="stop", start="episode"), [0, 6]),
+        (Slices(4, end="cross", start="episode"), [0, 6]),
+        (Slices(3, start="per_episode"), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
     ],
     ids=str,
 )
@@ -110,6 +116,8 @@ def test_starts_of_a_wrapped_ring_worked_out_by_hand() -> None:
     assert starts(by_hand(view=Slices(3, end="cross"), **wrapped)) == [4, 5, 6, 7, 8]  # type: ignore[arg-type]
     # Row 7 is the oldest: the short episode has lost its first row.
     assert starts(by_hand(".....T.U...", Slices(3, end="stop"), capacity=4)) == [8]
+    # An episode whose first row is gone has no beginning.
+    assert starts(by_hand(view=Slices(3, start="episode"), **wrapped)) == [6, 8]  # type: ignore[arg-type]
     # Nobody looked for a lap: counted from what is left. Somebody did: from the true start.
     model = by_hand("........", Slices(2, stride=3), capacity=4)
     assert starts(model) == [4, 7]
@@ -163,7 +171,20 @@ def test_orders_worked_out_by_hand() -> None:
 
 # length, burn_in, stride, bootstrap, steps of an environment that fit
 SHAPES = list(itertools.product((1, 2, 5), (0, 3), (1, 3), (0, 2), (4, 11)))
-OTHERS = (tuple(SAMPLERS), ("stored", "derived", None), (1, 2), (None, "lz4"))
+# What else a view may be asked for.
+ASKED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "sums": {"n_step": 3},
+    "more arrays": {"truncated": True, "place_indices": True},
+    "starts": {"start": "episode"},
+    "all": {"n_step": 2, "truncated": True, "place_indices": True, "start": "episode"},
+}
+OTHERS = (tuple(SAMPLERS), ("stored", "derived", None), (1, 2), (None, "lz4"), tuple(ASKED))
+
+
+@functools.cache
+def cells() -> list[tuple[Any, ...]]:
+    return pairwise(OTHERS, SHAPES)
 
 
 def look_at_everything(pair: OrderPair) -> None:
@@ -186,8 +207,9 @@ def look_at_everything(pair: OrderPair) -> None:
 @pytest.mark.parametrize("num_envs", [None, 1, 3])
 @pytest.mark.parametrize("end", ["pad", "stop", "cross"])
 def test_every_window_is_of_one_piece_and_every_anchor_appears(end: str, num_envs: int | None) -> None:
-    cells = pairwise(OTHERS, SHAPES)
-    for cell, (length, burn_in, stride, bootstrap, steps, sampler, next_obs, stack, compression) in enumerate(cells):
+    for cell, (length, burn_in, stride, bootstrap, steps, *others) in enumerate(cells()):
+        sampler, next_obs, stack, compression, asked = others
+        stride = 1 if "start" in ASKED[asked] else stride  # a beginning has no second step
         stream = np.random.default_rng([cell, num_envs or 0])
         # A masked row has no bytes of its own: where bytes are few, the next row's make room for others early, and with
         # stacks that takes a row with it (counted as retired).
@@ -195,7 +217,7 @@ def test_every_window_is_of_one_piece_and_every_anchor_appears(end: str, num_env
         pair = OrderPair(
             steps * (num_envs or 1),
             schema(stack, compression),
-            view=Slices(length, burn_in, stride, bootstrap, end),
+            view=Slices(length, burn_in, stride, bootstrap, end, **ASKED[asked]),
             draw=SAMPLERS[sampler],
             next_obs=next_obs,
             num_envs=num_envs,
@@ -210,10 +232,7 @@ def test_every_window_is_of_one_piece_and_every_anchor_appears(end: str, num_env
             feed(pair, stream, steps)
             look_at_everything(pair)
         except Exception as error:
-            what = (
-                f"{length=} {burn_in=} {stride=} {bootstrap=} {steps=} {sampler=} {next_obs=} {stack=} {compression=}"
-            )
-            raise AssertionError(what) from error
+            raise AssertionError(f"{length=} {burn_in=} {stride=} {bootstrap=} {steps=} {others=}") from error
         finally:
             pair.close()
 
@@ -353,7 +372,7 @@ def test_every_start_is_equally_likely(draw: Draw, stride: int, end: str) -> Non
 @pytest.mark.parametrize("end", ["pad", "stop", "cross"])
 @pytest.mark.parametrize("capacity", [40, 12])
 def test_every_episode_is_equally_likely_and_every_start_in_it(capacity: int, end: str) -> None:
-    pair = filled(Slices(4, 1, end=end, start="episode"), Draw(), capacity=capacity)
+    pair = filled(Slices(4, 1, end=end, start="per_episode"), Draw(), capacity=capacity)
     legal = pair.legal_starts()
     episode = {step.number: int(step.values["where"][1]) for step in legal}
     sizes = Counter(episode.values())
@@ -371,7 +390,7 @@ def test_every_episode_is_equally_likely_and_every_start_in_it(capacity: int, en
 
 def test_episode_starts_are_followed_through_wraps() -> None:
     stream = np.random.default_rng(1)
-    view = Slices(3, 1, 2, end="stop", start="episode")
+    view = Slices(3, 1, 2, end="stop", start="per_episode")
     pair = OrderPair(36, schema(), view=view, draw=Draw(), next_obs="derived", num_envs=3)
     for _ in range(40 if MORE > 1 else 20):
         feed(pair, stream, 2)
@@ -452,12 +471,17 @@ def test_stored_state_is_that_of_the_first_place(tmp_path: Path) -> None:
 
 @st.composite
 def slices(draw: Callable[..., Any]) -> Slices:
+    start = draw(st.sampled_from(["uniform", "uniform", "episode"]))
     return Slices(
         draw(st.integers(1, 6)),
         draw(st.integers(0, 4)),
-        draw(st.integers(1, 4)),
+        1 if start == "episode" else draw(st.integers(1, 4)),
         draw(st.integers(0, 3)),
         draw(st.sampled_from(["pad", "stop", "cross"])),
+        start,
+        n_step=draw(st.sampled_from([1, 1, 2, 5])),
+        truncated=draw(st.booleans()),
+        place_indices=draw(st.booleans()),
     )
 
 
@@ -505,7 +529,7 @@ class WindowCalls(RuleBasedStateMachine):
         self.unseen = 0
         self.pair.refuse_or_sample(legal + 1)
         if legal:
-            self.pair.sample(legal)
+            self.pair.refuse_or_sample(legal)  # fewer than newest= may be there
 
     @precondition(lambda self: self.pair.model.draw.kind in RANDOM)
     @rule(n=st.sampled_from([1, 2, 5, 60]))
@@ -531,4 +555,4 @@ TestWindowCalls.settings = settings(max_examples=MORE * 35, stateful_step_count=
 @pytest.mark.parametrize("kind", ["Prioritized", "Recent", "Shuffle", "Fifo", "Lifo"])
 def test_episodes_are_equally_likely_only_with_uniform_draws(kind: str) -> None:
     with pytest.raises(SchemaError, match="start"):
-        OrderPair(10, schema(), view=Slices(3, start="episode"), draw=Draw(kind, n=3))
+        OrderPair(10, schema(), view=Slices(3, start="per_episode"), draw=Draw(kind, n=3))

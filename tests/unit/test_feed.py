@@ -20,8 +20,9 @@ needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU here")
 
 VIEWS: dict[str, Any] = {
     "one step": sw.Transitions(),
-    "three steps": sw.Transitions(n_step=3, gamma=0.9),
+    "three steps": sw.Transitions(n_step=3, gamma=0.9, truncated=True),
     "windows": sw.Windows(3, burn_in=2, bootstrap=1),
+    "windows of sums": sw.Windows(3, burn_in=2, n_step=2, gamma=0.9, truncated=True, place_indices=True),
 }
 ROWS = list(itertools.product(("stored", "derived", None), (1, 3), (None, "lz4")))
 

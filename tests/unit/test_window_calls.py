@@ -33,6 +33,10 @@ def filled(view: Any, count: int = 10, *, ends: tuple[int, ...] = (), capacity: 
         ("end", ["shift", "", None, 1, True]),
         ("start", ["row", "", None, 1]),
         ("priority_eta", [-0.1, 1.1, float("nan"), "high", None]),
+        ("n_step", [0, -1, 1.5, "3", None, True]),
+        ("gamma", [-0.1, 1.1, float("nan"), "high", None]),
+        ("truncated", [1, "yes", None]),
+        ("place_indices", [1, "yes", None]),
     ],
 )
 def test_wrong_settings_are_refused_by_name(name: str, values: list[Any]) -> None:
@@ -61,15 +65,15 @@ def test_attaching_with_another_view_is_refused(shm_address: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["Prioritized", "Recent", "Shuffle", "Fifo", "Lifo"])
-def test_episode_starts_need_uniform_draws(sampler: str) -> None:
+def test_equally_likely_episodes_need_uniform_draws(sampler: str) -> None:
     made = getattr(sw, sampler)(*([3] if sampler == "Recent" else []))
     with pytest.raises(SchemaError, match="start"):
-        make(10, view=sw.Windows(3, start="episode"), sampler=made)
+        make(10, view=sw.Windows(3, start="per_episode"), sampler=made)
 
 
-def test_episode_starts_go_with_newest_and_max_reads() -> None:
+def test_equally_likely_episodes_go_with_newest_and_max_reads() -> None:
     sampler = sw.Uniform(newest=2, max_reads=3)
-    buffer = filled(sw.Windows(3, start="episode"), sampler=sampler, ends=(4,))
+    buffer = filled(sw.Windows(3, start="per_episode"), sampler=sampler, ends=(4,))
     assert buffer.sample(6)["reward"][:2, 0].tolist() == [9, 8]
 
 

@@ -151,14 +151,23 @@ class ReplayBuffer:
 
     # ---- writing ------------------------------------------------------------------------------------------------
 
-    def add(self, *args: Any, **kwargs: Any) -> None:
+    def add(self, *args: Any, **kwargs: Any) -> Any:
         """Adds one row, or n rows with a leading axis; returns when they can be drawn.
 
         Values come in the order ``obs, action, reward, next_obs, done`` followed by further fields, or by name.
         ``terminated=`` is another name of ``done=``; ``truncated=True`` ends an episode without claiming termination.
         ``mask=`` (one truth value for each row) leaves out rows where it is False; their steps still take space.
+        ``priority=`` (one number for each row) is the first priority of the rows, with ``Prioritized``; the absolute
+        value is used. Rows without it get the priority of ``new_rows``.
         ``timeout=`` is how many seconds to wait for the pace, for a ``save`` that holds adds back and for other
         threads that add through the same buffer: None for ever, 0 not at all.
+        ``return_indices=True`` returns the serials of the rows.
+
+        Returns:
+            None. With ``return_indices=True`` an int64 array of shape (rows,) like ``batch["indices"]``: the serials
+            of the rows in the order in which they were given, -1 for rows that ``mask=`` leaves out. ``get`` and
+            ``update_priorities`` take it. One row gives an array of one number. Rows on a GPU give a tensor there, and
+            the call does not wait for the device.
 
         Raises:
             SchemaError: A value does not fit its field. Nothing was written.
@@ -169,7 +178,7 @@ class ReplayBuffer:
             # From now on ``buf.add`` is the engine's function, which halves the time of a call. A subclass that
             # overrides add() keeps its own.
             self.__dict__["add"] = add
-        add(*args, **kwargs)
+        return add(*args, **kwargs)
 
     def writer(self) -> Writer:
         """A new writer, for one thread. Threads that share a writer wait for each other, and their rows mix.
@@ -202,7 +211,8 @@ class ReplayBuffer:
         Returns:
             A dict with an array for each field, and under ``"indices"`` the serials of the rows drawn: numbers that
             name one row for ever. Also ``"discount"`` with n-step examples, ``"weights"`` and ``"probabilities"`` with
-            priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight.
+            priorities, ``"mask"``, ``"valid"`` and ``"first"`` with windows, ``"relabelled"`` with hindsight;
+            ``"truncated"`` and ``"place_indices"`` if the view asks for them.
 
         Raises:
             NotReady: There is nothing to draw, or the pace or another process that holds the index kept the call
@@ -227,7 +237,7 @@ class ReplayBuffer:
             )
         return await self._rows.in_turn(lambda: self.sample(batch_size, out=out, device=device, timeout=0), timeout)
 
-    async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
+    async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """``add`` for an event loop, which continues while this call waits for the pace."""
         if self.pace is None:
             return self.add(*args, **kwargs) if timeout is None else self.add(*args, timeout=timeout, **kwargs)
@@ -281,7 +291,8 @@ class ReplayBuffer:
         """Gives rows new priorities.
 
         Args:
-            indices: The serials that ``sample`` gave, as an array, a tensor or a list.
+            indices: The serials that ``sample`` gave, or ``add`` with ``return_indices=True``, as an array, a tensor
+                or a list. -1 names no row and counts as stale.
             priorities: One number for each; the absolute value is used, so TD errors may be passed as they are. If a
                 serial comes twice the last one holds. With ``Windows`` also one for each place, shape (windows,
                 places).
@@ -369,7 +380,7 @@ class ReplayBuffer:
         self._rows.tune(alpha, beta)
 
     def get(self, indices: Any) -> dict[str, Any]:
-        """Reads rows by the serials that ``sample`` gave. The batch has ``"truncated"`` as well.
+        """Reads rows by the serials that ``sample`` or ``add`` gave. The batch has ``"truncated"`` as well.
 
         Raises:
             StaleHandle: One of them is no longer in the buffer.

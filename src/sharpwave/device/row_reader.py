@@ -32,8 +32,9 @@ _FEWEST, _MOST = 16, 64
 _LARGE = 1024  # bytes: only values of this size or more count for the number of programs
 _PIECE = 32 << 10
 _PART = 64 << 10
-_EXTRAS = ("discount", "weights", "probabilities", "valid", "mask", "first", "indices")
-_DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, np.int64)
+_EXTRAS = ("discount", "weights", "probabilities", "truncated", "valid", "mask", "first", "place_indices", "indices")
+_DTYPES = (np.float32, np.float32, np.float64, bool, bool, bool, bool, np.int64, np.int64)
+_PER_EXAMPLE = ("weights", "probabilities", "indices")  # the others have the axis of places, where there is one
 
 
 def _narrow(moves: Moves, sizes: list[int], shifts: list[int], together: list[int]) -> Moves:
@@ -130,7 +131,7 @@ class Ticket:
 
     def __init__(self, plan: ReadPlan, size: int, device: torch.device, extras: set[str]) -> None:
         rows = size * max(plan.window, 1)
-        lead = (size, plan.window)
+        lead = (size, plan.window) if plan.window else (size,)
         names: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for name in ("own", "last", "next"):
             names[name] = (rows,), np.dtype(np.int64)
@@ -143,7 +144,7 @@ class Ticket:
             specs[leaf] = plan.batch_shape(leaf, size)
         for name, kind in zip(_EXTRAS, _DTYPES, strict=True):
             if name in extras:
-                specs[name] = (lead if name in ("valid", "mask", "first") else (size,)), np.dtype(kind)
+                specs[name] = (size,) if name in _PER_EXAMPLE else lead, np.dtype(kind)
         self.sent = PinnedMemory(specs, device)
         # With the same alignment as in the rows.
         shifts = dict(zip(plan.direct, plan.shifts, strict=True))

@@ -34,7 +34,7 @@ from .state import (
 from .tree import descend
 from .value_copy import copy_value
 
-__all__ = ["draw", "weigh", "write"]
+__all__ = ["draw", "name", "weigh", "write"]
 
 _INFINITE = tl.constexpr(float("inf"))
 _NO_PROBABILITY = tl.constexpr(0x7FF0000000000000)  # bits of infinity
@@ -101,6 +101,18 @@ def write(
             tl.atomic_add(state + EPISODES, tl.sum(is_end.to(tl.int64), axis=0))
     if is_last(state):
         tl.store(state + HEAD, head + n)
+
+
+@triton.jit(do_not_specialize=["n"])
+def name(flags, numbers, serials, n, CAPACITY: tl.constexpr, SPAN: tl.constexpr, ITEMS: tl.constexpr):
+    """The serials of the n newest rows, in the order in which they were written; -1 for masked rows."""
+    head = tl.load(numbers.to(tl.pointer_type(tl.int64)) + HEAD)
+    r = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
+    t = head - n + r
+    slot = t % CAPACITY
+    byte = tl.load(flags.to(tl.pointer_type(tl.uint8)) + slot, r < n, other=0)
+    serial = tl.where((byte & IS_LIVE) != 0, t // CAPACITY * SPAN + slot, -1)
+    tl.store(serials.to(tl.pointer_type(tl.int64)) + r, serial, r < n)
 
 
 @triton.jit
@@ -183,6 +195,7 @@ def draw(
     IS_DOUBLE: tl.constexpr,
     N_STEP: tl.constexpr,
     ENVS: tl.constexpr,
+    TELLS_TRUNCATED: tl.constexpr,
     NEWEST: tl.constexpr,
     PADDED: tl.constexpr,
     TOTAL: tl.constexpr,
@@ -195,7 +208,8 @@ def draw(
     PARTS: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """Draws n rows and makes examples of them: uniformly without LEVELS, by priority with LEVELS."""
+    """Draws n rows and makes examples of them: uniformly without LEVELS, by priority with LEVELS. ``outs`` has an
+    address for each field, and one more for the flags of TELLS_TRUNCATED."""
     state = numbers.to(tl.pointer_type(tl.int64))
     real = reals.to(tl.pointer_type(tl.float64))
     part = tl.program_id(1)
@@ -300,6 +314,9 @@ def draw(
             copy_value(source, target, inside, part, COUNTS[k], WIDTHS[k], ALIGNS[k], WIDES[k], PARTS)
     if part == 0:
         tl.store(serials.to(tl.pointer_type(tl.int64)) + i, lap * SPAN + slot, inside)
+        if TELLS_TRUNCATED:
+            cut = (tl.load(flag + last_slot, inside, other=0) & TRUNCATED) != 0
+            tl.store(outs[len(COUNTS)].to(tl.pointer_type(tl.uint8)) + i, cut.to(tl.uint8), inside)
         if len(LEVELS) > 0:
             chance = share * tl.load(mass + slot, inside, other=0.0).to(tl.float64) + floor
             chance = tl.where(i < NEWEST, 1.0, chance)

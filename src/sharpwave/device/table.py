@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .launch import Kernel, on_device_of
-from .rows import draw, weigh, write
+from .rows import draw, name, weigh, write
 from .state import ALARMS, NUMBERS, REALS
 from .tree import apply, enter, mark, refresh, remass
 from .write_back import mark_rows, put
@@ -112,6 +112,7 @@ class DeviceTable:
         *,
         n_step: int = 1,
         gamma: float = 1.0,
+        truncated: bool = False,
         reward: int = 0,
         newest: int = 0,
         index: PrioritySettings | None = None,
@@ -119,6 +120,7 @@ class DeviceTable:
     ) -> None:
         self.device, self.leaves, self.capacity, self.span = device, list(leaves), capacity, span
         self.num_envs, self.seed, self.index, self.newest, self.n_step = num_envs, seed, index, newest, n_step
+        self.tells_truncated = truncated
         offsets, at = [], 0
         for leaf in leaves:
             align = math.gcd(16, leaf.bytes)
@@ -170,11 +172,13 @@ class DeviceTable:
         shape = (
             *(self.capacity, self.span, self.stride, *self.moves, tuple(leaf.is_last for leaf in self.leaves)),
             *(reward, power_above(max(1, math.prod(of_reward.shape))), of_reward.dtype.itemsize == 8),
-            *(self.n_step, self.num_envs, self.newest, self.padded, self.total, self.levels),
+            *(self.n_step, self.num_envs, self.tells_truncated),
+            *(self.newest, self.padded, self.total, self.levels),
             *((index.stratified, index.normalize, index.mix > 0) if index else (False, 2, False)),
             *(_WEIGH_ALONE, rows, parts, _MANY),
         )
         self._draw = Kernel(draw, shape)
+        self._name = Kernel(name, (self.capacity, self.span, _MANY))
         if index is None:
             return
         self._weigh = Kernel(weigh, (self.newest, _MANY))
@@ -252,6 +256,12 @@ class DeviceTable:
         if self.index is not None:
             self._enter_rows(count, priorities)
 
+    def newest_serials(self, count: int) -> torch.Tensor:
+        """The serials of the ``count`` newest rows, in the order in which they were added; -1 for masked rows."""
+        serials = torch.empty(count, dtype=torch.int64, device=self.device)
+        self._name((-(-count // _MANY), 1), (self.fixed[1], self.fixed[2], serials.data_ptr(), count))
+        return serials
+
     def _enter_rows(self, count: int, given: int) -> None:
         def start(phase: int, programs: int) -> None:
             numbers = (*self.fixed[4:6], *self.fixed[2:4], self.fixed[1], self.fixed[6], given, count)
@@ -300,11 +310,12 @@ class DeviceTable:
     # ---- drawing ----------------------------------------------------------------------------------------------
 
     def draws(self, count: int, first: Sequence[int], steps: Sequence[int] | None = None) -> Draws:
-        """``first``: addresses that ``draw`` writes to: each field; discounts, where examples have several steps;
-        weights and probabilities, where there are priorities; serials."""
+        """``first``: addresses that ``draw`` writes to: each field; truncated flags, where batches tell them;
+        discounts, where examples have several steps; weights and probabilities, where there are priorities; serials.
+        """
 
         def numbers(of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
-            fields = len(self.leaves)
+            fields = len(self.leaves) + self.tells_truncated
             rest = iter(of[fields:])
             discount = next(rest) if self.n_step > 1 else 0
             weights = (next(rest), next(rest)) if self.index is not None else (0, 0)
@@ -408,6 +419,7 @@ class DeviceTable:
 
 
 DeviceTable.add = on_device_of(DeviceTable.add)  # type: ignore[method-assign]
+DeviceTable.newest_serials = on_device_of(DeviceTable.newest_serials)  # type: ignore[method-assign]
 DeviceTable.draw = on_device_of(DeviceTable.draw_here)
 DeviceTable.write_back = on_device_of(DeviceTable.write_back)  # type: ignore[method-assign]
 DeviceTable.update = on_device_of(DeviceTable.update)  # type: ignore[method-assign]

@@ -39,11 +39,13 @@ class BatchMemory:
         self._keys = [*spec.schema.fields, *self.extra_names()]
 
     def shapes(self, size: int) -> list[tuple[tuple[int, ...], Any]]:
-        """Shapes and dtypes of a batch's tensors: fields, then discount, weights, probabilities, indices."""
+        """Shapes and dtypes of a batch's tensors: fields, then those that ``extra_names`` lists."""
         torch = self._torch
         specs: list[tuple[tuple[int, ...], Any]] = [
             ((size, *leaf.shape), dtype) for leaf, dtype in zip(self._table.leaves, self._table.dtypes, strict=True)
         ]
+        if self._table.tells_truncated:
+            specs.append(((size,), torch.bool))
         if self._table.n_step > 1:
             specs.append(((size,), torch.float32))
         if self._spec.is_prioritized:
@@ -86,7 +88,8 @@ class BatchMemory:
         return _Slab([self.tree(tensors) for tensors in zip(*parts, strict=True)], draws)
 
     def extra_names(self) -> list[str]:
-        names = ["discount"] if self._table.n_step > 1 else []
+        names = ["truncated"] if self._table.tells_truncated else []
+        names += ["discount"] if self._table.n_step > 1 else []
         return [*names, *(["weights", "probabilities"] if self._spec.is_prioritized else []), "indices"]
 
     def tree(self, tensors: Any, extras: list[str] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import _core, arrays
-from ..checks import seconds, whole
+from ..checks import seconds, truth, whole
 from ..errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from ..sampling import (
     Linear,
@@ -130,6 +130,7 @@ class DeviceRows:
             spec.seed,
             n_step=spec.n_step,
             gamma=getattr(spec.view, "gamma", 1.0),
+            truncated=spec.view.truncated,
             reward=0 if reward is None else names.index("reward"),
             newest=getattr(spec.sampler, "newest", 0),
             index=index,
@@ -155,14 +156,36 @@ class DeviceRows:
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
-    def adder(self) -> Callable[..., None]:
+    def adder(self) -> Callable[..., Any]:
         return self.add
 
-    def add(self, *args: Any, **kwargs: Any) -> None:
+    def add(self, *args: Any, **kwargs: Any) -> Any:
         """Tensors on the device are read there; all other values are copied there in one transfer. Numbers on the
         device are not checked, so a tensor's dtype must be the field's or one that converts without loss."""
         if self._add_at_once(args, kwargs):
-            return
+            return None
+        if "return_indices" in kwargs:
+            rest = {name: value for name, value in kwargs.items() if name != "return_indices"}
+            if truth("add()", "return_indices", kwargs["return_indices"]):
+                return self._add_named(args, rest)
+            return self.add(*args, **rest)
+        self._add_with_care(args, kwargs)
+        return None
+
+    def _add_named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The serials as a tensor on the device, without a wait for it."""
+        serials: list[Any] = []
+        if not self._add_at_once(args, kwargs, serials):
+            self._add_with_care(args, kwargs, serials)
+        return serials[0]
+
+    def _tell_serials(self, rows: int, serials: list[Any] | None) -> None:
+        """Under the lock, after the rows were added: no other add comes between."""
+        if serials is not None:
+            with self.place.torch.inference_mode(False):
+                serials.append(self.table.newest_serials(rows))
+
+    def _add_with_care(self, args: tuple[Any, ...], kwargs: dict[str, Any], serials: list[Any] | None = None) -> None:
         self.heed("add()")
         named = dict(kwargs)
         seconds("add()", named.pop("timeout", None))  # there is nothing to wait for
@@ -198,10 +221,11 @@ class DeviceRows:
                 0 if given is None else addresses[given],
             )
             self.note_rows()
+            self._tell_serials(rows, serials)
 
-    def _add_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _add_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], serials: list[Any] | None = None) -> bool:
         """The common case: one contiguous tensor for each field, on the device, of the field's dtype. False: not this
-        case, and nothing was changed."""
+        case, and nothing was changed. ``serials`` gets those of the rows."""
         fits = self._fits
         if self._closed or len(args) + len(kwargs) != len(fits):
             return False
@@ -235,6 +259,7 @@ class DeviceRows:
         with self._lock:
             self.table.add(tuple(addresses), count, (addresses[self.spec.schema.done], 0, 0), 0)
             self.note_rows()
+            self._tell_serials(count, serials)
         return True
 
     def note_rows(self, are_there: bool = True) -> None:

@@ -15,13 +15,16 @@ import numpy as np
 from ..errors import NotReady
 from ..sampling import Uniform
 from ..schema import Field, Node
-from ..views import Transitions, Windows
+from ..views import Windows
 from .tensors import read_device, torch_converter
 
 if TYPE_CHECKING:
     from .host import HostRows
 
 __all__ = ["GpuFeed"]
+
+# What batches have once for each example, whatever the view; the other arrays also have the axis of places.
+PER_EXAMPLE = ("weights", "probabilities", "relabelled", "indices")
 
 
 def _registered(rows: HostRows) -> Any:
@@ -54,10 +57,12 @@ class GpuFeed:
         view = spec.view
         self.window = view.places if isinstance(view, Windows) else 0
         self.extras = [
-            *(["discount"] if isinstance(view, Transitions) and view.n_step > 1 else []),
+            *(["truncated"] if view.truncated else []),
+            *(["discount"] if view.n_step > 1 else []),
             *(["weights", "probabilities"] if spec.is_prioritized else []),
             *(["relabelled"] if spec.hindsight is not None else []),
             *(["valid", "mask", "first"] if self.window else []),
+            *(["place_indices"] if isinstance(view, Windows) and view.place_indices else []),
             "indices",
         ]
         # Names of a batch and keys of its tensors, where there is nothing to nest.
@@ -212,9 +217,9 @@ class GpuFeed:
         specs: dict[Any, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for leaf, (_, field) in enumerate(self.rows.spec.schema.leaves):
             specs[leaf] = (*lead, *((field.stack,) if field.stack > 1 else ()), *field.shape), field.dtype
-        dtypes = {"discount": "f4", "weights": "f4", "probabilities": "f8", "indices": "i8"}
+        dtypes = {"discount": "f4", "weights": "f4", "probabilities": "f8", "place_indices": "i8", "indices": "i8"}
         for name in self.extras:
-            specs[name] = lead if name in ("valid", "mask", "first") else (size,), np.dtype(dtypes.get(name, "?"))
+            specs[name] = (size,) if name in PER_EXAMPLE else lead, np.dtype(dtypes.get(name, "?"))
         return specs
 
     def _tree(self, leaves: dict[Any, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def put_goals(
         rewards[np.arange(n_step) >= counts[:, None]] = 0
         batch["done"][rows] = done
         batch["discount"][rows] = gamma**counts
+        if "truncated" in batch:
+            batch["truncated"][rows] &= counts == steps[rows]  # the last step that counts is another one
     batch["reward"][rows] = rewards @ gamma ** np.arange(n_step)
 
 

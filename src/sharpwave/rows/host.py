@@ -61,6 +61,8 @@ class HostRows:
                 discount=spec.n_step > 1,
                 weights=spec.is_prioritized,
                 relabelled=hindsight is not None,
+                truncated=spec.view.truncated,
+                place_indices=windows is not None and windows.place_indices,
                 window=windows.places if windows else 0,
             )
             table.bind(tree, engine_settings(schema, spec.sampler, spec.view, spec.pace))
@@ -165,7 +167,7 @@ class HostRows:
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
-    def adder(self) -> Callable[..., None]:
+    def adder(self) -> Callable[..., Any]:
         """The ``add`` of a writer that all threads of this object share."""
         if self._writer is None:
             with self._opening:
@@ -429,7 +431,7 @@ class HostRows:
 class Writer:
     """A stream of rows of its own into a buffer; ``add`` is the buffer's. Made by ``buf.writer()``."""
 
-    add: Callable[..., None]
+    add: Callable[..., Any]
 
     def __init__(self, writer: _core.Writer) -> None:
         self._writer = writer

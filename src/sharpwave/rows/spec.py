@@ -58,7 +58,7 @@ class RowSpec:
 
     @property
     def n_step(self) -> int:
-        return self.view.n_step if isinstance(self.view, Transitions) else 1
+        return self.view.n_step
 
     @property
     def least_batch(self) -> int:
