@@ -101,10 +101,11 @@ void bind_settings(nb::module_& m) {
         .def(
             "__init__",
             [](Field* self, const std::string& name, const std::string& dtype, std::uint32_t item_bytes,
-               const std::vector<std::int64_t>& shape, std::uint32_t stack, Codec codec, bool is_ragged,
+               const std::vector<std::int64_t>& shape, std::uint32_t stack, bool pads_zero, Codec codec, bool is_ragged,
                bool gives_next, int follows) {
                 Field made{name, dtype, item_bytes, shape};
                 made.stack = stack;
+                made.pads_zero = pads_zero;
                 made.codec = codec;
                 made.is_ragged = is_ragged;
                 made.gives_next = gives_next;
@@ -112,7 +113,7 @@ void bind_settings(nb::module_& m) {
                 new (self) Field(std::move(made));
             },
             nb::arg("name"), nb::arg("dtype"), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("stack"),
-            nb::arg("codec"), nb::arg("is_ragged"), nb::arg("gives_next"), nb::arg("follows"))
+            nb::arg("pads_zero"), nb::arg("codec"), nb::arg("is_ragged"), nb::arg("gives_next"), nb::arg("follows"))
         .def_ro("name", &Field::name);
     nb::class_<WindowConfig>(m, "WindowSettings")
         .def(

@@ -290,7 +290,10 @@ inline void Writer::begin_rows(const RowBatch& batch, Group& group) {
             if (given & kRowTruncated) flags |= kTruncated;
             const bool is_over = (flags & kEndMask) != 0;
             ++group.gained;
-            if (stacks_) group.before[i] = open_row;
+            if (stacks_) {
+                group.before[i] = open_row;
+                if (history_.starts_over(group.first + i)) flags |= kNextStartsOver;
+            }
             open_row = is_over ? 0 : group.serial + i + 1;
             group.ended += is_over;
         }

@@ -62,6 +62,7 @@ Transitions::Transitions(const Table& table, ViewConfig config)
         const Field& field = fields.at(leaf.field);
         example_bytes_ += leaf_bytes(leaf);
         derives_ = derives_ || leaf.role == Role::next;
+        pads_zero_ = pads_zero_ || field.pads_zero;
         is_plain_ = is_plain_ && leaf.role != Role::next && field.stack == 1 && !field.is_in_heap();
         if (leaf.role != Role::reward) continue;
         reward_ = i;
@@ -132,7 +133,9 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
     std::uint64_t word = work.words[place];
     if (!is_live(word, least)) return false;
     work.touch(position, slot, word);
-    if (stack_ > 1 && !stacks_.look_back(work, position, slot, word, &work.own_frames[position * stack_])) return false;
+    if (stack_ > 1 &&
+        !stacks_.look_back(work, position, slot, word, &work.own_frames[position * stack_], work.own_padded[position]))
+        return false;
 
     std::uint32_t steps = 1;
     if (n_step > 1) {
@@ -177,13 +180,18 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
         // The stack after the last step: its frames but the oldest, then the next frame, which the copy puts in.
         std::uint64_t* frames = &work.next_frames[position * stack_];
         std::uint64_t whole[256];
+        std::uint16_t padded = work.own_padded[position];
         if (steps == 1) {
             std::copy_n(&work.own_frames[position * stack_], stack_, whole);
-        } else if (!stacks_.look_back(work, position, slot, word, whole)) {
+        } else if (!stacks_.look_back(work, position, slot, word, whole, padded)) {
             return false;
         }
         std::copy_n(whole + 1, stack_ - 1, frames);
         frames[stack_ - 1] = next_slot;
+        work.next_padded[position] = padded ? static_cast<std::uint16_t>(padded - 1) : std::uint16_t{0};
+        // (A final observation where they are derived: a damaged file may say otherwise.)
+        work.starts_over[position] = (word & kNextStartsOver) && (derives_ == (work.nexts[position] != Next::row));
+        work.over_count += work.starts_over[position];
     }
     return true;
 }
@@ -299,16 +307,26 @@ void Transitions::name_rows(const ExampleWork& work, const std::uint64_t* slots,
         places.own[place] = number(slots[i]);
         places.last[place] = number(work.last_slots[i]);
         places.next[place] = is_row ? number(work.next_slots[i]) : -1;
-        for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
-            places.own_frames[place * stack_ + k] = number(work.own_frames[i * stack_ + k]);
-            places.next_frames[place * stack_ + k] = number(work.next_frames[i * stack_ + k]);
-        }
-        if (stack_ > 1 && !is_row) places.next_frames[place * stack_ + stack_ - 1] = -1;
+        if (stack_ > 1) name_frames(work, i, places);
     }
     for (std::size_t t = 0; t < work.touched_count; ++t) {
         const Touched& row = work.touched[t];
         if (!work.failed[row.position]) places.touched.push_back({row.slot, row.word, work.begin + row.position});
     }
+}
+
+void Transitions::name_frames(const ExampleWork& work, std::size_t i, Places& places) const {
+    const auto number = [](std::uint64_t slot) { return static_cast<std::int64_t>(slot); };
+    const auto marked = [&](std::uint64_t slot, bool is_next) { return -2 - (2 * number(slot) + is_next); };
+    const std::uint64_t *own = &work.own_frames[i * stack_], *next = &work.next_frames[i * stack_];
+    std::int64_t* own_out = places.own_frames + (work.begin + i) * stack_;
+    std::int64_t* next_out = places.next_frames + (work.begin + i) * stack_;
+    for (std::uint32_t k = 0; k < stack_; ++k) {
+        own_out[k] = pads_zero_ && k < work.own_padded[i] ? marked(own[k], false) : number(own[k]);
+        next_out[k] = pads_zero_ && k < work.next_padded[i] ? marked(next[k], false) : number(next[k]);
+        if (work.starts_over[i] && k + 1 < stack_) next_out[k] = derives_ ? -1 : marked(next[stack_ - 1], true);
+    }
+    if (work.nexts[i] != Next::row) next_out[stack_ - 1] = -1;
 }
 
 // What copies fixed fields of a row to their places in a batch.
@@ -380,6 +398,7 @@ void Transitions::stand_in(ExampleWork& work, const std::uint64_t* slots, std::s
         for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
             work.own_frames[i * stack_ + k] = work.next_frames[i * stack_ + k] = slots[i];
         }
+        if (stack_ > 1) work.own_padded[i] = work.next_padded[i] = work.starts_over[i] = 0;
     }
 }
 
@@ -439,6 +458,9 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     }
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (work.nexts[i] != Next::row && !work.failed[i]) work.failed[i] = !next_.copy(work, i, out);
+    }
+    if (work.over_count) {
+        for (std::size_t i = 0; i < leaf_count; ++i) stacks_.start_over(work, i, count, out);
     }
     check_again(work);
     if (out.places) name_rows(work, slots + begin, count, *out.places);

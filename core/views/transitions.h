@@ -64,6 +64,7 @@ private:
     std::size_t gather_neighbours(std::uint64_t slot, std::size_t begin, std::size_t end, const Outputs& out,
                                   std::uint64_t* words, std::uint32_t* missed) const;
     void stand_in(ExampleWork& work, const std::uint64_t* slots, std::size_t count) const;
+    void name_frames(const ExampleWork& work, std::size_t i, Places& places) const;
     void copy_fixed(Role role, const std::uint64_t* from, std::size_t begin, std::size_t count, std::uint32_t n_step,
                     const Outputs& out, bool streaming) const;
     bool gather_one(std::uint64_t slot, std::size_t position, std::uint32_t n_step, const Outputs& out,
@@ -87,6 +88,7 @@ private:
     bool is_plain_;          // every leaf is a fixed field of the row drawn
     bool is_short_ = false;  // examples that gather_steps() makes
     bool derives_ = false;
+    bool pads_zero_ = false;  // some stack does
     std::size_t reward_ = 0;  // the leaf that is summed, and where its numbers are
     std::uint64_t reward_offset_ = 0, reward_items_ = 0;
     bool reward_is_double_ = false;

@@ -36,10 +36,13 @@ struct Touched {
 // Where an example's rows are, for a GPU that copies their bytes itself. What a row does not hold (sums of rewards,
 // values in a heap, next observations that wait) goes to the outputs as ever.
 struct Places {
-    std::int64_t* own;                    // slots, one a position: of the row drawn ...
-    std::int64_t* last;                   // ... of the last of its steps ...
-    std::int64_t* next;                   // ... and of the row after that; -1: its observation is in the outputs
-    std::int64_t* own_frames = nullptr;   // of a stack, oldest first; as many a position as the longest stack has
+    std::int64_t* own;   // slots, one a position: of the row drawn ...
+    std::int64_t* last;  // ... of the last of its steps ...
+    std::int64_t* next;  // ... and of the row after that; -1: its observation is in the outputs
+    // Of a stack, oldest first; as many a position as the longest stack has. -1: in the outputs. Below that: slot
+    // (-2 - number) / 2, and a frame of padding, which a field may have as zeros; an odd -2 - number is padding of an
+    // episode that starts with the stored next observation, which repeats that and not the observation.
+    std::int64_t* own_frames = nullptr;
     std::int64_t* next_frames = nullptr;  // the same after the last step
     std::vector<Touched> touched = {};    // to be looked at again once the bytes are copied
 };

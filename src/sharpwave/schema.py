@@ -44,8 +44,10 @@ class Field:
         shape: Shape of the value in one row; ``()`` is a number.
         dtype: Any NumPy dtype of fixed size.
         stack: Number of frames in a batch. A row stores one frame; ``add`` takes one frame or a whole stack. Batches
-            have the shape (rows, stack, *shape), oldest frame first. At the start of an episode the first frame is
-            repeated.
+            have the shape (rows, stack, *shape), oldest frame first.
+        padding: What stacks have before the first frame of an episode: ``"repeat"`` repeats the first frame, as
+            Gymnasium's ``FrameStackObservation`` does by default; ``"zero"`` is frames of zeros, as ALE's vector
+            environment has them.
         compression: Lossless: ``"lz4"`` (fast) or ``"zstd"`` (smaller).
         ragged: Values have different lengths; the first axis of ``shape`` is the greatest length. True gives batches
             ``{"values", "offsets"}``, ``"padded"`` gives ``{"values", "mask"}``.
@@ -55,7 +57,7 @@ class Field:
         Field((84, 84), 'uint8', stack=4)
     """
 
-    __slots__ = ("compression", "dtype", "ragged", "shape", "stack")
+    __slots__ = ("compression", "dtype", "padding", "ragged", "shape", "stack")
     __setattr__ = set_once
 
     def __init__(
@@ -64,6 +66,7 @@ class Field:
         dtype: Any = "float32",
         *,
         stack: int = 1,
+        padding: Literal["repeat", "zero"] = "repeat",
         compression: Literal["lz4", "zstd"] | None = None,
         ragged: bool | Literal["padded"] = False,
     ) -> None:
@@ -71,6 +74,10 @@ class Field:
         self.dtype = _read_dtype(dtype)
         if isinstance(stack, bool) or not isinstance(stack, int) or not 1 <= stack <= _MAX_STACK:
             raise SchemaError(f"Field(): stack: expected a whole number, 1 to {_MAX_STACK}, got {stack!r}")
+        if not isinstance(padding, str) or padding not in ("repeat", "zero"):
+            raise SchemaError(f"Field(): padding: expected 'repeat' or 'zero', got {told(padding)}")
+        if padding == "zero" and stack == 1:
+            raise SchemaError("Field(): padding='zero' is for stacks of frames; give stack= the number of frames")
         if compression is not None and not (isinstance(compression, str) and compression in _CODECS):
             raise SchemaError(f"Field(): compression: expected 'lz4', 'zstd' or None, got {told(compression)}")
         if not isinstance(ragged, bool) and not (isinstance(ragged, str) and ragged == "padded"):
@@ -84,16 +91,21 @@ class Field:
                 f"Field(): stack: expected at most {_MAX_DIMENSIONS - 1} dimensions, got {len(self.shape)}"
             )
         self.stack = stack
+        self.padding = padding
         self.compression = compression
         self.ragged = ragged
 
     def _options(self) -> dict[str, Any]:
-        options = {"stack": self.stack, "compression": self.compression, "ragged": self.ragged}
-        return {
-            name: value
-            for name, value in options.items()
-            if value not in (None, False) and (name, value) != ("stack", 1)
-        }
+        options: dict[str, Any] = {}
+        if self.stack > 1:
+            options["stack"] = self.stack
+        if self.padding != "repeat":
+            options["padding"] = self.padding
+        if self.compression is not None:
+            options["compression"] = self.compression
+        if self.ragged:
+            options["ragged"] = self.ragged
+        return options
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._options().items())
@@ -218,6 +230,7 @@ class Schema:
                     item_bytes=f.dtype.itemsize,
                     shape=list(f.shape),
                     stack=f.stack,
+                    pads_zero=f.padding == "zero",
                     codec=_CODECS.get(f.compression or "", _core.Codec.none),
                     is_ragged=bool(f.ragged),
                     gives_next=self.derives_next and (name == "obs" or name.startswith("obs/")),

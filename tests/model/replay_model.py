@@ -5,6 +5,7 @@ buffer and compares every answer. A stream of steps is written as a string, one 
 
     .  goes on          T  terminated        U  truncated        B  both
     R  a reset that nobody flags follows     M  masked out: its place is kept, the environment does not step
+    Z  terminated, and Y truncated, with the first observation of the next episode as next observation
 
 Every schema has an `id`, which tells what row a batch shows.
 """
@@ -53,6 +54,7 @@ class Step:
     masked: bool = False
     given: float | None = None  # priority= of its add
     told_truncated: bool = False  # truncated= of its add
+    starts_over: bool = False  # its next observation was given as the stack that starts the next episode
     values: dict[str, np.ndarray] = field(default_factory=dict)  # by path, as a batch gives it: stacks filled in
     raw: np.float32 | None = None  # its priority; None until it is caught up
     next: Step | None = None  # of the same environment and episode
@@ -99,7 +101,7 @@ class Model:
                 self.ring.pop(0)
             stream = (writer, i % self.width)
             if step.masked:
-                step.values = {path: self.repeated(path, frame) for path, frame in step.frames.items()}
+                step.values = {path: self.padding(path, frame) for path, frame in step.frames.items()}
                 self.skipping.add(stream)
             else:
                 step.skips = stream in self.skipping
@@ -118,11 +120,12 @@ class Model:
         for path, frame in step.frames.items():
             if path.split("/")[0] == "next_obs":
                 continue
-            past = self.repeated(path, frame) if before is None else before.values[path]
+            past = self.padding(path, frame) if before is None else before.values[path]
             step.values[path] = self.pushed(path, past, frame)
         for path, frame in step.frames.items():
             if path.split("/")[0] == "next_obs":
-                step.values[path] = self.pushed(path, step.values[path.removeprefix("next_")], frame)
+                now = self.padding(path, frame) if step.starts_over else step.values[path.removeprefix("next_")]
+                step.values[path] = self.pushed(path, now, frame)
         if not (step.terminated or step.truncated):
             self.waiting[stream] = step
 
@@ -134,9 +137,12 @@ class Model:
             for frame in [step.frames[path.removeprefix("next_")]]
         )
 
-    def repeated(self, path: str, frame: np.ndarray) -> np.ndarray:
-        k = self.fields[path].stack
-        return frame if k == 1 else np.stack([frame] * k)
+    def padding(self, path: str, frame: np.ndarray) -> np.ndarray:
+        """The stack before the first frame of an episode."""
+        leaf = self.fields[path]
+        if leaf.stack == 1:
+            return frame
+        return np.stack([frame if leaf.padding == "repeat" else np.zeros_like(frame)] * leaf.stack)
 
     def pushed(self, path: str, past: np.ndarray, frame: np.ndarray) -> np.ndarray:
         return frame if self.fields[path].stack == 1 else np.concatenate([past[1:], frame[None]])
@@ -418,6 +424,7 @@ class Pair:
         self.writers_made = 0
         self.own_writer_used = False
         self.made = self.seen = self.calls = 0
+        self.by_stacks = False  # whether the add that is being made gives whole stacks
         self.obs_now: dict[Hashable, int] = {}  # by writer and env: the observation that the next step starts from
         self.by_number: dict[int, Step] = {}
         self.gone: set[int] = set()  # serials of rows that were in the buffer once
@@ -446,9 +453,11 @@ class Pair:
                 elif path != "done":
                     frames[path] = value_of(leaf, number, path)
             if not masked:
-                self.obs_now[place] = after if code == "." else self.fresh_obs()
+                self.obs_now[place] = after if code in ".ZY" else self.fresh_obs()
             given = None if priority is None else priority[i]
-            step = Step(number, frames, code in "TB", code in "UB", masked, given, code in "UB")
+            truncated = code in "UBY"
+            step = Step(number, frames, code in "TBZ", truncated, masked, given, truncated)
+            step.starts_over = code in "ZY" and self.by_stacks
             self.by_number[number] = step
             steps.append(step)
         return steps
@@ -466,6 +475,7 @@ class Pair:
         lead = (len(codes),) if lead is None else lead
         if writer is None and self.writers:
             self.model.one_writer = False
+        self.by_stacks = stacks
         steps = self.make_steps(codes, writer, priority)
         self.model.add(writer, steps)
         arguments = self.arguments(steps, lead, stacks)
@@ -615,7 +625,7 @@ priorities = st.one_of(
     st.sampled_from([0.0, 0.0, -0.0, 1e-12, 1e-6, 0.5, 1.0, 1e12]), st.floats(0, 1e6, width=32, allow_subnormal=False)
 )
 palettes = st.sampled_from([priorities, priorities, st.sampled_from([0.0, -0.0]), st.sampled_from([0.0, 2.0])])
-codes = st.sampled_from("......TURBMM")
+codes = st.sampled_from("......TURBMMZY")
 betas = st.one_of(
     st.sampled_from([0.0, 0.4, 1.0]),
     st.builds(lambda start, end, steps: sw.Linear(start, end, steps), st.just(0.2), st.just(1.0), st.integers(1, 12)),

@@ -58,6 +58,8 @@ class _DirectField(NamedTuple):
     depth: int
     kind: str
     spills: bool
+    marks: bool  # its frames may be padding
+    pads_zero: bool
 
 
 class ReadPlan:
@@ -69,6 +71,7 @@ class ReadPlan:
         self.direct: list[int] = []
         self.by_host: list[int] = []
         of_direct: list[_DirectField] = []
+        pads_zero = any(field.padding == "zero" for _, field in schema.leaves)
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
             if field.compression or field.ragged or (role == Role.reward and n_step > 1):
                 self.by_host.append(leaf)
@@ -78,8 +81,21 @@ class ReadPlan:
             if field.stack > 1:
                 kind = "own_frames" if role == Role.own else "next_frames"
             before = offsets[older] if role == Role.last and field.stack > 1 else offsets[number]
+            # Without zeros, padding is told only of a stored next observation that starts an episode.
+            marks = field.stack > 1 and (pads_zero or role == Role.last)
             self.direct.append(leaf)
-            of_direct.append(_DirectField(offsets[number], before, size, field.stack, kind, role == Role.next))
+            of_direct.append(
+                _DirectField(
+                    offsets[number],
+                    before,
+                    size,
+                    field.stack,
+                    kind,
+                    role == Role.next,
+                    marks,
+                    field.padding == "zero",
+                )
+            )
         sizes = [one.size for one in of_direct]
         # Large unaligned values, such as an image after a flag byte, are read as shifted words.
         self.shifts = [
@@ -105,10 +121,14 @@ class ReadPlan:
             tuple(powers),
             tuple(self.stack if kind.endswith("frames") else 1 for kind in self.kinds),
             tuple(one.spills for one in of_direct),
+            tuple(one.marks for one in of_direct),
+            tuple(one.pads_zero for one in of_direct),
             rows,
             parts,
         )
         self.tile = rows, parts
+        # A frame of zeros; a shifted read goes a word beyond it.
+        self.zero_bytes = max([one.size for one in of_direct if one.pads_zero], default=-64) + 64
         # Of the stack of a next observation, all frames but one are in the GPU's cache: fewer bytes are in flight.
         holds = [
             rows * (1 if one.kind == "next_frames" else power) * wide * width
@@ -200,6 +220,9 @@ class RowReader:
         self.plan = ReadPlan(schema, table.field_offsets, rows.row_bytes, n_step, window)
         self.free: dict[int, list[Ticket]] = {}
         self.memory = memory
+        self.zeros = PinnedMemory({"frame": ((self.plan.zero_bytes,), np.dtype(np.uint8))}, device)
+        self.zeros.arrays["frame"][:] = 0
+        self.zero_address = self.zeros.address("frame") if self.plan.zero_bytes else 0
         self.base = rows.address if memory is None else memory.base
         self.reached = 0
         self._reach()
@@ -244,7 +267,7 @@ class RowReader:
         out = torch.empty(ticket.out_bytes, dtype=torch.uint8, device=self.device)
         base = out.data_ptr()
         addresses = tuple([base + start for start in ticket.out_starts])
-        made = (ticket.sent_address, base + ticket.sent_start, ticket.words)
+        made = (ticket.sent_address, base + ticket.sent_start, ticket.words, self.zero_address)
         plan.pull(grid, (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, *made, ticket.rows))
         if ticket.event is not None:
             ticket.event.record(stream)
