@@ -360,3 +360,18 @@ def from_space(space: Any, where: str) -> Node:
         f"for_env(): {where}: expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, got {space}; "
         "give a schema= of your own"
     )
+
+
+def single_frames(node: Node, where: str, stack: int, padding: Any) -> Node:
+    """The fields of one frame, for observations whose first axis is a stack of frames."""
+    if isinstance(node, tuple):
+        return tuple(single_frames(part, f"{where}[{i}]", stack, padding) for i, part in enumerate(node))
+    if not isinstance(node, Field):
+        return {name: single_frames(part, f"{where}[{name!r}]", stack, padding) for name, part in node.items()}
+    frame = Field(node.shape[1:], node.dtype, stack=stack, padding=padding)  # checks both
+    if node.shape[:1] != (stack,):
+        raise SchemaError(
+            f"for_env(): {where}: expected stack={stack} frames on the first axis, got shape {node.shape}; give the "
+            "number of frames that the environment stacks, or a schema= of your own"
+        )
+    return frame

@@ -19,7 +19,7 @@ from ..rows.protocol import Rows
 from ..rows.spec import RowSpec
 from ..rows.tensors import read_device
 from ..sampling import Linear, Sampler, Uniform
-from ..schema import Node, from_space, transitions
+from ..schema import Node, from_space, single_frames, transitions
 from ..views import Transitions, View
 
 __all__ = ["ReplayBuffer", "spec_of"]
@@ -126,7 +126,15 @@ class ReplayBuffer:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
+    def for_env(
+        cls,
+        env: Any,
+        capacity: int,
+        *,
+        stack: int = 1,
+        padding: Literal["repeat", "zero"] = "repeat",
+        **options: Any,
+    ) -> ReplayBuffer:
         """A buffer whose rows hold what a Gymnasium environment gives and takes.
 
         A vector environment sets ``num_envs``. Dtypes are the spaces' own.
@@ -134,6 +142,9 @@ class ReplayBuffer:
         Args:
             env: A Gymnasium environment, single or vectorised.
             capacity: Rows kept, over all environments.
+            stack: The environment stacks so many frames: they are the first axis of its observations. A row stores one
+                frame, as ``Field(stack=)`` says.
+            padding: What its stacks have before the first frame of an episode, as ``Field(padding=)`` says.
             **options: Passed on to the constructor.
         """
         if hasattr(env, "single_observation_space"):
@@ -143,8 +154,13 @@ class ReplayBuffer:
             spaces = env.observation_space, env.action_space
         else:
             raise SchemaError(f"for_env(): env: expected a Gymnasium environment, got {told(env)}")
+        obs = from_space(spaces[0], "observation_space")
+        if stack != 1 or padding != "repeat":
+            if "obs" in options.get("schema", {}):
+                raise SchemaError("for_env(): expected stack= or schema= with 'obs', got both; leave one out")
+            obs = single_frames(obs, "observation_space", stack, padding)
         schema = {
-            "obs": from_space(spaces[0], "observation_space"),
+            "obs": obs,
             "action": from_space(spaces[1], "action_space"),
         }
         return cls(capacity, schema={**schema, **options.pop("schema", {})}, **options)
