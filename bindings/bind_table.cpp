@@ -236,7 +236,8 @@ nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle prior
     InputMemory memory;
     GivenArray names, values;
     if (!read_value(serials.ptr(), memory, names) || !read_value(priorities.ptr(), memory, values)) return nb::none();
-    if (names.dimensions != 1 || values.dimensions != 1 || names.shape[0] != values.shape[0]) return nb::none();
+    const bool is_flat = values.dimensions == 1 || (values.dimensions == 2 && values.shape[1] == 1);  // as of critics
+    if (names.dimensions != 1 || !is_flat || names.shape[0] != values.shape[0]) return nb::none();
     const auto count = static_cast<std::size_t>(names.shape[0]);
     if (count > 8192 || !PyTypeNum_ISINTEGER(names.type)) return nb::none();
     static const PyArray_Descr* const whole = PyArray_DescrFromType(NPY_INT64);

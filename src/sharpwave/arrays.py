@@ -222,6 +222,8 @@ def count_rows(
         )
     lead = array.shape[:axes]
     rows = int(np.prod(lead, dtype=np.int64))
+    if lead and rows == 1:
+        _refuse_lonely_axis(name, field, array, lead, raw)
     if axes == 2 and num_envs is None:
         raise SchemaError(
             f"add(): field {name!r}: got two leading axes {lead}; give the buffer num_envs={lead[1]} to add "
@@ -239,6 +241,21 @@ def count_rows(
     if rows % width:
         raise SchemaError(f"add(): expected a multiple of num_envs={width} rows, got {rows}")
     return lead, rows
+
+
+def _refuse_lonely_axis(
+    name: str, field: Field, array: Any, lead: tuple[int, ...], raw: list[tuple[str, Field, Any]]
+) -> None:
+    """Refuses one row with a leading axis if another field has none: the value that tells the number of rows is wrong,
+    not that field."""
+    for other, of, value in raw:
+        one_row = (of.shape, (of.stack, *of.shape)) if of.stack > 1 else (of.shape,)
+        if not of.ragged and tuple(value.shape) in one_row:
+            raise SchemaError(
+                f"add(): field {name!r}: got shape {tuple(array.shape)}, a leading axis of one row, and field {other!r} "
+                f"has shape {tuple(value.shape)}, without that axis; give {name!r} shape {field.shape} for one row, or "
+                f"every field the leading axis {lead}"
+            )
 
 
 def _row_shape(field: Field) -> str:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole
+from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole, whole_steps
 from ..errors import ClosedError, SchemaError
 from ..files.save_path import save_path
 from ..pace import Pace
@@ -31,7 +31,8 @@ class ReplayBuffer:
     Threads may add and sample at once. Batches are copies: they never change under you.
 
     Args:
-        capacity: Rows kept; the oldest goes first.
+        capacity: Rows kept; the oldest goes first. Rounded up to a multiple of ``num_envs``, with a ``UserWarning``;
+            ``buf.capacity`` tells it.
         schema: Fields of a row by name: ``Field``s, or dicts and tuples of them. ``reward`` (float32) and ``done``
             (bool) are added where it lacks them, ``next_obs`` as ``next_obs=`` says.
         obs_shape, obs_dtype, action_shape, action_dtype: The short form of a schema.
@@ -298,8 +299,8 @@ class ReplayBuffer:
 
         Args:
             indices: The serials that ``sample`` gave, as an array, a tensor or a list.
-            priorities: One number for each; the absolute value is used, so TD errors may be passed as they are. If a
-                serial comes twice the last one holds. With ``Windows`` also one for each place, shape (windows,
+            priorities: One number for each, shape (n,) or (n, 1); the absolute value is used, so TD errors may be
+                passed as they are. If a serial comes twice the last one holds. With ``Windows`` also one for each place, shape (windows,
                 places).
             mask: With one for each place: which places count, ``batch["mask"]``.
             timeout: Seconds to wait for another process that holds the index; None waits for ever.
@@ -495,10 +496,12 @@ def spec_of(
 ) -> RowSpec:
     """The arguments of ``ReplayBuffer``, checked."""
     where = "ReplayBuffer()"
+    rows = whole(where, "capacity", capacity, 1)
+    width = None if num_envs is None else whole(where, "num_envs", num_envs, 1)
     spec = RowSpec(
         face="ReplayBuffer",
-        capacity=whole(where, "capacity", capacity, 1),
-        num_envs=None if num_envs is None else whole(where, "num_envs", num_envs, 1),
+        capacity=whole_steps(where, rows, width),
+        num_envs=width,
         writers=whole(where, "writers", writers, 1),
         seed=random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1),
         sampler=Uniform() if sampler is None else sampler,

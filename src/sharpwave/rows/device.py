@@ -31,6 +31,7 @@ from ..views import Transitions
 from .batch_memory import BatchMemory
 from .columns import Torch
 from .handles import as_handles, lap_positions
+from .priorities import one_each
 from .protocol import Batch
 from .spec import RowSpec
 from .staging import Load
@@ -48,9 +49,6 @@ class DeviceRows:
     address: str | None = None
 
     def __init__(self, where: str, spec: RowSpec, device: Any, storage: str | None = None) -> None:
-        width = spec.num_envs or 1
-        if spec.capacity % width:
-            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={width}, got {spec.capacity}")
         check_on_device(where, spec, storage)
         self.spec = spec
         self.place = Torch(where, device, spec.seed)
@@ -400,7 +398,8 @@ class DeviceRows:
             names = load.put(indices.to(torch.int64))
         else:
             names = load.put(as_handles(where, indices))
-        values = self._magnitudes(load, where, "priorities", priorities, (len(load.parts[names]),))
+        count = len(load.parts[names])
+        values = self._magnitudes(load, where, "priorities", one_each(priorities, count), (count,))
         serials, magnitudes = load.tensors(names, values)
         with self._lock:
             applied, stale = self.table.update(serials, magnitudes).unbind()

@@ -34,7 +34,7 @@ from .bell import Bell, batches
 from .feed import GpuFeed
 from .goals import put_goals
 from .handles import as_handles, lap_positions
-from .priorities import window_priorities
+from .priorities import one_each, window_priorities
 from .protocol import Batch
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
@@ -339,11 +339,13 @@ class HostRows:
         refuse_masked(f"{where}: priorities", priorities)
         priorities, mask = _to_host(priorities), _to_host(mask)
         view = self.spec.view
+        serials = as_handles(where, handles)
+        if mask is None:
+            priorities = one_each(priorities, len(serials))
         if isinstance(view, Windows) and np.ndim(priorities) == 2:
             priorities = window_priorities(where, view, priorities, mask)
         elif mask is not None:
             raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
-        serials = as_handles(where, handles)
         values = read_priorities(where, "priorities", priorities, (len(serials),))
         applied, stale = self.table.update_priorities(serials, values, timeout)
         return {"applied": applied, "stale": stale}
