@@ -1,5 +1,6 @@
 // Enums and structs that cross the border between Python and the engine by name.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -45,7 +46,8 @@ void bind_enums(nb::module_& m) {
     nb::enum_<RowFlag>(m, "RowFlag", nb::is_arithmetic())
         .value("terminated", kRowTerminated)
         .value("truncated", kRowTruncated)
-        .value("void", kRowVoid);
+        .value("void", kRowVoid)
+        .value("cut", kRowCut);
 }
 
 void bind_index_settings(nb::module_& m) {
@@ -145,5 +147,6 @@ void bind_settings(nb::module_& m) {
         .def_rw("index", &BatchSettings::index, nb::arg().none())
         .def_rw("windows", &BatchSettings::windows, nb::arg().none())
         .def_rw("goals", &BatchSettings::goals, nb::arg().none())
+        .def_rw("agents", &BatchSettings::agents)
         .def_rw("pace", &BatchSettings::pace, nb::arg().none());
 }

@@ -413,6 +413,12 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const BatchSetti
     tree->meet(table.layout());
     sharpwave::BatchConfig config{sharpwave::ViewConfig{settings.n_step, settings.gamma, {}}};
     for (const Leaf& leaf : tree->leaves()) config.view.leaves.push_back(leaf.place);
+    for (const auto& [done, reward] : settings.agents) {
+        if (done >= tree->leaves().size() || reward >= tree->leaves().size())
+            throw nb::value_error("the view and the table differ");
+        config.view.agents.push_back({done, reward});
+        config.view.leaves[done].role = sharpwave::Role::reward;  // made of all steps, as the rewards are
+    }
     config.newest = settings.newest;
     config.index = settings.index;
     config.windows = settings.windows;

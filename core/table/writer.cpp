@@ -175,8 +175,7 @@ void Writer::append_row(const RowBatch& batch) {
         at_.table.mark_uneven(at_.block);  // before the head says that the row is done
     } else {
         if (at_.open_rows[0] == 0) flags |= kEpisodeStart;
-        if (given & kRowTerminated) flags |= kTerminated;
-        if (given & kRowTruncated) flags |= kTruncated;
+        flags |= word_flags(given);
         at_.open_rows[0] = flags & kEndMask ? 0 : serial + 1;
     }
     for (std::size_t f = 0; f < row_moves_.size(); ++f)
@@ -286,8 +285,7 @@ inline void Writer::begin_rows(const RowBatch& batch, Group& group) {
             group.before[i] = 0;
             ++group.voided;
         } else {
-            if (given & kRowTerminated) flags |= kTerminated;
-            if (given & kRowTruncated) flags |= kTruncated;
+            flags |= word_flags(given);
             const bool is_over = (flags & kEndMask) != 0;
             ++group.gained;
             if (stacks_) {

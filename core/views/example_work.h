@@ -31,6 +31,10 @@ struct ExampleWork {
     std::vector<std::uint64_t> stack_slots, ignored_words;
     std::vector<std::uint32_t> ignored;
     std::vector<std::byte> bytes;
+    std::vector<double> sums;  // of the agents of one example, see AgentSums
+    std::vector<std::uint32_t> agent_steps;
+    std::vector<std::uint8_t> is_out;  // whether an agent was done at an earlier step
+    std::vector<std::byte> agent_dones;
     std::size_t begin = 0;
     std::uint64_t* words = nullptr;
 

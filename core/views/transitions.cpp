@@ -54,7 +54,9 @@ Transitions::Transitions(const Table& table, ViewConfig config)
       config_(std::move(config)),
       stack_(longest_stack(table, config_)),
       stacks_(table, config_, stack_),
-      next_(table, config_) {
+      next_(table, config_),
+      agents_(table, config_),
+      rewards_(rows_) {
     const std::vector<Field>& fields = table.layout().fields();
     is_plain_ = config_.n_step == 1;
     for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
@@ -65,10 +67,8 @@ Transitions::Transitions(const Table& table, ViewConfig config)
         pads_zero_ = pads_zero_ || field.pads_zero;
         is_plain_ = is_plain_ && leaf.role != Role::next && field.stack == 1 && !field.is_in_heap();
         if (leaf.role != Role::reward) continue;
-        reward_ = i;
-        reward_offset_ = field.offset;
-        reward_items_ = field.full_bytes / field.item_bytes;
-        reward_is_double_ = field.item_bytes == 8;
+        if (!agents_.is_empty()) continue;
+        rewards_.include(i, field);
         if (config_.n_step > 1 && (!is_summed(field) || field.is_in_heap() || field.stack > 1)) {
             throw Error(ErrorKind::schema, "field '" + field.name +
                                                "': n_step > 1 sums it: expected float32 or float64, got " +
@@ -107,22 +107,41 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
     return total;
 }
 
-// The reward of a row, times a factor, into the sums.
-inline void Transitions::add_reward(std::uint64_t slot, double factor, double* sums) const {
-    const std::byte* from = rows_.rows + slot * rows_.stride + reward_offset_;
-    if (!reward_is_double_) {
-        for (std::uint64_t k = 0; k < reward_items_; ++k) {
-            float narrow;
-            racy_copy(reinterpret_cast<std::byte*>(&narrow), from + 4 * k, 4);
-            sums[k] += factor * static_cast<double>(narrow);
-        }
-        return;
+// Follows the steps of an example from its first row to its last, which `slot` and `word` are afterwards. Returns their
+// number.
+inline std::uint32_t Transitions::sum_rewards(ExampleWork& work, std::size_t position, std::uint64_t& slot,
+                                              std::uint64_t& word, std::uint32_t n_step, const Outputs& out) const {
+    double few_sums[4] = {};
+    std::vector<double> many_sums;
+    double* sums = few_sums;
+    if (rewards_.items() > 4) [[unlikely]]
+        sums = (many_sums.resize(rewards_.items()), many_sums.data());
+    rewards_.add(slot, 1.0, sums);
+    std::uint32_t steps = 1;
+    while (steps < n_step && table_.successor(slot, word)) {
+        work.touch(position, slot, word);
+        rewards_.add(slot, powers_[steps], sums);
+        ++steps;
     }
-    for (std::uint64_t k = 0; k < reward_items_; ++k) {
-        double value;
-        racy_copy(reinterpret_cast<std::byte*>(&value), from + 8 * k, 8);
-        sums[k] += factor * value;
+    const std::size_t place = work.begin + position;
+    rewards_.put(sums, place, out);
+    if (out.discounts) out.discounts[place] = discounts_[steps];
+    return steps;
+}
+
+// The same where each agent has its own end. A row that is cut is the last of an example.
+std::uint32_t Transitions::sum_agents(ExampleWork& work, std::size_t position, std::uint64_t& slot, std::uint64_t& word,
+                                      std::uint32_t n_step, const Outputs& out) const {
+    agents_.begin(work);
+    agents_.add(work, slot, 1.0);
+    std::uint32_t steps = 1;
+    while (steps < n_step && !(word & kCut) && table_.successor(slot, word)) {
+        work.touch(position, slot, word);
+        agents_.add(work, slot, powers_[steps]);
+        ++steps;
     }
+    agents_.put(work, work.begin + position, discounts_.data(), out);
+    return steps;
 }
 
 // Follows the example's steps from its first row on: sums rewards, finds the last row and what comes after it, and the
@@ -139,28 +158,9 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
 
     std::uint32_t steps = 1;
     if (n_step > 1) {
-        double few_sums[4] = {};
-        std::vector<double> many_sums;
-        double* sums = few_sums;
-        if (reward_items_ > 4) [[unlikely]]
-            sums = (many_sums.resize(reward_items_), many_sums.data());
-        add_reward(slot, 1.0, sums);
-        while (steps < n_step && table_.successor(slot, word)) {
-            work.touch(position, slot, word);
-            add_reward(slot, powers_[steps], sums);
-            ++steps;
-        }
-        std::byte* to = out.flats[reward_] + place * reward_items_ * (reward_is_double_ ? 8 : 4);
-        for (std::uint64_t k = 0; k < reward_items_; ++k) {
-            const float narrow = static_cast<float>(sums[k]);
-            if (reward_is_double_) {
-                std::memcpy(to + 8 * k, sums + k, 8);
-            } else {
-                std::memcpy(to + 4 * k, &narrow, 4);
-            }
-        }
+        steps = agents_.is_empty() ? sum_rewards(work, position, slot, word, n_step, out)
+                                   : sum_agents(work, position, slot, word, n_step, out);
     }
-    if (out.discounts) out.discounts[place] = discounts_[steps];
 
     work.last_slots[position] = slot;
     work.last_words[position] = word;
@@ -243,9 +243,9 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                          .all_slots = table_.header().slots,
                          .block_rows = table_.block_rows(),
                          .block_magic = ~std::uint64_t{0} / table_.block_rows() + 1,
-                         .reward_offset = reward_offset_,
+                         .reward_offset = rewards_.offset(),
                          .powers = powers_.data(),
-                         .sums = n_step > 1 ? out.flats[reward_] : nullptr,
+                         .sums = n_step > 1 ? out.flats[rewards_.leaf()] : nullptr,
                          .discounts_of = discounts_.data(),
                          .discounts = out.discounts,
                          .wanted = fetched_.offsets().data(),
@@ -474,7 +474,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
 // Whether gather_steps() can make examples: what its kernel knows is what most tables are.
 bool Transitions::can_be_short() const {
     if (stack_ > 1 || !has_small_rows() || config_.leaves.size() > kMostStepFields) return false;
-    if (config_.n_step > 1 && (reward_items_ != 1 || reward_is_double_)) return false;
+    if (config_.n_step > 1 && !rewards_.is_one_float()) return false;
     for (const ViewLeaf& leaf : config_.leaves) {
         const Field& field = table_.layout().fields()[leaf.field];
         if (field.is_in_heap()) return false;

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "table/table.h"
+#include "views/agent_sums.h"
 #include "views/next_copy.h"
 #include "views/prefetch_plan.h"
+#include "views/reward_sums.h"
 #include "views/stack_copy.h"
 #include "views/view_config.h"
 
@@ -31,7 +33,8 @@ public:
     const ViewConfig& config() const { return config_; }
     std::uint64_t leaf_bytes(const ViewLeaf& leaf) const;  // in a batch, of one example
     std::uint64_t example_bytes() const { return example_bytes_; }
-    std::uint32_t stack() const { return stack_; }  // the longest
+    std::uint32_t stack() const { return stack_; }                                         // the longest
+    std::uint64_t discounts() const { return agents_.is_empty() ? 1 : agents_.agents(); }  // of one example
 
     // Whether none of the rows has changed since examples were made from them.
     bool are_unchanged(const std::vector<Touched>& touched) const;
@@ -73,7 +76,10 @@ private:
     void name_rows(const ExampleWork& work, const std::uint64_t* slots, std::size_t count, Places& places) const;
     bool walk(ExampleWork& work, std::size_t position, std::uint64_t slot, std::uint32_t n_step, std::uint64_t least,
               const Outputs& out) const;
-    void add_reward(std::uint64_t slot, double factor, double* sums) const;
+    std::uint32_t sum_rewards(ExampleWork& work, std::size_t position, std::uint64_t& slot, std::uint64_t& word,
+                              std::uint32_t n_step, const Outputs& out) const;
+    std::uint32_t sum_agents(ExampleWork& work, std::size_t position, std::uint64_t& slot, std::uint64_t& word,
+                             std::uint32_t n_step, const Outputs& out) const;
     bool can_be_short() const;
     bool has_small_rows() const;
 
@@ -84,14 +90,13 @@ private:
     const std::uint32_t stack_;  // frames of the longest stack
     const StackCopy stacks_;
     const NextCopy next_;
+    const AgentSums agents_;
+    RewardSums rewards_;  // unless agents have their own
     PrefetchPlan fetched_;
     bool is_plain_;          // every leaf is a fixed field of the row drawn
     bool is_short_ = false;  // examples that gather_steps() makes
     bool derives_ = false;
     bool pads_zero_ = false;  // some stack does
-    std::size_t reward_ = 0;  // the leaf that is summed, and where its numbers are
-    std::uint64_t reward_offset_ = 0, reward_items_ = 0;
-    bool reward_is_double_ = false;
     std::uint64_t example_bytes_ = 0;
     std::vector<double> powers_;    // of gamma
     std::vector<float> discounts_;  // the same, as batches give them

@@ -22,10 +22,16 @@ struct ViewLeaf {
         0;  // a stack that ends in this field's value begins with this field's frames (stored next_obs)
 };
 
+// Leaves of agents that end by themselves: whether each is done, and their rewards, whose shape begins with that one.
+struct AgentLeaves {
+    std::size_t done, reward;
+};
+
 struct ViewConfig {
     std::uint32_t n_step = 1;
     double gamma = 0.99;
     std::vector<ViewLeaf> leaves;
+    std::vector<AgentLeaves> agents = {};  // where n_step > 1: each agent's rewards are summed up to its own done
 };
 
 // A row that an example was made from, and the word it had then.
@@ -51,7 +57,7 @@ struct Places {
 struct Outputs {
     std::byte* const* flats;                 // one a leaf: rows side by side, stacks oldest frame first
     std::int64_t* const* lengths = nullptr;  // one a leaf, null where it is not ragged: items in each row
-    float* discounts = nullptr;              // gamma ^ steps; n_step > 1 only
+    float* discounts = nullptr;              // gamma ^ steps; n_step > 1 only; one a position, or one an agent
     Places* places = nullptr;                // given: rows are named and not copied
 };
 

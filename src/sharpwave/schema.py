@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any, Literal, Union
@@ -166,10 +167,15 @@ class Schema:
         nodes = [self._number(name, name, self.fields[name]) for name in order]
         numbers = [i for i, (_, field) in enumerate(self.leaves) if field.shape == () and field.stack == 1]
         named = {name: i for i, (name, _) in enumerate(self.leaves)}
-        self.done = named.get("done", -1)
+        self.dones = [i for i, (name, _) in enumerate(self.leaves) if _is_under(name, "done")]
+        # Whether each agent has its own done: then a row ends its episode when all agents have ended.
+        self.by_agent = self.dones != [] and (
+            self.dones != [named.get("done")] or self.leaves[named["done"]][1].shape != ()
+        )
         # The shape of this field tells how many rows an add brings. A plain number is chosen, because all of its axes
         # count rows.
-        self.rows_from = named.get("reward", numbers[0] if numbers else 0)
+        rewards = [i for i, (name, _) in enumerate(self.leaves) if _is_under(name, "reward")]
+        self.rows_from = (rewards or numbers or [0])[0]
         self._nodes = nodes
         # For each leaf: its field in the table, its role in an example, the field with the older frames of its stack.
         self._kept = [name for name, _ in self.leaves if not (derives_next and is_next(name))]
@@ -185,16 +191,57 @@ class Schema:
                         f"schema: field {name!r}: its stack continues the stack of {now!r}; give both the same Field"
                     )
                 self._places.append((field_of[name], Role.last, field_of.get(now, 0)))
-            elif name == "done":
+            elif _is_under(name, "done"):
                 self._places.append((field_of[name], Role.last, 0))
             else:
-                self._places.append((field_of[name], Role.reward if name == "reward" else Role.own, 0))
+                self._places.append((field_of[name], Role.reward if _is_under(name, "reward") else Role.own, 0))
         self.ragged = [i for i, (_, field) in enumerate(self.leaves) if field.ragged]
 
     @property
     def needs_order(self) -> bool:
         """Whether a row needs its neighbours: derived next observations and stacks do."""
         return self.derives_next or any(field.stack > 1 for _, field in self.leaves)
+
+    @property
+    def agents(self) -> list[tuple[int, int]]:
+        """Leaves that belong together where each agent has its own done: that, and the agent's reward. Empty if rewards
+        are not given for each agent."""
+        named = {name: i for i, (name, _) in enumerate(self.leaves)}
+        pairs = []
+        for done in self.dones if self.by_agent else []:
+            path, field = self.leaves[done]
+            reward = named.get("reward" + path.removeprefix("done"), -1)
+            if reward < 0 or self.leaves[reward][1].shape[: len(field.shape)] != field.shape:
+                return []
+            pairs.append((done, reward))
+        return pairs
+
+    def discount_shape(self, n_step: int) -> tuple[int, ...] | None:
+        """Of the discounts of one example, as the engine gives them; None where it gives none."""
+        if n_step == 1:
+            return None
+        if not self.by_agent:
+            return ()
+        fields = [self.leaves[done][1] for done in self.dones]
+        is_nested = not isinstance(self.fields["done"], Field)
+        return (sum(math.prod(field.shape) for field in fields),) if is_nested else fields[0].shape
+
+    def split_discounts(self, discounts: Any) -> Any:
+        """The discounts of a batch, nested as ``done`` is. Parts of one array."""
+        if not self.by_agent or isinstance(self.fields["done"], Field):
+            return discounts
+        at = 0
+
+        def part(node: Node) -> Any:
+            nonlocal at
+            if isinstance(node, tuple):
+                return tuple(part(child) for child in node)
+            if not isinstance(node, Field):
+                return {name: part(child) for name, child in node.items()}
+            first, at = at, at + math.prod(node.shape)
+            return discounts[:, first:at].reshape(len(discounts), *node.shape)
+
+        return part(self.fields["done"])
 
     def _number(self, name: str, path: str, node: Node) -> tuple[Any, ...]:
         if isinstance(node, Field):
@@ -211,12 +258,15 @@ class Schema:
         """Top-level names, in the order of positional arguments."""
         return list(self.fields)
 
-    def tree(self, *, discount: bool, weights: bool, relabelled: bool, window: int) -> _core.Tree:
+    def tree(self, *, n_step: int, weights: bool, relabelled: bool, window: int) -> _core.Tree:
         leaves = [
             (name, field.dtype, field.shape, field.stack, bool(field.ragged), *place)
             for (name, field), place in zip(self.leaves, self._places, strict=True)
         ]
-        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, discount, weights, relabelled, window)
+        discount = self.discount_shape(n_step)
+        return _core.Tree(
+            self._nodes, leaves, self.dones, self.by_agent, self.rows_from, discount, weights, relabelled, window
+        )
 
     def engine_fields(self) -> list[_core.FieldLayout]:
         by_name = dict(self.leaves)
@@ -260,6 +310,10 @@ class Schema:
 def is_next(path: str) -> bool:
     """Whether a leaf belongs to the next observation."""
     return path == "next_obs" or path.startswith("next_obs/")
+
+
+def _is_under(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}/")
 
 
 def _check_names(node: Node, path: str) -> None:
@@ -330,18 +384,11 @@ def transitions(
         raise SchemaError(f"{where}: next_obs: the schema has the field; give next_obs='stored' or leave it out")
     whole.setdefault("reward", Field((), "float32"))
     whole.setdefault("done", Field((), "bool"))
-    for name in ("reward", "done"):
-        node = whole[name]
-        if not isinstance(node, Field):
-            raise SchemaError(f"{where}: schema: field {name!r}: expected a Field, got {node!r}")
-    done = whole["done"]
-    if isinstance(done, Field) and done.shape != ():
-        raise SchemaError(f"{where}: schema: field 'done': expected shape (), got {done.shape}")
-    for name in ("reward", "done"):
-        node = whole[name]
-        if isinstance(node, Field) and node._options():
-            raise SchemaError(f"{where}: schema: field {name!r}: expected a plain Field, got {node!r}")
-    return Schema(whole, next_obs == "derived")
+    schema = Schema(whole, next_obs == "derived")
+    for path, field in schema.leaves:
+        if (_is_under(path, "reward") or _is_under(path, "done")) and field._options():
+            raise SchemaError(f"{where}: schema: field {path!r}: expected a plain Field, got {field!r}")
+    return schema
 
 
 def from_space(space: Any, where: str) -> Node:

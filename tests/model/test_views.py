@@ -35,6 +35,17 @@ def schemas(k: int, padding: str = "repeat") -> dict[str, dict[str, Any]]:
             "done": sw.Field((), "float32"),
         },
         "history besides": {"obs": sw.Field((3,)), "note": sw.Field((2,), "int32", **stack)},
+        "agents": {
+            "obs": sw.Field((2, 2), **stack),
+            "reward": sw.Field((3, 2)),
+            "done": sw.Field((3,), "bool"),
+        },
+        "named agents": {
+            "obs": {"a": sw.Field((2,), **stack), "b": sw.Field((3,), "int16")},
+            "reward": {"a": sw.Field((), "float64"), "b": sw.Field((2,))},
+            "done": {"a": sw.Field((), "bool"), "b": sw.Field((), "float32")},
+        },
+        "two rewards": {"obs": sw.Field((1,), **stack), "reward": (sw.Field(), sw.Field((5,), "float64"))},
         "two depths": {
             "obs": {
                 "image": sw.Field((4, 4), "uint8", compression="lz4", **stack),
@@ -44,7 +55,7 @@ def schemas(k: int, padding: str = "repeat") -> dict[str, dict[str, Any]]:
     }
 
 
-def letters(stream: np.random.Generator, count: int, kinds: str = "........TURBMZY") -> str:
+def letters(stream: np.random.Generator, count: int, kinds: str = "........TURBMZYC") -> str:
     return "".join(stream.choice(list(kinds), count))
 
 
@@ -119,8 +130,12 @@ class Recorder(Pair):
         for writer, steps in self.calls:
             if writer not in writers:
                 writers[writer] = twin.writer()
-            arguments = self.arguments(steps, (len(steps),), stacks=True)
-            arguments["truncated"] = np.array([step.truncated for step in steps])
+            for step in steps:  # what the engine ended by itself
+                ended = step.truncated and not step.told_truncated
+                step.told = {path: told | ended for path, told in step.told.items()}
+            arguments = self.arguments(steps, (len(steps),), stacks=True, by_agent=True)
+            if not model.by_agent:
+                arguments["truncated"] = np.array([step.truncated for step in steps])
             if num_envs is None:
                 arguments = {name: first_of(value) for name, value in arguments.items()}
             writers[writer].add(**arguments)
@@ -155,7 +170,10 @@ def assert_same_rows(pair: Recorder, twin: sw.ReplayBuffer) -> None:
 
 
 def assert_same_examples(pair: Recorder, twin: sw.ReplayBuffer) -> None:
-    paths = [*leaves_of(pair.schema), *(["discount"] if pair.model.n_step > 1 else [])]
+    paths = [*leaves_of(pair.schema)]
+    if pair.model.n_step > 1:
+        by_agent = [path.replace("done", "discount") for path in paths if path.split("/")[0] == "done"]
+        paths += by_agent if pair.model.by_agent else ["discount"]
     rows = len(pair.buffer)
     draws = max(256, 30 * rows)
     ours, theirs = (by_id([buffer.sample(draws)], paths) for buffer in (pair.buffer, twin))

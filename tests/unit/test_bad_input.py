@@ -54,7 +54,10 @@ def test_capacity_is_rounded_up_to_whole_steps_and_told(num_envs: int | None, ke
 
 def test_reward_with_an_axis_too_many_is_named_and_nothing_else() -> None:
     obs = np.zeros(3, np.float32)
-    words = r"field 'reward': got shape \(1,\), a leading axis of one row, and field 'obs' has shape \(3,\), .* give 'reward' shape \(\) for one row, or every field the leading axis \(1,\)"
+    words = (
+        r"field 'reward': got shape \(1,\), a leading axis of one row, and field 'obs' has shape \(3,\), without that "
+        r"axis; give 'reward' shape \(\) for one row, or every field the leading axis \(1,\)"
+    )
     for reward in (np.zeros(1), [0.0]):
         with pytest.raises(SchemaError, match=words):
             sw.ReplayBuffer(10, obs_shape=(3,)).add(obs, 0.0, reward, obs, False)

@@ -80,8 +80,7 @@ def test_collected_stacks_are_stored_as_frames_and_come_back_whole(
 def test_next_observations_of_the_reset_come_back_as_they_were_given(
     padding: Any, next_obs: Any, compression: Any, view: str
 ) -> None:
-    """As programs do that never look at final_obs: the next observation of an episode's last row is the first one of the
-    next episode."""
+    """As programs do that never look at final_obs: the last row of an episode has the first observation of the next."""
     envs = StackedEnvs(3, 4, padding, AutoresetMode.SAME_STEP)
     frames, whole = pair_for(envs, padding, next_obs, view, compression=compression)
     obs, _ = envs.reset(seed=5)

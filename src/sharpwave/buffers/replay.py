@@ -300,8 +300,8 @@ class ReplayBuffer:
         Args:
             indices: The serials that ``sample`` gave, as an array, a tensor or a list.
             priorities: One number for each, shape (n,) or (n, 1); the absolute value is used, so TD errors may be
-                passed as they are. If a serial comes twice the last one holds. With ``Windows`` also one for each place, shape (windows,
-                places).
+                passed as they are. If a serial comes twice the last one holds. With ``Windows`` also one for each
+                place, shape (windows, places).
             mask: With one for each place: which places count, ``batch["mask"]``.
             timeout: Seconds to wait for another process that holds the index; None waits for ever.
 

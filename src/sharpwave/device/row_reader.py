@@ -67,13 +67,15 @@ class ReadPlan:
 
     def __init__(self, schema: Schema, offsets: list[int], stride: int, n_step: int, window: int) -> None:
         self.schema, self.stride, self.window = schema, stride, window
+        self.discount_shape = schema.discount_shape(n_step) or ()
         self.stack = max(field.stack for _, field in schema.leaves)
         self.direct: list[int] = []
         self.by_host: list[int] = []
         of_direct: list[_DirectField] = []
         pads_zero = any(field.padding == "zero" for _, field in schema.leaves)
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
-            if field.compression or field.ragged or (role == Role.reward and n_step > 1):
+            is_summed = role == Role.reward or (schema.by_agent and leaf in schema.dones)
+            if field.compression or field.ragged or (is_summed and n_step > 1):
                 self.by_host.append(leaf)
                 continue
             size = math.prod(field.shape) * field.dtype.itemsize
@@ -162,7 +164,8 @@ class Ticket:
             specs[leaf] = plan.batch_shape(leaf, size)
         for name, kind in zip(_EXTRAS, _DTYPES, strict=True):
             if name in extras:
-                specs[name] = (lead if name in ("valid", "mask", "first") else (size,)), np.dtype(kind)
+                axes = plan.discount_shape if name == "discount" else ()
+                specs[name] = (lead if name in ("valid", "mask", "first") else (size, *axes)), np.dtype(kind)
         self.sent = PinnedMemory(specs, device)
         # With the same alignment as in the rows.
         shifts = dict(zip(plan.direct, plan.shifts, strict=True))

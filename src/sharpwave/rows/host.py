@@ -28,6 +28,7 @@ from ..sampling import (
     sampler_from_plain,
     sampler_to_plain,
 )
+from ..schema import Field
 from ..settings import achieved_leaf, copies_goals, engine_settings, index_setup
 from ..views import Hindsight, View, Windows
 from .bell import Bell, batches
@@ -57,7 +58,7 @@ class HostRows:
         schema, windows, hindsight = spec.schema, spec.view if isinstance(spec.view, Windows) else None, spec.hindsight
         try:
             tree = schema.tree(
-                discount=spec.n_step > 1,
+                n_step=spec.n_step,
                 weights=spec.is_prioritized,
                 relabelled=hindsight is not None,
                 window=windows.places if windows else 0,
@@ -74,8 +75,10 @@ class HostRows:
             field = schema.leaves[leaf][1]
             shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
             self._goals = shape, field.dtype, copies_goals(schema, hindsight), leaf
+        # The discounts of agents by name are parts of one array.
+        self._splits = spec.n_step > 1 and schema.by_agent and not isinstance(schema.fields["done"], Field)
         # Whether the engine's own sample() does all that a draw takes.
-        self._is_plain = spec.pace is None and hindsight is None and not schema.ragged
+        self._is_plain = spec.pace is None and hindsight is None and not schema.ragged and not self._splits
         self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
         self._feeds: dict[str, GpuFeed | None] = {}
         self._to_tensors: dict[str, Callable[[Batch], Batch]] = {}  # by the names of the CPU that were given so far
@@ -215,6 +218,11 @@ class HostRows:
                     return out
         if out is not None and self.spec.schema.ragged:
             raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
+        if out is not None and self._splits:
+            raise SchemaError(
+                "sample(): out: the discounts of agents by name are parts of one new array; give no out=, or one array "
+                "for all agents: reward=Field((agents,)), done=Field((agents,), 'bool')"
+            )
         if device is not None and out is None and (feed := self._feed(device)) is not None:
             size = whole("sample()", "batch_size", batch_size, self.spec.least_batch, 2**31 - 1)
             self.spec.check_batch("sample()", size)
@@ -257,6 +265,8 @@ class HostRows:
     def spread(self, batch: Batch) -> Batch:
         """Ragged fields in the form of the schema: concatenated with offsets, or padded with a mask."""
         schema = self.spec.schema
+        if self._splits and "discount" in batch:
+            batch["discount"] = schema.split_discounts(batch["discount"])
         if not schema.ragged:
             return batch
         for leaf, lengths in zip(schema.ragged, batch.pop("lengths"), strict=True):
