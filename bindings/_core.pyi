@@ -75,6 +75,8 @@ class RowFlag(enum.IntEnum):
 
     void = 4
 
+    cut = 64
+
 class Exponents:
     """alpha, and beta from a start to an end in so many sample calls."""
 
@@ -209,7 +211,7 @@ class IndexSettings:
 class FieldLayout:
     """A field of the table's rows."""
 
-    def __init__(self, name: str, dtype: str, item_bytes: int, shape: Sequence[int], stack: int, codec: Codec, is_ragged: bool, gives_next: bool, follows: int) -> None: ...
+    def __init__(self, name: str, dtype: str, item_bytes: int, shape: Sequence[int], stack: int, pads_zero: bool, codec: Codec, is_ragged: bool, gives_next: bool, follows: int) -> None: ...
 
     @property
     def name(self) -> str: ...
@@ -267,6 +269,12 @@ class BatchSettings:
     def goals(self, arg: GoalSettings | None, /) -> None: ...
 
     @property
+    def agents(self) -> list[tuple[int, int]]: ...
+
+    @agents.setter
+    def agents(self, arg: Sequence[tuple[int, int]], /) -> None: ...
+
+    @property
     def pace(self) -> PaceSettings | None: ...
 
     @pace.setter
@@ -275,7 +283,7 @@ class BatchSettings:
 class Tree:
     """The shape of a row: names, nesting, dtypes."""
 
-    def __init__(self, nodes: list[Any], leaves: list[Any], done: int, rows_from: int, discount: bool, weights: bool, relabelled: bool, window: int) -> None: ...
+    def __init__(self, nodes: list[Any], leaves: list[Any], dones: list[int], by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, relabelled: bool, window: int) -> None: ...
 
 class Table:
     """Rows over a storage."""

@@ -1,4 +1,4 @@
-"""Rewards and dones of many agents, from the outside: every form in which they are given, every place where rows are."""
+"""Rewards and dones of many agents: every form in which they are given, every place where rows are."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_names_that_are_missing_are_named() -> None:
 @pytest.mark.parametrize("reward", [sw.Field(), sw.Field((2,)), {"a": sw.Field()}])
 def test_several_steps_need_a_reward_for_each_agent(reward: Any) -> None:
     schema = {"obs": sw.Field(), "reward": reward, "done": sw.Field((3,), "bool")}
-    with pytest.raises(SchemaError, match="n_step=3: each agent has its own done, .* expected a reward for each agent"):
+    with pytest.raises(SchemaError, match=r"n_step=3: each agent has its own done, .* expected a reward for each"):
         sw.ReplayBuffer(9, schema=schema, view=STEPS)
     sw.ReplayBuffer(9, schema=schema)  # one step sums nothing
 
