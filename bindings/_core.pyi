@@ -75,6 +75,8 @@ class RowFlag(enum.IntEnum):
 
     void = 4
 
+    cut = 64
+
 class Exponents:
     """alpha, and beta from a start to an end in so many sample calls."""
 
@@ -267,6 +269,12 @@ class BatchSettings:
     def goals(self, arg: GoalSettings | None, /) -> None: ...
 
     @property
+    def agents(self) -> list[tuple[int, int]]: ...
+
+    @agents.setter
+    def agents(self, arg: Sequence[tuple[int, int]], /) -> None: ...
+
+    @property
     def pace(self) -> PaceSettings | None: ...
 
     @pace.setter
@@ -275,7 +283,7 @@ class BatchSettings:
 class Tree:
     """The shape of a row: names, nesting, dtypes."""
 
-    def __init__(self, nodes: list[Any], leaves: list[Any], done: int, rows_from: int, discount: bool, weights: bool, relabelled: bool, window: int) -> None: ...
+    def __init__(self, nodes: list[Any], leaves: list[Any], dones: list[int], by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, relabelled: bool, window: int) -> None: ...
 
 class Table:
     """Rows over a storage."""

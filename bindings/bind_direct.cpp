@@ -54,8 +54,8 @@ Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list
     std::vector<std::byte*> flats(leaves.size());
     for (std::size_t i = 0; i < flats.size(); ++i)
         flats[i] = memory<std::byte>(leaves[i], rows * self.tree->leaves()[i].bytes);
-    sharpwave::Outputs out{flats.data(), nullptr, memory<float>(extras[0], rows), &named,
-                           memory<std::uint8_t>(extras[3], rows)};
+    sharpwave::Outputs out{flats.data(), nullptr, memory<float>(extras[0], rows * self.batches->view().discounts()),
+                           &named, memory<std::uint8_t>(extras[3], rows)};
     sharpwave::BatchExtras drawn{memory<std::uint64_t>(extras[8], count)};
     drawn.weights = memory<float>(extras[1], count);
     drawn.probabilities = memory<double>(extras[2], count);

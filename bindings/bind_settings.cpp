@@ -1,5 +1,6 @@
 // Enums and structs that cross the border between Python and the engine by name.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -45,7 +46,8 @@ void bind_enums(nb::module_& m) {
     nb::enum_<RowFlag>(m, "RowFlag", nb::is_arithmetic())
         .value("terminated", kRowTerminated)
         .value("truncated", kRowTruncated)
-        .value("void", kRowVoid);
+        .value("void", kRowVoid)
+        .value("cut", kRowCut);
 }
 
 void bind_index_settings(nb::module_& m) {
@@ -102,10 +104,11 @@ void bind_settings(nb::module_& m) {
         .def(
             "__init__",
             [](Field* self, const std::string& name, const std::string& dtype, std::uint32_t item_bytes,
-               const std::vector<std::int64_t>& shape, std::uint32_t stack, Codec codec, bool is_ragged,
+               const std::vector<std::int64_t>& shape, std::uint32_t stack, bool pads_zero, Codec codec, bool is_ragged,
                bool gives_next, int follows, bool is_mutable) {
                 Field made{name, dtype, item_bytes, shape};
                 made.stack = stack;
+                made.pads_zero = pads_zero;
                 made.codec = codec;
                 made.is_ragged = is_ragged;
                 made.gives_next = gives_next;
@@ -114,7 +117,8 @@ void bind_settings(nb::module_& m) {
                 new (self) Field(std::move(made));
             },
             nb::arg("name"), nb::arg("dtype"), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("stack"),
-            nb::arg("codec"), nb::arg("is_ragged"), nb::arg("gives_next"), nb::arg("follows"), nb::arg("is_mutable"))
+            nb::arg("pads_zero"), nb::arg("codec"), nb::arg("is_ragged"), nb::arg("gives_next"), nb::arg("follows"),
+            nb::arg("is_mutable"))
         .def_ro("name", &Field::name);
     nb::class_<WindowConfig>(m, "WindowSettings")
         .def(
@@ -146,5 +150,6 @@ void bind_settings(nb::module_& m) {
         .def_rw("index", &BatchSettings::index, nb::arg().none())
         .def_rw("windows", &BatchSettings::windows, nb::arg().none())
         .def_rw("goals", &BatchSettings::goals, nb::arg().none())
+        .def_rw("agents", &BatchSettings::agents)
         .def_rw("pace", &BatchSettings::pace, nb::arg().none());
 }

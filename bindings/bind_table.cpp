@@ -236,7 +236,8 @@ nb::object update_at_once(BoundTable& self, nb::handle serials, nb::handle prior
     InputMemory memory;
     GivenArray names, values;
     if (!read_value(serials.ptr(), memory, names) || !read_value(priorities.ptr(), memory, values)) return nb::none();
-    if (names.dimensions != 1 || values.dimensions != 1 || names.shape[0] != values.shape[0]) return nb::none();
+    const bool is_flat = values.dimensions == 1 || (values.dimensions == 2 && values.shape[1] == 1);  // as of critics
+    if (names.dimensions != 1 || !is_flat || names.shape[0] != values.shape[0]) return nb::none();
     const auto count = static_cast<std::size_t>(names.shape[0]);
     if (count > 8192 || !PyTypeNum_ISINTEGER(names.type)) return nb::none();
     static const PyArray_Descr* const whole = PyArray_DescrFromType(NPY_INT64);
@@ -414,6 +415,12 @@ void bind_tree_to(BoundTable& self, std::shared_ptr<Tree> tree, const BatchSetti
     tree->meet(table.layout());
     sharpwave::BatchConfig config{sharpwave::ViewConfig{settings.n_step, settings.gamma, {}}};
     for (const Leaf& leaf : tree->leaves()) config.view.leaves.push_back(leaf.place);
+    for (const auto& [done, reward] : settings.agents) {
+        if (done >= tree->leaves().size() || reward >= tree->leaves().size())
+            throw nb::value_error("the view and the table differ");
+        config.view.agents.push_back({done, reward});
+        config.view.leaves[done].role = sharpwave::Role::reward;  // made of all steps, as the rewards are
+    }
     config.newest = settings.newest;
     config.index = settings.index;
     config.windows = settings.windows;

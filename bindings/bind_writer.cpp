@@ -30,7 +30,7 @@ struct BoundWriter {
           takes_steps(takes_steps_axis),
           one_row(takes_one_row) {
         const std::vector<Node>& top = tree->top();
-        while (counted < top.size() && top[counted].leaf != tree->rows_from()) ++counted;
+        while (counted < top.size() && !find_leaf(top[counted], tree->rows_from(), counted_path)) ++counted;
     }
     ~BoundWriter() {
         const PatientRelease release(writer != nullptr);  // its table may be the last one: see BoundTable
@@ -54,7 +54,19 @@ struct BoundWriter {
     nb::object read_leaf;
     bool takes_steps;         // num_envs was given: rows may come as (steps, num_envs)
     bool one_row;             // it was not, and rows depend on their order: several at once are a mistake
-    std::size_t counted = 0;  // which value tells the number of rows; past the end: a nested one, so one row
+    std::size_t counted = 0;  // which value tells the number of rows ...
+    std::vector<std::pair<const Node*, std::size_t>> counted_path;  // ... and where in it, from the outside in
+
+    // Appends the nested nodes down to the leaf, each with the number of its child; false: it is elsewhere.
+    static bool find_leaf(const Node& node, int leaf, std::vector<std::pair<const Node*, std::size_t>>& path) {
+        if (node.leaf >= 0) return node.leaf == leaf;
+        for (std::size_t i = 0; i < node.children.size(); ++i) {
+            path.emplace_back(&node, i);
+            if (find_leaf(node.children[i], leaf, path)) return true;
+            path.pop_back();
+        }
+        return false;
+    }
 };
 
 struct Keywords {
@@ -96,7 +108,7 @@ PyObject** place_of(const Tree& tree, PyObject* name, Incoming& incoming, IsSame
     if (is_same(name, words.mask)) return &incoming.mask;
     if (tree.has_weights() && is_same(name, words.priority)) return &incoming.priority;
     if (is_same(name, words.timeout)) return &incoming.timeout;
-    if (tree.done() >= 0 && is_same(name, words.terminated)) name = words.done;
+    if (tree.done_node() && is_same(name, words.terminated)) name = words.done;
     const std::vector<Node>& top = tree.top();
     for (std::size_t i = 0; i < top.size(); ++i) {
         if (is_same(top[i].key, name)) return &incoming.sorted[i];
@@ -335,7 +347,18 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
 
     const std::vector<Node>& top = tree.top();
     const Leaf& counted = tree.leaves()[static_cast<std::size_t>(tree.rows_from())];
-    if (self.counted < top.size() && !count_rows(counted, incoming.values[self.counted], incoming)) return false;
+    if (self.counted < top.size()) {
+        PyObject* value = incoming.values[self.counted];
+        for (const auto& [node, child] : self.counted_path) {
+            if (node->is_tuple) {
+                if (!is_tuple_like(value, node->children.size())) return false;
+                value = PySequence_Fast_GET_ITEM(value, static_cast<Py_ssize_t>(child));
+            } else if (!PyDict_Check(value) || !(value = PyDict_GetItemWithError(value, node->children[child].key))) {
+                return false;
+            }
+        }
+        if (!count_rows(counted, value, incoming)) return false;
+    }
     const sharpwave::Table& table = self.writer->table();
     if (incoming.rows == 0 || incoming.rows > table.capacity() || (self.one_row && incoming.rows > 1)) return false;
     if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
@@ -356,8 +379,10 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
                              flags))
             return false;
     }
-    if (incoming.truncated && incoming.truncated != Py_None &&
-        !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
+    if (tree.is_by_agent()) {
+        if (!flag_agents(incoming, flags)) return false;
+    } else if (incoming.truncated && incoming.truncated != Py_None &&
+               !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
         return false;
     }
     if (incoming.mask && incoming.mask != Py_None &&

@@ -1,6 +1,7 @@
 #include "incoming.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace {
 
@@ -161,4 +162,105 @@ bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming
         if ((truths[i] != 0) == when) flags[i] |= flag;
     }
     return truths != nullptr;
+}
+
+namespace {
+
+// What the agents of each row are, gathered leaf by leaf.
+enum AgentState : std::uint8_t { kNotDone = 1, kGoesOn = 2, kTold = 4 };
+
+// Everything but zero. False: a dtype whose zeros are not all made of zero bytes, or NaN; the careful way knows them.
+bool is_done(const PyArray_Descr* dtype, const std::byte* item, bool& done) {
+    const auto size = static_cast<std::size_t>(PyDataType_ELSIZE(dtype));
+    const auto real = [&](auto number) {
+        std::memcpy(&number, item, sizeof number);
+        done = number != 0;
+        return number == number;
+    };
+    if (dtype->type_num == NPY_FLOAT) return real(float{});
+    if (dtype->type_num == NPY_DOUBLE) return real(double{});
+    done = std::any_of(item, item + size, [](std::byte part) { return part != std::byte{0}; });
+    return PyTypeNum_ISBOOL(dtype->type_num) || PyTypeNum_ISINTEGER(dtype->type_num);
+}
+
+// `told`: one truth value for each agent of the leaf, or null.
+bool gather_states(const Leaf& leaf, const std::uint8_t* told, const Incoming& incoming, std::uint8_t* states) {
+    const auto size = static_cast<std::size_t>(PyDataType_ELSIZE(leaf.dtype));
+    const std::size_t agents = leaf.frame_bytes / size;
+    const std::byte* item = incoming.fields[leaf.input].flat;
+    for (std::size_t i = 0; i < incoming.rows * agents; ++i, item += size) {
+        bool done = false;
+        if (!is_done(leaf.dtype, item, done)) return false;
+        const bool is_told = told && told[i];
+        states[i / agents] |= (done ? 0 : kNotDone) | (done || is_told ? 0 : kGoesOn) | (is_told ? kTold : 0);
+    }
+    return true;
+}
+
+// `told`: the part of truncated= that belongs to the node; null where it was given by row, or not at all.
+bool gather_node(const Node& node, PyObject* told, Incoming& incoming, std::uint8_t* states) {
+    if (node.leaf >= 0) {
+        static PyArray_Descr* const truth = PyArray_DescrFromType(NPY_BOOL);
+        const Leaf& leaf = incoming.tree->leaves()[static_cast<std::size_t>(node.leaf)];
+        const std::uint8_t* truths = nullptr;
+        if (told) {
+            GivenArray given;
+            if (!read_array(told, given) && !read_number(told, incoming.memory, given) &&
+                !read_other(told, incoming, given)) {
+                return false;
+            }
+            const auto own = static_cast<int>(leaf.shape.size());
+            if (!given.has_shape(incoming.lead_shape, incoming.lead, leaf.shape.data(), own)) return false;
+            truths = reinterpret_cast<const std::uint8_t*>(convert(given, truth, incoming.memory));
+            if (!truths) return false;
+        }
+        return gather_states(leaf, truths, incoming, states);
+    }
+    const std::size_t count = node.children.size();
+    if (told && (node.is_tuple ? static_cast<std::size_t>(PyTuple_GET_SIZE(told)) != count
+                               : static_cast<std::size_t>(PyDict_GET_SIZE(told)) != count)) {
+        return false;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        const Node& child = node.children[i];
+        PyObject* part = nullptr;
+        if (told) {
+            part = node.is_tuple ? PyTuple_GET_ITEM(told, static_cast<Py_ssize_t>(i))
+                                 : PyDict_GetItemWithError(told, child.key);
+            if (!part || (child.leaf < 0 && !(child.is_tuple ? PyTuple_CheckExact(part) : PyDict_CheckExact(part))))
+                return false;
+        }
+        const nb::object held = nb::borrow(part);  // Python code that another one runs may drop it
+        if (!gather_node(child, part, incoming, states)) return false;
+    }
+    return true;
+}
+
+// Whether truncated= has one truth value for each agent.
+bool is_told_by_agent(const Node& done, PyObject* value, Incoming& incoming) {
+    if (done.leaf < 0) return done.is_tuple ? PyTuple_CheckExact(value) : PyDict_CheckExact(value);
+    GivenArray given;
+    if (!read_array(value, given) && !read_other(value, incoming, given)) return false;
+    return given.dimensions > incoming.lead;
+}
+
+}  // namespace
+
+bool flag_agents(Incoming& incoming, std::uint8_t* flags) {
+    const Node& done = *incoming.tree->done_node();
+    PyObject* told = incoming.truncated == Py_None ? nullptr : incoming.truncated;
+    if (told && !is_told_by_agent(done, told, incoming)) {
+        if (!flag_rows(told, sharpwave::kRowTruncated, true, incoming, flags)) return false;
+        told = nullptr;
+    }
+    std::uint8_t few[64] = {};
+    std::vector<std::uint8_t> many;
+    std::uint8_t* states = few;
+    if (incoming.rows > sizeof few) states = (many.resize(incoming.rows), many.data());
+    if (!gather_node(done, told, incoming, states)) return false;
+    for (std::size_t i = 0; i < incoming.rows; ++i) {
+        if (!(states[i] & kNotDone)) flags[i] |= sharpwave::kRowTerminated;
+        if (states[i] & kTold) flags[i] |= states[i] & kGoesOn ? sharpwave::kRowCut : sharpwave::kRowTruncated;
+    }
+    return true;
 }

@@ -67,3 +67,8 @@ const float* accept_priorities(PyObject* value, Incoming& incoming);
 
 // The row flags that a value holds, ORed in, where its truth is `when`.
 bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming, std::uint8_t* flags);
+
+// The same where each agent has its own end: from the dones, which have been accepted, and from truncated=, which has
+// their form or one truth value for each row. A row is terminated when all agents are done, truncated when all are over
+// and one is truncated, and cut when one is truncated and another goes on.
+bool flag_agents(Incoming& incoming, std::uint8_t* flags);

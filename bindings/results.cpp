@@ -365,29 +365,33 @@ bool lend_node(const Tree& tree, const Node& node, npy_intp rows, PyObject* valu
     return true;
 }
 
-// The arrays that sampling adds to a batch, in the order of its keys: each(name, dtype, whether it has a window's axis)
-// gives their data.
+const std::vector<npy_intp> kNoAxes;
+
+// The arrays that sampling adds to a batch, in the order of its keys: each(name, dtype, the axes after that of
+// examples) gives their data.
 template <class Each>
 void over_extras(const Tree& tree, Batch& batch, bool is_read_back, Each each) {
     const Names& n = names();
-    const auto at = [&](PyObject* name, PyArray_Descr* dtype, auto*& data, bool has_window = false) {
-        data = static_cast<std::remove_reference_t<decltype(data)>>(each(name, dtype, has_window));
+    const auto at = [&](PyObject* name, PyArray_Descr* dtype, auto*& data,
+                        const std::vector<npy_intp>& axes = kNoAxes) {
+        data = static_cast<std::remove_reference_t<decltype(data)>>(each(name, dtype, axes));
     };
     if (is_read_back) {
         at(n.truncated, n.boolean, batch.truncated);
     } else {
-        if (tree.has_truncated()) at(n.truncated, n.boolean, batch.truncated, tree.window() != 0);
-        if (tree.has_discount()) at(n.discount, n.float32, batch.discounts, tree.window() != 0);
+        const std::vector<npy_intp>& window = tree.window_shape();
+        if (tree.has_truncated()) at(n.truncated, n.boolean, batch.truncated, window);
+        if (tree.has_discount()) at(n.discount, n.float32, batch.discounts, tree.discount_shape());
         if (tree.has_weights()) {
             at(n.weights, n.float32, batch.weights);
             at(n.probabilities, n.float64, batch.probabilities);
         }
         if (tree.has_relabelled()) at(n.relabelled, n.boolean, batch.relabelled);
         if (tree.window()) {
-            at(n.valid, n.boolean, batch.masks.valid, true);
-            at(n.mask, n.boolean, batch.masks.learn, true);
-            at(n.first, n.boolean, batch.masks.first, true);
-            if (tree.has_place_indices()) at(n.place_indices, n.int64, batch.masks.serials, true);
+            at(n.valid, n.boolean, batch.masks.valid, window);
+            at(n.mask, n.boolean, batch.masks.learn, window);
+            at(n.first, n.boolean, batch.masks.first, window);
+            if (tree.has_place_indices()) at(n.place_indices, n.int64, batch.masks.serials, window);
         }
     }
     at(n.indices, n.int64, batch.indices);
@@ -445,11 +449,11 @@ Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_
     const npy_intp window = is_read_back ? 0 : tree.window();
     for (const Node& node : tree.top()) put(node.key, new_node(tree, node, rows, window, batch, last));
     batch.array_count = tree.leaves().size();
-    over_extras(tree, batch, is_read_back, [&](PyObject* name, PyArray_Descr* dtype, bool has_window) {
-        const npy_intp shape[2] = {rows, window};
-        PyArrayObject* array =
-            last_or_new(last, batch.array_count, dtype, has_window ? 2 : 1, shape,
-                        static_cast<std::size_t>(rows * (has_window ? window : 1) * PyDataType_ELSIZE(dtype)));
+    over_extras(tree, batch, is_read_back, [&](PyObject* name, PyArray_Descr* dtype, const auto& axes) {
+        npy_intp shape[9] = {rows}, bytes = rows * PyDataType_ELSIZE(dtype);
+        for (std::size_t i = 0; i < axes.size(); ++i) bytes *= shape[i + 1] = axes[i];
+        PyArrayObject* array = last_or_new(last, batch.array_count, dtype, static_cast<int>(axes.size()) + 1, shape,
+                                           static_cast<std::size_t>(bytes));
         put(name, nb::steal(reinterpret_cast<PyObject*>(array)));
         batch.arrays[batch.array_count++] = reinterpret_cast<PyObject*>(array);
         return PyArray_DATA(array);
@@ -488,12 +492,10 @@ Batch check_out(const Tree& tree, npy_intp rows, nb::handle out) {
         check_node(tree, node, rows, value ? value : Py_None, "['" + text_of(node.key) + "']", batch);
     }
     batch.array_count = tree.leaves().size();
-    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype, bool has_window) {
+    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype, const auto& axes) {
         PyObject* value = PyDict_GetItemWithError(out.ptr(), name);
-        if (has_window || !fits_at_once(dtype, {}, rows, value)) {
-            const std::vector<npy_intp> shape(has_window ? 1 : 0, tree.window());
-            check_array("['" + text_of(name) + "']", dtype, shape, rows, value ? value : Py_None);
-        }
+        if (!fits_at_once(dtype, axes, rows, value))
+            check_array("['" + text_of(name) + "']", dtype, axes, rows, value ? value : Py_None);
         batch.arrays[batch.array_count++] = value;
         return PyArray_DATA(reinterpret_cast<PyArrayObject*>(value));
     });
@@ -511,13 +513,13 @@ bool lend_out(const Tree& tree, npy_intp rows, nb::handle out, Batch& batch) {
     }
     batch.array_count = tree.leaves().size();
     bool is_lent = true;
-    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype, bool has_window) {
+    over_extras(tree, batch, false, [&](PyObject* name, PyArray_Descr* dtype, const auto& axes) {
         PyObject* value = PyDict_GetItemWithError(out.ptr(), name);
-        const npy_intp window = has_window ? tree.window() : 0;
-        std::byte* data = is_lent ? lend(dtype, rows, window, {}, value) : nullptr;
+        std::byte* data = is_lent ? lend(dtype, rows, 0, axes, value) : nullptr;
         is_lent = is_lent && data;
-        spans[batch.array_count] = {data, static_cast<std::size_t>(rows * std::max<npy_intp>(window, 1)) *
-                                              static_cast<std::size_t>(PyDataType_ELSIZE(dtype))};
+        npy_intp bytes = rows * PyDataType_ELSIZE(dtype);
+        for (npy_intp extent : axes) bytes *= extent;
+        spans[batch.array_count] = {data, static_cast<std::size_t>(bytes)};
         batch.arrays[batch.array_count++] = value;
         return static_cast<void*>(data);
     });

@@ -34,5 +34,6 @@ struct BatchSettings {
     std::optional<sharpwave::RowIndexConfig> index;
     std::optional<sharpwave::WindowConfig> windows;
     std::optional<GoalSettings> goals;
+    std::vector<std::pair<std::size_t, std::size_t>> agents;  // leaves of dones and of rewards, see AgentLeaves
     std::optional<sharpwave::PaceConfig> pace;
 };

@@ -35,16 +35,17 @@ std::vector<Node> Tree::read_nodes(nb::list nodes) {
     return result;
 }
 
-Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights, bool relabelled,
-           bool truncated, bool place_indices, npy_intp window)
-    : done_(done),
-      rows_from_(rows_from),
-      discount_(discount),
+Tree::Tree(nb::list nodes, nb::list leaves, nb::list dones, bool by_agent, int rows_from, nb::object discount,
+           bool weights, bool relabelled, bool truncated, bool place_indices, npy_intp window)
+    : rows_from_(rows_from),
+      by_agent_(by_agent),
+      discount_(!discount.is_none()),
       weights_(weights),
       relabelled_(relabelled),
       truncated_(truncated),
       place_indices_(place_indices),
       window_(window) {
+    if (window) window_shape_ = {window};
     for (nb::handle item : leaves) {
         const nb::tuple parts = nb::cast<nb::tuple>(item);
         Leaf leaf;
@@ -65,7 +66,19 @@ Tree::Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discou
         ragged_ = ragged_ || leaf.is_ragged;
         leaves_.push_back(std::move(leaf));
     }
+    for (nb::handle leaf : dones) dones_.push_back(nb::cast<std::size_t>(leaf));
+    if (!by_agent && !dones_.empty()) done_ = static_cast<int>(dones_[0]);
+    if (discount_) {
+        discount_shape_ = window_shape_;
+        for (nb::handle extent : nb::cast<nb::tuple>(discount)) discount_shape_.push_back(nb::cast<npy_intp>(extent));
+    }
     top_ = read_nodes(nodes);
+    for (const Node& node : top_) {
+        if (PyUnicode_CompareWithASCIIString(node.key, "done") == 0) done_node_ = &node;
+    }
+    for (std::size_t leaf : dones_) {
+        if (!done_node_ || leaf >= leaves_.size()) throw nb::value_error("the tree has no such done");
+    }
     nb::dict keys;
     for (const Node& node : top_) keys[nb::handle(node.key)] = nb::none();
     if (truncated_) keys["truncated"] = nb::none();
@@ -111,10 +124,11 @@ void Tree::meet(const sharpwave::RowLayout& layout) {
 
 void bind_tree(nb::module_& m) {
     nb::class_<Tree>(m, "Tree", "The shape of a row: names, nesting, dtypes.")
-        .def(nb::init<nb::list, nb::list, int, int, bool, bool, bool, bool, bool, npy_intp>(), nb::arg("nodes"),
-             nb::arg("leaves"), nb::arg("done"), nb::arg("rows_from"), nb::arg("discount"), nb::arg("weights"),
-             nb::arg("relabelled"), nb::arg("truncated"), nb::arg("place_indices"), nb::arg("window"),
-             nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], done: int, rows_from: int, "
-                     "discount: bool, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, "
-                     "window: int) -> None"));
+        .def(nb::init<nb::list, nb::list, nb::list, bool, int, nb::object, bool, bool, bool, bool, npy_intp>(),
+             nb::arg("nodes"), nb::arg("leaves"), nb::arg("dones"), nb::arg("by_agent"), nb::arg("rows_from"),
+             nb::arg("discount").none(), nb::arg("weights"), nb::arg("relabelled"), nb::arg("truncated"),
+             nb::arg("place_indices"), nb::arg("window"),
+             nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], dones: list[int], "
+                     "by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, "
+                     "relabelled: bool, truncated: bool, place_indices: bool, window: int) -> None"));
 }

@@ -35,11 +35,12 @@ class Tree {
 public:
     // nodes: (name, leaf index) or (name, "dict" | "tuple", [nodes]);
     // leaves: (name, dtype, shape, stack, is ragged, field, role, field of older frames).
-    // done and rows_from are leaf indices: which leaf flags termination (-1: none), and which one's rank tells how
-    // many rows an add brings. discount, weights, relabelled, truncated and place_indices: whether batches carry those.
-    // window: how many rows an example is, 0 where it is one and has no axis of its own.
-    Tree(nb::list nodes, nb::list leaves, int done, int rows_from, bool discount, bool weights, bool relabelled,
-         bool truncated, bool place_indices, npy_intp window);
+    // dones and rows_from are leaf indices: which leaves flag termination, and which one's rank tells how many rows an
+    // add brings. by_agent: the dones are of agents, and a row ends when all of them have ended. discount: the shape of
+    // the discounts of an example, None where batches carry none. weights, relabelled, truncated and place_indices:
+    // whether batches carry those. window: how many rows an example is, 0 where it is one and has no axis of its own.
+    Tree(nb::list nodes, nb::list leaves, nb::list dones, bool by_agent, int rows_from, nb::object discount,
+         bool weights, bool relabelled, bool truncated, bool place_indices, npy_intp window);
     ~Tree();
     Tree(const Tree&) = delete;
     Tree& operator=(const Tree&) = delete;
@@ -49,15 +50,20 @@ public:
     const std::vector<Node>& top() const { return top_; }
     PyObject* batch_template() const { return batch_template_; }  // the keys of a batch, each with None
     const std::vector<Leaf>& leaves() const { return leaves_; }
-    int done() const { return done_; }
+    int done() const { return done_; }  // the leaf of a row's one truth value; -1: none, or one for each agent
+    const std::vector<std::size_t>& dones() const { return dones_; }
+    bool is_by_agent() const { return by_agent_; }
+    const Node* done_node() const { return done_node_; }  // null: none
     int rows_from() const { return rows_from_; }
     bool has_discount() const { return discount_; }
+    const std::vector<npy_intp>& discount_shape() const { return discount_shape_; }
     bool has_weights() const { return weights_; }
     bool has_relabelled() const { return relabelled_; }
     bool has_truncated() const { return truncated_; }
     bool has_place_indices() const { return place_indices_; }
     bool has_ragged() const { return ragged_; }
     npy_intp window() const { return window_; }
+    const std::vector<npy_intp>& window_shape() const { return window_shape_; }
     std::size_t next_inputs() const { return next_inputs_; }
 
 private:
@@ -65,8 +71,11 @@ private:
 
     std::vector<Node> top_;
     std::vector<Leaf> leaves_;
-    int done_, rows_from_;
-    bool discount_, weights_, relabelled_, truncated_, place_indices_, ragged_ = false;
+    std::vector<std::size_t> dones_;
+    std::vector<npy_intp> discount_shape_, window_shape_;
+    const Node* done_node_ = nullptr;
+    int done_ = -1, rows_from_;
+    bool by_agent_, discount_, weights_, relabelled_, truncated_, place_indices_, ragged_ = false;
     npy_intp window_;
     std::size_t next_inputs_ = 0;
     PyObject* batch_template_ = nullptr;

@@ -17,6 +17,7 @@ struct Field {
     std::uint32_t item_bytes = 0;
     std::vector<std::int64_t> shape;
     std::uint32_t stack = 1;    // frames of a stack that batches give; the row holds one
+    bool pads_zero = false;     // frames before an episode's first are zeros; otherwise the first one repeated
     Codec codec = Codec::none;  // how its bytes are kept
     bool is_ragged = false;     // shape[0] is the most; a value may have fewer items there
     int follows = -1;           // the field whose stack this one's goes on from (a stored next observation); -1: none

@@ -222,7 +222,8 @@ struct FieldRecord {
     std::uint64_t full_bytes;   // of a whole value; `bytes` is 16 where the value is in the heap
     std::uint32_t follows;      // index plus 1 of the field whose stack this one's goes on from; 0 none
     std::uint32_t is_mutable;   // 1: its values stand in kMutables, and `offset` is theirs among them
-    std::uint32_t reserved[6];
+    std::uint32_t pads_zero;    // 1: frames before an episode's first are zeros; 0: the first one repeated
+    std::uint32_t reserved[5];
 };
 static_assert(sizeof(FieldRecord) == 256);
 

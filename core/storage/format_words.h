@@ -17,9 +17,9 @@ enum Flag : std::uint64_t {
     kTruncated = 1 << 4,
     kClosedByEngine = 1 << 5,       // the episode's end was not told: a reset, a closed or a dead writer
     kHasFinalObservation = 1 << 6,  // its next observation is in a heap, not in the row after it
-    kReservedFlag = 1 << 7,
-    kRetired = 1 << 8,  // kept for the stacks of its neighbours, not drawn, not counted
-    kSpareFlag = 1 << 9,
+    kNextStartsOver = 1 << 7,       // the stack of its next observation is that of an episode's start
+    kRetired = 1 << 8,              // kept for the stacks of its neighbours, not drawn, not counted
+    kCut = 1 << 9,      // an agent was truncated and others go on: n-step examples end here
 };
 inline constexpr std::uint64_t kFlagMask = 0x3fc;
 inline constexpr std::uint64_t kEndMask = kTerminated | kTruncated;
@@ -36,7 +36,7 @@ constexpr std::uint64_t lasting_part(std::uint64_t word) {
     const std::uint64_t told = (word & kTruncated) && !(word & kClosedByEngine) ? 1 : 0;
     const std::uint64_t is_void = state_of(word) == kVoid ? 1 : 0;
     return serial_of(word) << 4 | is_void << 3 | told << 2 | ((word & kTerminated) ? 2u : 0u) |
-           ((word & kEpisodeStart) ? 1u : 0u);
+           ((word & kEpisodeStart) ? 1u : 0u) | (word & kNextStartsOver) << (63 - 7) | (word & kCut) << (62 - 9);
 }
 // Whether a row may be drawn; words below `least` belong to cleared rows.
 constexpr bool is_live(std::uint64_t word, std::uint64_t least) {

@@ -178,6 +178,7 @@ void write_plan(std::byte* base, const Header& header, const TableConfig& config
         record.offset = field.offset;
         record.bytes = field.bytes;
         record.stack = field.stack;
+        record.pads_zero = field.pads_zero;
         record.compression = static_cast<std::uint32_t>(field.codec);
         record.ragged = field.is_ragged;
         record.gives_next = field.gives_next;
@@ -321,6 +322,7 @@ RowLayout read_layout(const std::byte* base, const Header& header, const std::st
             throw Error(ErrorKind::storage, "'" + path + "' has a field compressed in a way that is not known here");
         }
         field.stack = record.stack;
+        field.pads_zero = record.pads_zero != 0;
         field.codec = static_cast<Codec>(record.compression);
         field.is_ragged = record.ragged != 0;
         field.gives_next = record.gives_next != 0;

@@ -5,10 +5,19 @@
 #include <cstdint>
 
 #include "schema/schema.h"
+#include "storage/format_words.h"
 
 namespace sharpwave {
 
-enum RowFlag : std::uint8_t { kRowTerminated = 1, kRowTruncated = 2, kRowVoid = 4 };
+// kRowCut: an agent is truncated and others go on, so that the episode goes on and n-step examples end.
+enum RowFlag : std::uint8_t { kRowTerminated = 1, kRowTruncated = 2, kRowVoid = 4, kRowCut = 64 };
+
+// The flags of a row's word that its add gives.
+inline std::uint64_t word_flags(std::uint8_t given) {
+    static_assert(kRowTerminated << 3 == format::kTerminated && kRowTruncated << 3 == format::kTruncated &&
+                  kRowCut << 3 == format::kCut);
+    return std::uint64_t{given} << 3 & (format::kTerminated | format::kTruncated | format::kCut);
+}
 
 // The values of one field, row by row.
 struct FieldInput {

@@ -1,5 +1,6 @@
 #include "table/stack_history.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -31,34 +32,71 @@ std::size_t row_before(const RowBatch& batch, std::size_t i, std::size_t width) 
     return i;
 }
 
+// Whether the stack that ends with the frame at `newest` is the first one of an episode.
+bool is_start(const Field& field, const std::byte* newest, std::uint32_t frames) {
+    const std::uint64_t bytes = field.full_bytes, older = (frames - 1) * bytes;
+    const std::byte* oldest = newest - older;
+    if (field.pads_zero) return std::all_of(oldest, newest, [](std::byte item) { return item == std::byte{0}; });
+    return std::memcmp(oldest, oldest + bytes, older) == 0;  // each frame equals the one after it
+}
+
 }  // namespace
+
+// Calls each(field, input of the observation, input of the next one) for the fields that have both.
+template <class Each>
+void StackHistory::each_next(const RowBatch& batch, Each each) const {
+    const std::vector<Field>& fields = at_.table.layout().fields();
+    std::size_t next = 0;
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+        const Field& field = fields[f];
+        if (field.gives_next) each(field, batch.fields[f], batch.next[next++]);
+        if (field.follows >= 0) each(field, batch.fields[static_cast<std::size_t>(field.follows)], batch.fields[f]);
+    }
+}
 
 void StackHistory::check(const RowBatch& batch) {
     const std::vector<Field>& fields = at_.table.layout().fields();
     resets_.assign(batch.rows, 0);
-    std::size_t next = 0;
+    starts_over_.assign(batch.rows, 0);
+    each_next(batch, [&](const Field& field, const FieldInput& own, const FieldInput& after) {
+        check_next(batch, field, own, after);
+    });
+    if (std::any_of(starts_over_.begin(), starts_over_.end(), [](std::uint8_t starts) { return starts != 0; })) {
+        each_next(batch, [&](const Field& field, const FieldInput&, const FieldInput& after) {
+            check_starts(batch, field, after);
+        });
+    }
     for (std::size_t f = 0; f < fields.size(); ++f) {
-        const Field& field = fields[f];
-        const FieldInput& own = batch.fields[f];
-        if (field.gives_next) check_next(batch, field, own, batch.next[next++]);
-        if (field.follows >= 0) {
-            check_next(batch, field, batch.fields[static_cast<std::size_t>(field.follows)], own);
-        } else if (own.frames > 1) {
-            check_field(batch, field, own);
-        }
+        if (fields[f].follows < 0 && batch.fields[f].frames > 1) check_field(batch, fields[f], batch.fields[f]);
     }
 }
 
 void StackHistory::check_next(const RowBatch& batch, const Field& field, const FieldInput& own,
-                              const FieldInput& after) const {
+                              const FieldInput& after) {
     if (own.frames <= 1 || after.frames <= 1) return;
     const std::uint64_t older = (own.frames - 1) * field.full_bytes;
     for (std::size_t i = 0; i < batch.rows; ++i) {
         if (is_void(batch, i)) continue;
         const std::byte *now = own.flat + i * own.stride, *then = after.flat + i * after.stride;
         if (std::memcmp(then - older, now - older + field.full_bytes, older) == 0) continue;
-        refuse(field, "the stack of next_obs does not go on from that of obs",
-               "its frames but the newest must be obs' frames but the oldest; pass single frames");
+        if (!is_start(field, then, after.frames)) {
+            refuse(field, "the stack of next_obs does not go on from that of obs",
+                   "its frames but the newest must be obs' frames but the oldest; pass single frames");
+        }
+        if (!ends_episode(batch, i)) {
+            refuse(field, "the stack of next_obs starts an episode, and its row does not end one",
+                   "give done=True or truncated=True with the last row before a reset");
+        }
+        starts_over_[i] = 1;
+    }
+}
+
+// The stacks of one row start over together.
+void StackHistory::check_starts(const RowBatch& batch, const Field& field, const FieldInput& after) const {
+    for (std::size_t i = 0; after.frames > 1 && i < batch.rows; ++i) {
+        if (!starts_over_[i] || is_start(field, after.flat + i * after.stride, after.frames)) continue;
+        refuse(field, "the stack of next_obs goes on from that of obs, and another field's starts an episode",
+               "give the next observation of one episode in all fields");
     }
 }
 
@@ -76,14 +114,17 @@ void StackHistory::check_field(const RowBatch& batch, const Field& field, const 
             (before != i ? std::memcmp(newest - older, own.flat + before * own.stride - older + bytes, older) == 0
                          : goes_on_from(field, open_row - 1, newest - bytes, own.frames - 1));
         if (goes_on) continue;
-        bool is_start = true;
-        for (std::uint32_t k = 1; k < own.frames && is_start; ++k)
-            is_start = std::memcmp(newest, newest - k * bytes, bytes) == 0;
-        if (!is_start && starts) {
-            refuse(field, "the stack that starts an episode holds different frames",
-                   "an episode's start is padded by its first frame: pass single frames, or pad that way");
+        const bool is_first = is_start(field, newest, own.frames);
+        if (!is_first && starts && field.pads_zero) {
+            refuse(field, "the stack that starts an episode holds frames before the first that are not zero",
+                   "the field has padding='zero': give padding='repeat', pass single frames, or pad that way");
         }
-        if (!is_start) {
+        if (!is_first && starts) {
+            refuse(field, "the stack that starts an episode holds different frames",
+                   "the field has padding='repeat', its first frame over and over: give padding='zero' if the others "
+                   "are zero, pass single frames, or pad that way");
+        }
+        if (!is_first) {
             refuse(field, "the stack does not go on from the frames added before",
                    "end an episode with truncated=True before a jump, or pass single frames");
         }
@@ -108,8 +149,10 @@ bool StackHistory::goes_on_from(const Field& field, std::uint64_t serial, const 
             frame = decoded.data();
         }
         if (std::memcmp(frame, newest, field.full_bytes) != 0) return false;
-        // At the episode's start the same frame stands for all before it.
-        if (!at_.table.predecessor(slot, word, gone) && gone) return true;
+        // At the episode's start the same frame stands for all before it, or zeros do.
+        if (at_.table.predecessor(slot, word, gone)) continue;
+        if (gone) return true;
+        if (field.pads_zero && k + 1 < count) return is_start(field, newest, count - k);
     }
     return true;
 }

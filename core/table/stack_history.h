@@ -15,13 +15,17 @@ class StackHistory {
 public:
     explicit StackHistory(WriterPlace& place) : at_(place) {}
 
-    // Refuses stacks that the table would not give back. Each must go on from the frames added before it, or be one
-    // frame repeated and start an episode. One that starts an episode while another is open ends that one: see
-    // is_reset(). The stack of a next observation must go on from that of its observation. ErrorKind::schema.
+    // Refuses stacks that the table would not give back. Each must go on from the frames added before it, or start an
+    // episode: one frame, and before it the field's padding. One that starts an episode while another is open ends that
+    // one: see is_reset(). The stack of a next observation must go on from that of its observation; that of an
+    // episode's last row may start over instead: see starts_over(). ErrorKind::schema.
     void check(const RowBatch& batch);
 
     // Whether a row of the batch that was checked last starts an episode though the one before was not ended.
     bool is_reset(std::size_t row) const { return resets_[row] != 0; }
+
+    // Whether the next observation of an episode's last row is the first one of the episode after it.
+    bool starts_over(std::size_t row) const { return starts_over_[row] != 0; }
 
     // Retires the rows that lie `spare_rows` ahead of the next `count` rows, so that no more than the capacity can be
     // drawn, and the rows whose stacks reach back to the rows about to be written over.
@@ -31,13 +35,16 @@ public:
     bool is_whole(std::uint64_t serial) const;
 
 private:
-    void check_next(const RowBatch& batch, const Field& field, const FieldInput& own, const FieldInput& after) const;
+    template <class Each>
+    void each_next(const RowBatch& batch, Each each) const;
+    void check_next(const RowBatch& batch, const Field& field, const FieldInput& own, const FieldInput& after);
+    void check_starts(const RowBatch& batch, const Field& field, const FieldInput& after) const;
     void check_field(const RowBatch& batch, const Field& field, const FieldInput& own);
     bool goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count) const;
     void retire_one_ahead(std::size_t ahead, std::uint64_t least, std::uint64_t writers);
 
     WriterPlace& at_;
-    std::vector<std::uint8_t> resets_;  // one a row of the batch
+    std::vector<std::uint8_t> resets_, starts_over_;  // one a row of the batch
 };
 
 }  // namespace sharpwave

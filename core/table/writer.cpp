@@ -217,8 +217,7 @@ void Writer::append_row(const RowBatch& batch) {
         at_.table.mark_uneven(at_.block);  // before the head says that the row is done
     } else {
         if (at_.open_rows[0] == 0) flags |= kEpisodeStart;
-        if (given & kRowTerminated) flags |= kTerminated;
-        if (given & kRowTruncated) flags |= kTruncated;
+        flags |= word_flags(given);
         at_.open_rows[0] = flags & kEndMask ? 0 : serial + 1;
     }
     for (std::size_t f = 0; f < row_moves_.size(); ++f)
@@ -328,11 +327,13 @@ inline void Writer::begin_rows(const RowBatch& batch, Group& group) {
             group.before[i] = 0;
             ++group.voided;
         } else {
-            if (given & kRowTerminated) flags |= kTerminated;
-            if (given & kRowTruncated) flags |= kTruncated;
+            flags |= word_flags(given);
             const bool is_over = (flags & kEndMask) != 0;
             ++group.gained;
-            if (stacks_) group.before[i] = open_row;
+            if (stacks_) {
+                group.before[i] = open_row;
+                if (history_.starts_over(group.first + i)) flags |= kNextStartsOver;
+            }
             open_row = is_over ? 0 : group.serial + i + 1;
             group.ended += is_over;
         }

@@ -25,9 +25,17 @@ struct ExampleWork {
     std::vector<Next> nexts;
     std::vector<std::uint8_t> failed;
     std::vector<std::uint64_t> own_frames, next_frames;  // the slots of a stack a position
+    std::vector<std::uint16_t> own_padded, next_padded;  // how many of those are before the episode, the oldest
+    std::size_t over_count = 0;
+    std::vector<std::uint8_t> starts_over;  // the next observation is the first one of another episode
     std::vector<std::uint64_t> stack_slots, ignored_words;
     std::vector<std::uint32_t> ignored;
     std::vector<std::byte> bytes;
+    std::vector<double> sums;  // of the agents of one example, see AgentSums
+    std::vector<std::uint32_t> agent_steps;
+    std::vector<std::uint8_t> is_out;  // whether an agent was done at an earlier step
+    std::vector<std::byte> agent_dones;
+    std::vector<std::byte> mutables;  // of one row
     std::size_t begin = 0;
     std::uint64_t* words = nullptr;
 
@@ -50,8 +58,11 @@ struct ExampleWork {
         if (stack > 1 && own_frames.size() < count * stack) {
             own_frames.resize(count * stack);
             next_frames.resize(count * stack);
+            own_padded.resize(count);
+            next_padded.resize(count);
+            starts_over.resize(count);
         }
-        touched_count = 0;
+        touched_count = over_count = 0;
     }
 };
 

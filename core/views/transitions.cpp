@@ -57,7 +57,9 @@ Transitions::Transitions(const Table& table, ViewConfig config)
       stack_(longest_stack(table, config_)),
       stacks_(table, config_, stack_),
       next_(table, config_),
-      mutables_(table) {
+      mutables_(table),
+      agents_(table, config_),
+      rewards_(rows_) {
     const std::vector<Field>& fields = table.layout().fields();
     is_plain_ = config_.n_step == 1;
     for (std::size_t i = 0; i < config_.leaves.size(); ++i) {
@@ -66,13 +68,11 @@ Transitions::Transitions(const Table& table, ViewConfig config)
         example_bytes_ += leaf_bytes(leaf);
         (field.is_mutable ? mutable_leaves_ : row_leaves_).push_back({i, field.offset, field.bytes, leaf.role});
         derives_ = derives_ || leaf.role == Role::next;
+        pads_zero_ = pads_zero_ || field.pads_zero;
         is_plain_ = is_plain_ && leaf.role != Role::next && field.stack == 1 && !field.is_in_heap();
         if (leaf.role != Role::reward) continue;
-        reward_ = i;
-        reward_offset_ = field.offset;
-        reward_items_ = field.full_bytes / field.item_bytes;
-        reward_is_double_ = field.item_bytes == 8;
-        reward_is_mutable_ = field.is_mutable;
+        if (!agents_.is_empty()) continue;
+        rewards_.include(i, field);
         if (config_.n_step > 1 && (!is_summed(field) || field.is_in_heap() || field.stack > 1)) {
             throw Error(ErrorKind::schema, "field '" + field.name +
                                                "': n_step > 1 sums it: expected float32 or float64, got " +
@@ -111,21 +111,42 @@ std::size_t Transitions::gather(const std::uint64_t* slots, std::size_t begin, s
     return total;
 }
 
-// A reward, times a factor, into the sums.
-inline void Transitions::add_reward(const std::byte* from, double factor, double* sums) const {
-    if (!reward_is_double_) {
-        for (std::uint64_t k = 0; k < reward_items_; ++k) {
-            float narrow;
-            racy_copy(reinterpret_cast<std::byte*>(&narrow), from + 4 * k, 4);
-            sums[k] += factor * static_cast<double>(narrow);
-        }
-        return;
+// Follows the steps of an example from its first row to its last, which `slot` and `word` are afterwards. Returns their
+// number.
+inline std::uint32_t Transitions::sum_rewards(ExampleWork& work, std::size_t position, std::uint64_t& slot,
+                                              std::uint64_t& word, std::uint32_t n_step, const Outputs& out) const {
+    double few_sums[4] = {};
+    std::vector<double> many_sums;
+    double* sums = few_sums;
+    if (rewards_.items() > 4) [[unlikely]]
+        sums = (many_sums.resize(rewards_.items()), many_sums.data());
+    const std::size_t place = work.begin + position;
+    rewards_.add(slot, walk_mutables(work, slot, place, true, out), 1.0, sums);
+    std::uint32_t steps = 1;
+    while (steps < n_step && table_.successor(slot, word)) {
+        work.touch(position, slot, word);
+        rewards_.add(slot, walk_mutables(work, slot, place, false, out), powers_[steps], sums);
+        ++steps;
     }
-    for (std::uint64_t k = 0; k < reward_items_; ++k) {
-        double value;
-        racy_copy(reinterpret_cast<std::byte*>(&value), from + 8 * k, 8);
-        sums[k] += factor * value;
+    rewards_.put(sums, place, out);
+    if (out.discounts) out.discounts[place] = discounts_[steps];
+    return steps;
+}
+
+// The same where each agent has its own end. A row that is cut is the last of an example.
+std::uint32_t Transitions::sum_agents(ExampleWork& work, std::size_t position, std::uint64_t& slot, std::uint64_t& word,
+                                      std::uint32_t n_step, const Outputs& out) const {
+    const std::size_t place = work.begin + position;
+    agents_.begin(work);
+    agents_.add(work, slot, walk_mutables(work, slot, place, true, out), 1.0);
+    std::uint32_t steps = 1;
+    while (steps < n_step && !(word & kCut) && table_.successor(slot, word)) {
+        work.touch(position, slot, word);
+        agents_.add(work, slot, walk_mutables(work, slot, place, false, out), powers_[steps]);
+        ++steps;
     }
+    agents_.put(work, place, discounts_.data(), out);
+    return steps;
 }
 
 // Follows the example's steps from its first row on: sums rewards, finds the last row and what comes after it, and the
@@ -136,36 +157,16 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
     std::uint64_t word = work.words[place];
     if (!is_live(word, least)) return false;
     work.touch(position, slot, word);
-    if (stack_ > 1 && !stacks_.look_back(work, position, slot, word, &work.own_frames[position * stack_])) return false;
+    if (stack_ > 1 &&
+        !stacks_.look_back(work, position, slot, word, &work.own_frames[position * stack_], work.own_padded[position]))
+        return false;
 
     std::uint32_t steps = 1;
     if (n_step == 1 && has_mutables()) copy_mutables(slot, place, out);
     if (n_step > 1) {
-        double few_sums[4] = {};
-        std::vector<double> many_sums;
-        double* sums = few_sums;
-        if (reward_items_ > 4) [[unlikely]]
-            sums = (many_sums.resize(reward_items_), many_sums.data());
-        const auto take = [&](double factor) {
-            if (has_mutables()) walk_mutables(slot, place, steps == 1, factor, sums, out);
-            if (!reward_is_mutable_) add_reward(rows_.rows + slot * rows_.stride + reward_offset_, factor, sums);
-        };
-        take(1.0);
-        while (steps < n_step && table_.successor(slot, word)) {
-            work.touch(position, slot, word);
-            take(powers_[steps++]);
-        }
-        std::byte* to = out.flats[reward_] + place * reward_items_ * (reward_is_double_ ? 8 : 4);
-        for (std::uint64_t k = 0; k < reward_items_; ++k) {
-            const float narrow = static_cast<float>(sums[k]);
-            if (reward_is_double_) {
-                std::memcpy(to + 8 * k, sums + k, 8);
-            } else {
-                std::memcpy(to + 4 * k, &narrow, 4);
-            }
-        }
+        steps = agents_.is_empty() ? sum_rewards(work, position, slot, word, n_step, out)
+                                   : sum_agents(work, position, slot, word, n_step, out);
     }
-    if (out.discounts) out.discounts[place] = discounts_[steps];
 
     work.last_slots[position] = slot;
     work.last_words[position] = word;
@@ -185,13 +186,18 @@ inline bool Transitions::walk(ExampleWork& work, std::size_t position, std::uint
         // The stack after the last step: its frames but the oldest, then the next frame, which the copy puts in.
         std::uint64_t* frames = &work.next_frames[position * stack_];
         std::uint64_t whole[256];
+        std::uint16_t padded = work.own_padded[position];
         if (steps == 1) {
             std::copy_n(&work.own_frames[position * stack_], stack_, whole);
-        } else if (!stacks_.look_back(work, position, slot, word, whole)) {
+        } else if (!stacks_.look_back(work, position, slot, word, whole, padded)) {
             return false;
         }
         std::copy_n(whole + 1, stack_ - 1, frames);
         frames[stack_ - 1] = next_slot;
+        work.next_padded[position] = padded ? static_cast<std::uint16_t>(padded - 1) : std::uint16_t{0};
+        // (A final observation where they are derived: a damaged file may say otherwise.)
+        work.starts_over[position] = (word & kNextStartsOver) && (derives_ == (work.nexts[position] != Next::row));
+        work.over_count += work.starts_over[position];
     }
     return true;
 }
@@ -242,9 +248,9 @@ std::size_t Transitions::gather_steps(const std::uint64_t* slots, std::size_t be
                          .all_slots = table_.header().slots,
                          .block_rows = table_.block_rows(),
                          .block_magic = ~std::uint64_t{0} / table_.block_rows() + 1,
-                         .reward_offset = reward_offset_,
+                         .reward_offset = rewards_.offset(),
                          .powers = powers_.data(),
-                         .sums = n_step > 1 ? out.flats[reward_] : nullptr,
+                         .sums = n_step > 1 ? out.flats[rewards_.leaf()] : nullptr,
                          .discounts_of = discounts_.data(),
                          .discounts = out.discounts,
                          .wanted = fetched_.offsets().data(),
@@ -308,16 +314,26 @@ void Transitions::name_rows(const ExampleWork& work, const std::uint64_t* slots,
         places.own[place] = number(slots[i]);
         places.last[place] = number(work.last_slots[i]);
         places.next[place] = is_row ? number(work.next_slots[i]) : -1;
-        for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
-            places.own_frames[place * stack_ + k] = number(work.own_frames[i * stack_ + k]);
-            places.next_frames[place * stack_ + k] = number(work.next_frames[i * stack_ + k]);
-        }
-        if (stack_ > 1 && !is_row) places.next_frames[place * stack_ + stack_ - 1] = -1;
+        if (stack_ > 1) name_frames(work, i, places);
     }
     for (std::size_t t = 0; t < work.touched_count; ++t) {
         const Touched& row = work.touched[t];
         if (!work.failed[row.position]) places.touched.push_back({row.slot, row.word, work.begin + row.position});
     }
+}
+
+void Transitions::name_frames(const ExampleWork& work, std::size_t i, Places& places) const {
+    const auto number = [](std::uint64_t slot) { return static_cast<std::int64_t>(slot); };
+    const auto marked = [&](std::uint64_t slot, bool is_next) { return -2 - (2 * number(slot) + is_next); };
+    const std::uint64_t *own = &work.own_frames[i * stack_], *next = &work.next_frames[i * stack_];
+    std::int64_t* own_out = places.own_frames + (work.begin + i) * stack_;
+    std::int64_t* next_out = places.next_frames + (work.begin + i) * stack_;
+    for (std::uint32_t k = 0; k < stack_; ++k) {
+        own_out[k] = pads_zero_ && k < work.own_padded[i] ? marked(own[k], false) : number(own[k]);
+        next_out[k] = pads_zero_ && k < work.next_padded[i] ? marked(next[k], false) : number(next[k]);
+        if (work.starts_over[i] && k + 1 < stack_) next_out[k] = derives_ ? -1 : marked(next[stack_ - 1], true);
+    }
+    if (work.nexts[i] != Next::row) next_out[stack_ - 1] = -1;
 }
 
 // What copies fixed fields of a row to their places in a batch.
@@ -360,24 +376,20 @@ void Transitions::copy_mutables(std::uint64_t slot, std::size_t place, const Out
     });
 }
 
-// What the mutable values of one step of an example give: all from one moment of the row. The last of its rows is not
-// known before it is passed, so each row leaves what a last one gives.
-void Transitions::walk_mutables(std::uint64_t slot, std::size_t place, bool is_first, double factor, double* sums,
-                                const Outputs& out) const {
-    std::byte few[32];
-    std::vector<std::byte> many;
-    std::byte* reward = few;
-    if (reward_is_mutable_ && reward_items_ > 4) reward = (many.resize(reward_items_ * 8), many.data());
-    mutables_.read(slot, [&](const std::byte* values) {
-        for (const LeafPlace& leaf : mutable_leaves_) {
-            if (leaf.role == Role::reward) {
-                racy_copy(reward, values + leaf.offset, leaf.bytes);
-            } else if (is_first || leaf.role == Role::last) {
-                racy_copy(out.flats[leaf.leaf] + place * leaf.bytes, values + leaf.offset, leaf.bytes);
-            }
-        }
-    });
-    if (reward_is_mutable_) add_reward(reward, factor, sums);
+// The mutable values of one step of an example, all from one moment of the row; null where there are none. Rewards are
+// the caller's to sum. The last of the rows is not known before it is passed, so each row leaves what a last one gives.
+inline const std::byte* Transitions::walk_mutables(ExampleWork& work, std::uint64_t slot, std::size_t place,
+                                                   bool is_first, const Outputs& out) const {
+    if (!has_mutables()) [[likely]]
+        return nullptr;
+    work.mutables.resize(mutables_.value_bytes());
+    std::byte* const kept = work.mutables.data();
+    mutables_.read(slot, [&](const std::byte* values) { racy_copy(kept, values, mutables_.value_bytes()); });
+    for (const LeafPlace& leaf : mutable_leaves_) {
+        if (leaf.role != Role::reward && (is_first || leaf.role == Role::last))
+            std::memcpy(out.flats[leaf.leaf] + place * leaf.bytes, kept + leaf.offset, leaf.bytes);
+    }
+    return kept;
 }
 
 // The mutable values of rows that were just read; positions whose row has changed since join the `misses` missed ones.
@@ -446,6 +458,7 @@ void Transitions::stand_in(ExampleWork& work, const std::uint64_t* slots, std::s
         for (std::uint32_t k = 0; stack_ > 1 && k < stack_; ++k) {
             work.own_frames[i * stack_ + k] = work.next_frames[i * stack_ + k] = slots[i];
         }
+        if (stack_ > 1) work.own_padded[i] = work.next_padded[i] = work.starts_over[i] = 0;
     }
 }
 
@@ -508,6 +521,9 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
     for (std::size_t i = 0; derives_ && i < count; ++i) {
         if (work.nexts[i] != Next::row && !work.failed[i]) work.failed[i] = !next_.copy(work, i, out);
     }
+    if (work.over_count) {
+        for (std::size_t i = 0; i < leaf_count; ++i) stacks_.start_over(work, i, count, out);
+    }
     check_again(work);
     if (out.places) name_rows(work, slots + begin, count, *out.places);
     std::size_t misses = 0;
@@ -520,7 +536,7 @@ std::size_t Transitions::gather_part(const std::uint64_t* slots, std::size_t beg
 // Whether gather_steps() can make examples: what its kernel knows is what most tables are.
 bool Transitions::can_be_short() const {
     if (stack_ > 1 || !has_small_rows() || config_.leaves.size() > kMostStepFields) return false;
-    if (config_.n_step > 1 && (reward_items_ != 1 || reward_is_double_)) return false;
+    if (config_.n_step > 1 && !rewards_.is_one_float()) return false;
     for (const ViewLeaf& leaf : config_.leaves) {
         const Field& field = table_.layout().fields()[leaf.field];
         if (field.is_in_heap()) return false;

@@ -10,8 +10,10 @@
 
 #include "table/mutable_values.h"
 #include "table/table.h"
+#include "views/agent_sums.h"
 #include "views/next_copy.h"
 #include "views/prefetch_plan.h"
+#include "views/reward_sums.h"
 #include "views/stack_copy.h"
 #include "views/view_config.h"
 
@@ -32,7 +34,8 @@ public:
     const ViewConfig& config() const { return config_; }
     std::uint64_t leaf_bytes(const ViewLeaf& leaf) const;  // in a batch, of one example
     std::uint64_t example_bytes() const { return example_bytes_; }
-    std::uint32_t stack() const { return stack_; }  // the longest
+    std::uint32_t stack() const { return stack_; }                                         // the longest
+    std::uint64_t discounts() const { return agents_.is_empty() ? 1 : agents_.agents(); }  // of one example
 
     // Whether none of the rows has changed since examples were made from them.
     bool are_unchanged(const std::vector<Touched>& touched) const;
@@ -76,9 +79,10 @@ private:
     void copy_mutables(std::uint64_t slot, std::size_t place, const Outputs& out) const;
     std::size_t gather_mutables(const std::uint64_t* slots, std::size_t begin, std::size_t end, const Outputs& out,
                                 const std::uint64_t* words, std::uint32_t* missed, std::size_t misses) const;
-    void walk_mutables(std::uint64_t slot, std::size_t place, bool is_first, double factor, double* sums,
-                       const Outputs& out) const;
+    const std::byte* walk_mutables(ExampleWork& work, std::uint64_t slot, std::size_t place, bool is_first,
+                                   const Outputs& out) const;
     void stand_in(ExampleWork& work, const std::uint64_t* slots, std::size_t count) const;
+    void name_frames(const ExampleWork& work, std::size_t i, Places& places) const;
     void copy_fixed(Role role, const std::uint64_t* from, std::size_t begin, std::size_t count, std::uint32_t n_step,
                     const Outputs& out, bool streaming) const;
     bool gather_one(std::uint64_t slot, std::size_t position, std::uint32_t n_step, const Outputs& out,
@@ -87,7 +91,10 @@ private:
     void name_rows(const ExampleWork& work, const std::uint64_t* slots, std::size_t count, Places& places) const;
     bool walk(ExampleWork& work, std::size_t position, std::uint64_t slot, std::uint32_t n_step, std::uint64_t least,
               const Outputs& out) const;
-    void add_reward(const std::byte* from, double factor, double* sums) const;
+    std::uint32_t sum_rewards(ExampleWork& work, std::size_t position, std::uint64_t& slot, std::uint64_t& word,
+                              std::uint32_t n_step, const Outputs& out) const;
+    std::uint32_t sum_agents(ExampleWork& work, std::size_t position, std::uint64_t& slot, std::uint64_t& word,
+                             std::uint32_t n_step, const Outputs& out) const;
     bool can_be_short() const;
     bool has_small_rows() const;
 
@@ -100,13 +107,13 @@ private:
     const NextCopy next_;
     const MutableValues mutables_;
     std::vector<LeafPlace> row_leaves_, mutable_leaves_;
+    const AgentSums agents_;
+    RewardSums rewards_;  // unless agents have their own
     PrefetchPlan fetched_;
     bool is_plain_;          // every leaf is a fixed field of the row drawn
     bool is_short_ = false;  // examples that gather_steps() makes
     bool derives_ = false;
-    std::size_t reward_ = 0;  // the leaf that is summed, and where its numbers are
-    std::uint64_t reward_offset_ = 0, reward_items_ = 0;
-    bool reward_is_double_ = false, reward_is_mutable_ = false;
+    bool pads_zero_ = false;  // some stack does
     std::uint64_t example_bytes_ = 0;
     std::vector<double> powers_;    // of gamma
     std::vector<float> discounts_;  // the same, as batches give them

@@ -35,6 +35,7 @@ __all__ = [
 _TERMINATED = int(_core.RowFlag.terminated)
 _TRUNCATED = int(_core.RowFlag.truncated)
 _VOID = int(_core.RowFlag.void)
+_CUT = int(_core.RowFlag.cut)  # an agent is truncated and others go on
 
 
 def prepare(
@@ -77,12 +78,19 @@ def prepare(
         for name, field, array in raw
     ]
     flags = np.zeros(rows, np.uint8)
-    if schema.done >= 0:
-        done = arrays[schema.done].reshape(rows)
-        if done.dtype.kind in "fc" and np.isnan(done).any():
-            raise SchemaError("add(): field 'done': expected 0 or 1, or truth values, got NaN")
-        flags[done.astype(bool)] |= _TERMINATED
-    if truncated is not None:
+    done = np.ones((rows, 0), bool)
+    for leaf in schema.dones:
+        ends = arrays[leaf].reshape(rows, -1)
+        if ends.dtype.kind in "fc" and np.isnan(ends).any():
+            raise SchemaError(f"add(): field {schema.leaves[leaf][0]!r}: expected 0 or 1, or truth values, got NaN")
+        done = np.concatenate([done, ends.astype(bool)], axis=1)
+    if schema.dones:
+        flags[done.all(axis=1)] |= _TERMINATED
+    told = None if truncated is None or not schema.by_agent else agents_truncated(schema, truncated, lead, rows)
+    if told is not None:
+        is_over = (done | told).all(axis=1)
+        flags[told.any(axis=1)] |= np.where(is_over, _TRUNCATED, _CUT)[told.any(axis=1)].astype(np.uint8)
+    elif truncated is not None:
         flags[truths("truncated", truncated, lead)] |= _TRUNCATED
     if mask is not None:
         flags[~truths("mask", mask, lead)] |= _VOID
@@ -128,7 +136,7 @@ def match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     values = dict(zip(names, args, strict=False))
     named = dict(kwargs)
     truncated, mask = named.pop("truncated", None), named.pop("mask", None)
-    if "terminated" in named and schema.done >= 0:
+    if "terminated" in named and schema.dones:
         if "done" in named or "done" in values:
             raise SchemaError("add(): expected terminated= or done=, got both; they mean the same, leave one out")
         named["done"] = named.pop("terminated")
@@ -225,6 +233,8 @@ def count_rows(
         )
     lead = array.shape[:axes]
     rows = int(np.prod(lead, dtype=np.int64))
+    if lead and rows == 1:
+        _refuse_lonely_axis(name, field, array, lead, raw)
     if axes == 2 and num_envs is None:
         raise SchemaError(
             f"add(): field {name!r}: got two leading axes {lead}; give the buffer num_envs={lead[1]} to add "
@@ -242,6 +252,21 @@ def count_rows(
     if rows % width:
         raise SchemaError(f"add(): expected a multiple of num_envs={width} rows, got {rows}")
     return lead, rows
+
+
+def _refuse_lonely_axis(
+    name: str, field: Field, array: Any, lead: tuple[int, ...], raw: list[tuple[str, Field, Any]]
+) -> None:
+    """Refuses one row with a leading axis if another field has none: the value that tells the number of rows is wrong,
+    not that field."""
+    for other, of, value in raw:
+        one_row = (of.shape, (of.stack, *of.shape)) if of.stack > 1 else (of.shape,)
+        if not of.ragged and tuple(value.shape) in one_row:
+            raise SchemaError(
+                f"add(): field {name!r}: got shape {tuple(array.shape)}, a leading axis of one row, and field "
+                f"{other!r} has shape {tuple(value.shape)}, without that axis; give {name!r} shape {field.shape} for "
+                f"one row, or every field the leading axis {lead}"
+            )
 
 
 def _row_shape(field: Field) -> str:
@@ -337,10 +362,30 @@ def cast_value(what: str, field: Field, array: np.ndarray[Any, Any], where: str 
     raise refused(f", and the cast would lose meaning; give the field dtype {have}")
 
 
-def truths(name: str, value: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def agents_truncated(schema: Schema, truncated: Any, lead: tuple[int, ...], rows: int) -> np.ndarray[Any, Any] | None:
+    """``truncated=`` with one truth value for each agent, shape (rows, agents); None if it has one for each row."""
+    node = schema.fields["done"]
+    if isinstance(node, Field):
+        array = as_array("truncated", truncated)
+        if array.shape == lead:
+            return None
+        if array.shape != (*lead, *node.shape):
+            raise SchemaError(
+                f"add(): truncated: expected shape {(*lead, *node.shape)}, one truth value per agent, or {lead}, one "
+                f"per row, got {array.shape}"
+            )
+    elif not isinstance(truncated, tuple if isinstance(node, tuple) else Mapping):
+        return None
+    raw: list[tuple[str, Field, Any]] = []
+    flatten("truncated", node, truncated, raw)
+    parts = [truths(path, value, (*lead, *field.shape), "agent").reshape(rows, -1) for path, field, value in raw]
+    return np.concatenate(parts, axis=1)
+
+
+def truths(name: str, value: Any, lead: tuple[int, ...], each: str = "row") -> np.ndarray[Any, Any]:
     array = as_array(name, value)
     if array.shape != lead:
-        raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value per row, got {array.shape}")
+        raise SchemaError(f"add(): {name}: expected shape {lead}, one truth value per {each}, got {array.shape}")
     if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise SchemaError(f"add(): {name}: expected truth values, got {array.dtype}")
     return array.astype(bool).reshape(-1)

@@ -6,11 +6,24 @@ import math
 import numbers
 import operator
 import os
+import sys
+import warnings
 from typing import Any
 
 from .errors import SchemaError
 
-__all__ = ["check_settable", "number", "one_of", "random_seed", "seconds", "set_once", "told", "truth", "whole"]
+__all__ = [
+    "check_settable",
+    "number",
+    "one_of",
+    "random_seed",
+    "seconds",
+    "set_once",
+    "told",
+    "truth",
+    "whole",
+    "whole_steps",
+]
 
 
 def check_settable(face: Any, name: str, *, first: tuple[str, ...] = ()) -> None:
@@ -63,6 +76,20 @@ def whole(where: str, name: str, value: Any, least: int = 1, most: int = 2**63 -
         bounds = f"at least {least}" if most >= 2**53 - 1 else f"{least} to {most}"
         raise SchemaError(f"{where}: {name}: expected a whole number, {bounds}, got {told(value)}")
     return read
+
+
+def whole_steps(where: str, capacity: int, num_envs: int | None) -> int:
+    """The capacity as whole steps of all environments: rounded up to a multiple of ``num_envs``, with a warning."""
+    rounded = -(-capacity // (num_envs or 1)) * (num_envs or 1)
+    if rounded != capacity:
+        depth, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("sharpwave."):
+            depth, frame = depth + 1, frame.f_back
+        message = (
+            f"{where}: capacity={capacity} is not a multiple of num_envs={num_envs}: the buffer keeps {rounded} rows"
+        )
+        warnings.warn(message, UserWarning, stacklevel=depth)
+    return rounded
 
 
 def random_seed() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any, Literal, Union
@@ -52,8 +53,10 @@ class Field:
         shape: Shape of the value in one row; ``()`` is a number.
         dtype: Any NumPy dtype of fixed size.
         stack: Number of frames in a batch. A row stores one frame; ``add`` takes one frame or a whole stack. Batches
-            have the shape (rows, stack, *shape), oldest frame first. At the start of an episode the first frame is
-            repeated.
+            have the shape (rows, stack, *shape), oldest frame first.
+        padding: What stacks have before the first frame of an episode: ``"repeat"`` repeats the first frame, as
+            Gymnasium's ``FrameStackObservation`` does by default; ``"zero"`` is frames of zeros, as ALE's vector
+            environment has them.
         compression: Lossless: ``"lz4"`` (fast) or ``"zstd"`` (smaller).
         ragged: Values have different lengths; the first axis of ``shape`` is the greatest length. True gives batches
             ``{"values", "offsets"}``, ``"padded"`` gives ``{"values", "mask"}``.
@@ -65,7 +68,7 @@ class Field:
         Field((84, 84), 'uint8', stack=4)
     """
 
-    __slots__ = ("compression", "dtype", "mutable", "ragged", "shape", "stack")
+    __slots__ = ("compression", "dtype", "mutable", "padding", "ragged", "shape", "stack")
     __setattr__ = set_once
 
     def __init__(
@@ -74,6 +77,7 @@ class Field:
         dtype: Any = "float32",
         *,
         stack: int = 1,
+        padding: Literal["repeat", "zero"] = "repeat",
         compression: Literal["lz4", "zstd"] | None = None,
         ragged: bool | Literal["padded"] = False,
         mutable: bool = False,
@@ -82,6 +86,10 @@ class Field:
         self.dtype = _read_dtype(dtype)
         if isinstance(stack, bool) or not isinstance(stack, int) or not 1 <= stack <= _MAX_STACK:
             raise SchemaError(f"Field(): stack: expected a whole number, 1 to {_MAX_STACK}, got {stack!r}")
+        if not isinstance(padding, str) or padding not in ("repeat", "zero"):
+            raise SchemaError(f"Field(): padding: expected 'repeat' or 'zero', got {told(padding)}")
+        if padding == "zero" and stack == 1:
+            raise SchemaError("Field(): padding='zero' is for stacks of frames; give stack= the number of frames")
         if compression is not None and not (isinstance(compression, str) and compression in _CODECS):
             raise SchemaError(f"Field(): compression: expected 'lz4', 'zstd' or None, got {told(compression)}")
         if not isinstance(ragged, bool) and not (isinstance(ragged, str) and ragged == "padded"):
@@ -103,22 +111,24 @@ class Field:
                     f"{name}= {_WHY_NOT[name]}; leave out {name}= or mutable="
                 )
         self.stack = stack
+        self.padding = padding
         self.compression = compression
         self.ragged = ragged
         self.mutable = mutable
 
     def _options(self) -> dict[str, Any]:
-        options = {
-            "stack": self.stack,
-            "compression": self.compression,
-            "ragged": self.ragged,
-            "mutable": self.mutable,
-        }
-        return {
-            name: value
-            for name, value in options.items()
-            if value not in (None, False) and (name, value) != ("stack", 1)
-        }
+        options: dict[str, Any] = {}
+        if self.stack > 1:
+            options["stack"] = self.stack
+        if self.padding != "repeat":
+            options["padding"] = self.padding
+        if self.compression is not None:
+            options["compression"] = self.compression
+        if self.ragged:
+            options["ragged"] = self.ragged
+        if self.mutable:
+            options["mutable"] = self.mutable
+        return options
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._options().items())
@@ -179,10 +189,15 @@ class Schema:
         nodes = [self._number(name, name, self.fields[name]) for name in order]
         numbers = [i for i, (_, field) in enumerate(self.leaves) if field.shape == () and field.stack == 1]
         named = {name: i for i, (name, _) in enumerate(self.leaves)}
-        self.done = named.get("done", -1)
+        self.dones = [i for i, (name, _) in enumerate(self.leaves) if _is_under(name, "done")]
+        # Whether each agent has its own done: then a row ends its episode when all agents have ended.
+        self.by_agent = self.dones != [] and (
+            self.dones != [named.get("done")] or self.leaves[named["done"]][1].shape != ()
+        )
         # The shape of this field tells how many rows an add brings. A plain number is chosen, because all of its axes
         # count rows.
-        self.rows_from = named.get("reward", numbers[0] if numbers else 0)
+        rewards = [i for i, (name, _) in enumerate(self.leaves) if _is_under(name, "reward")]
+        self.rows_from = (rewards or numbers or [0])[0]
         self._nodes = nodes
         # For each leaf: its field in the table, its role in an example, the field with the older frames of its stack.
         self._kept = [name for name, _ in self.leaves if not (derives_next and is_next(name))]
@@ -198,10 +213,10 @@ class Schema:
                         f"schema: field {name!r}: its stack continues the stack of {now!r}; give both the same Field"
                     )
                 self._places.append((field_of[name], Role.last, field_of.get(now, 0)))
-            elif name == "done":
+            elif _is_under(name, "done"):
                 self._places.append((field_of[name], Role.last, 0))
             else:
-                self._places.append((field_of[name], Role.reward if name == "reward" else Role.own, 0))
+                self._places.append((field_of[name], Role.reward if _is_under(name, "reward") else Role.own, 0))
         self.ragged = [i for i, (_, field) in enumerate(self.leaves) if field.ragged]
         self.mutable = {name: i for i, (name, field) in enumerate(self.leaves) if field.mutable}
         self._check_mutable()
@@ -209,9 +224,9 @@ class Schema:
     def _check_mutable(self) -> None:
         """Refuses mutable fields whose values the buffer keeps elsewhere too."""
         for name in self.mutable:
-            if name == "done":
+            if _is_under(name, "done"):
                 raise SchemaError(
-                    "schema: field 'done': it cannot be mutable: the ends of episodes are stored with the rows and "
+                    f"schema: field {name!r}: it cannot be mutable: the ends of episodes are stored with the rows and "
                     "do not change"
                 )
             if name == "stale":
@@ -226,6 +241,47 @@ class Schema:
     def needs_order(self) -> bool:
         """Whether a row needs its neighbours: derived next observations and stacks do."""
         return self.derives_next or any(field.stack > 1 for _, field in self.leaves)
+
+    @property
+    def agents(self) -> list[tuple[int, int]]:
+        """Leaves that belong together where each agent has its own done: that, and the agent's reward. Empty if rewards
+        are not given for each agent."""
+        named = {name: i for i, (name, _) in enumerate(self.leaves)}
+        pairs = []
+        for done in self.dones if self.by_agent else []:
+            path, field = self.leaves[done]
+            reward = named.get("reward" + path.removeprefix("done"), -1)
+            if reward < 0 or self.leaves[reward][1].shape[: len(field.shape)] != field.shape:
+                return []
+            pairs.append((done, reward))
+        return pairs
+
+    def discount_shape(self, n_step: int) -> tuple[int, ...] | None:
+        """Of the discounts of one example, as the engine gives them; None where it gives none."""
+        if n_step == 1:
+            return None
+        if not self.by_agent:
+            return ()
+        fields = [self.leaves[done][1] for done in self.dones]
+        is_nested = not isinstance(self.fields["done"], Field)
+        return (sum(math.prod(field.shape) for field in fields),) if is_nested else fields[0].shape
+
+    def split_discounts(self, discounts: Any) -> Any:
+        """The discounts of a batch, nested as ``done`` is. Parts of one array."""
+        if not self.by_agent or isinstance(self.fields["done"], Field):
+            return discounts
+        at = 0
+
+        def part(node: Node) -> Any:
+            nonlocal at
+            if isinstance(node, tuple):
+                return tuple(part(child) for child in node)
+            if not isinstance(node, Field):
+                return {name: part(child) for name, child in node.items()}
+            first, at = at, at + math.prod(node.shape)
+            return discounts[..., first:at].reshape(*discounts.shape[:-1], *node.shape)
+
+        return part(self.fields["done"])
 
     def _number(self, name: str, path: str, node: Node) -> tuple[Any, ...]:
         if isinstance(node, Field):
@@ -243,14 +299,14 @@ class Schema:
         return list(self.fields)
 
     def tree(
-        self, *, discount: bool, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, window: int
+        self, *, n_step: int, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, window: int
     ) -> _core.Tree:
         leaves = [
             (name, field.dtype, field.shape, field.stack, bool(field.ragged), *place)
             for (name, field), place in zip(self.leaves, self._places, strict=True)
         ]
-        extras = discount, weights, relabelled, truncated, place_indices
-        return _core.Tree(self._nodes, leaves, self.done, self.rows_from, *extras, window)
+        extras = self.discount_shape(n_step), weights, relabelled, truncated, place_indices
+        return _core.Tree(self._nodes, leaves, self.dones, self.by_agent, self.rows_from, *extras, window)
 
     def engine_fields(self) -> list[_core.FieldLayout]:
         by_name = dict(self.leaves)
@@ -264,6 +320,7 @@ class Schema:
                     item_bytes=f.dtype.itemsize,
                     shape=list(f.shape),
                     stack=f.stack,
+                    pads_zero=f.padding == "zero",
                     codec=_CODECS.get(f.compression or "", _core.Codec.none),
                     is_ragged=bool(f.ragged),
                     gives_next=self.derives_next and (name == "obs" or name.startswith("obs/")),
@@ -294,6 +351,10 @@ class Schema:
 def is_next(path: str) -> bool:
     """Whether a leaf belongs to the next observation."""
     return path == "next_obs" or path.startswith("next_obs/")
+
+
+def _is_under(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}/")
 
 
 def _check_names(node: Node, path: str) -> None:
@@ -364,18 +425,11 @@ def transitions(
         raise SchemaError(f"{where}: next_obs: the schema has the field; give next_obs='stored' or leave it out")
     whole.setdefault("reward", Field((), "float32"))
     whole.setdefault("done", Field((), "bool"))
-    for name in ("reward", "done"):
-        node = whole[name]
-        if not isinstance(node, Field):
-            raise SchemaError(f"{where}: schema: field {name!r}: expected a Field, got {node!r}")
-    done = whole["done"]
-    if isinstance(done, Field) and done.shape != ():
-        raise SchemaError(f"{where}: schema: field 'done': expected shape (), got {done.shape}")
-    for name in ("reward", "done"):
-        node = whole[name]
-        if isinstance(node, Field) and node._options().keys() - {"mutable"}:
-            raise SchemaError(f"{where}: schema: field {name!r}: expected a plain Field, got {node!r}")
-    return Schema(whole, next_obs == "derived")
+    schema = Schema(whole, next_obs == "derived")
+    for path, field in schema.leaves:
+        if (_is_under(path, "reward") or _is_under(path, "done")) and field._options().keys() - {"mutable"}:
+            raise SchemaError(f"{where}: schema: field {path!r}: expected a plain Field, got {field!r}")
+    return schema
 
 
 def from_space(space: Any, where: str) -> Node:
@@ -394,3 +448,18 @@ def from_space(space: Any, where: str) -> Node:
         f"for_env(): {where}: expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, got {space}; "
         "give a schema= of your own"
     )
+
+
+def single_frames(node: Node, where: str, stack: int, padding: Any) -> Node:
+    """The fields of one frame, for observations whose first axis is a stack of frames."""
+    if isinstance(node, tuple):
+        return tuple(single_frames(part, f"{where}[{i}]", stack, padding) for i, part in enumerate(node))
+    if not isinstance(node, Field):
+        return {name: single_frames(part, f"{where}[{name!r}]", stack, padding) for name, part in node.items()}
+    frame = Field(node.shape[1:], node.dtype, stack=stack, padding=padding)  # checks both
+    if node.shape[:1] != (stack,):
+        raise SchemaError(
+            f"for_env(): {where}: expected stack={stack} frames on the first axis, got shape {node.shape}; give the "
+            "number of frames that the environment stacks, or a schema= of your own"
+        )
+    return frame

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ._core import (
     BatchSettings,
     Exponents,
@@ -23,7 +25,7 @@ from .sampling import Fifo, Lifo, Prioritized, Recent, Sampler, Shuffle, Uniform
 from .schema import Schema
 from .views import Hindsight, View, Windows
 
-__all__ = ["achieved_leaf", "check_together", "copies_goals", "engine_settings", "index_setup"]
+__all__ = ["achieved_leaf", "check_agents", "check_together", "copies_goals", "engine_settings", "index_setup"]
 
 _ORDERS = {
     Uniform: Order.weighted,
@@ -44,12 +46,30 @@ def check_together(where: str, sampler: Sampler, view: View) -> None:
         )
 
 
+def check_agents(where: str, schema: Schema, n_step: int) -> None:
+    """Refuses n-step sums that have no meaning where each agent has its own done."""
+    if not schema.by_agent or n_step == 1:
+        return
+    if not schema.agents:
+        raise SchemaError(
+            f"{where}: n_step={n_step}: each agent has its own done, so its sum ends by itself: expected a reward for "
+            f"each agent, got reward {schema.fields.get('reward')} and done {schema.fields['done']}; give both the "
+            "same names, and reward a shape that begins with that of done"
+        )
+    for done, _ in schema.agents:
+        name, field = schema.leaves[done]
+        if field.dtype.kind not in "biu" and field.dtype not in (np.float32, np.float64):
+            raise SchemaError(f"{where}: field {name!r}: n_step > 1 reads it: expected bool, got {field.dtype}")
+
+
 def engine_settings(schema: Schema, sampler: Sampler, view: View, pace: Pace | None) -> BatchSettings:
     settings = BatchSettings()
     settings.newest = getattr(sampler, "newest", 0)
     settings.index = _index(sampler, view)
     settings.pace = None if pace is None else PaceSettings(*map(float, pace.numbers.values()))
     settings.n_step, settings.gamma = view.n_step, view.gamma
+    if view.n_step > 1:
+        settings.agents = schema.agents
     if isinstance(view, Windows):
         settings.windows = WindowSettings(view.length, view.burn_in, view.bootstrap, view.end == "cross")
         return settings
@@ -91,8 +111,11 @@ def achieved_leaf(schema: Schema, hindsight: Hindsight) -> int:
             f"ReplayBuffer(): hindsight: '{hindsight.achieved}' is {achieved} and '{hindsight.desired}' {desired}; "
             "give goal=, a function from the one to the other"
         )
-    if by_name["reward"].shape != ():
-        raise SchemaError(f"ReplayBuffer(): hindsight: reward: expected shape (), got {by_name['reward'].shape}")
+    if "reward" not in by_name or by_name["reward"].shape != () or schema.by_agent:
+        what = "done" if schema.by_agent else "reward"
+        raise SchemaError(
+            f"ReplayBuffer(): hindsight: {what}: expected Field(()), one number for each row, got {schema.fields[what]}"
+        )
     return [name for name, _ in schema.leaves].index(f"next_obs/{hindsight.achieved}")
 
 

@@ -5,6 +5,8 @@ buffer and compares every answer. A stream of steps is written as a string, one 
 
     .  goes on          T  terminated        U  truncated        B  both
     R  a reset that nobody flags follows     M  masked out: its place is kept, the environment does not step
+    Z  terminated, and Y truncated, with the first observation of the next episode as next observation
+    C  goes on, but an agent that others go on without is truncated: only where each agent has its own end
 
 Every schema has an `id`, which tells what row a batch shows.
 """
@@ -24,8 +26,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 # From both rooms: tests/contract imports the models as a package.
 try:
+    import agents_model as agents
     from oracle import leaf_in, leaves_of
 except ImportError:
+    from model import agents_model as agents
     from model.oracle import leaf_in, leaves_of
 
 import sharpwave as sw
@@ -53,6 +57,10 @@ class Step:
     masked: bool = False
     given: float | None = None  # priority= of its add
     told_truncated: bool = False  # truncated= of its add
+    starts_over: bool = False  # its next observation was given as the stack that starts the next episode
+    dones: dict[str, np.ndarray] = field(default_factory=dict)  # by path: of each agent, where each has its own
+    told: dict[str, np.ndarray] = field(default_factory=dict)  # and truncated=, likewise
+    cut: bool = False  # n-step examples end here though the episode does not
     values: dict[str, np.ndarray] = field(default_factory=dict)  # by path, as a batch gives it: stacks filled in
     raw: np.float32 | None = None  # its priority; None until it is caught up
     next: Step | None = None  # of the same environment and episode
@@ -79,6 +87,8 @@ class Model:
         self.capacity = capacity
         self.fields = leaves_of(full_schema(schema, next_obs))
         self.next_obs = next_obs
+        self.by_agent = agents.is_by_agent(self.fields)
+        self.reward_paths = [path for path in self.fields if path.split("/")[0] == "reward"]
         self.width = num_envs or 1
         self.prioritized = None if prioritized is None else {**DEFAULTS, **prioritized}
         self.n_step, self.gamma = n_step, gamma
@@ -101,7 +111,7 @@ class Model:
                 self.ring.pop(0)
             stream = (writer, i % self.width)
             if step.masked:
-                step.values = {path: self.repeated(path, frame) for path, frame in step.frames.items()}
+                step.values = {path: self.padding(path, frame) for path, frame in step.frames.items()}
                 self.skipping.add(stream)
             else:
                 step.skips = stream in self.skipping
@@ -120,11 +130,12 @@ class Model:
         for path, frame in step.frames.items():
             if path.split("/")[0] == "next_obs":
                 continue
-            past = self.repeated(path, frame) if before is None else before.values[path]
+            past = self.padding(path, frame) if before is None else before.values[path]
             step.values[path] = self.pushed(path, past, frame)
         for path, frame in step.frames.items():
             if path.split("/")[0] == "next_obs":
-                step.values[path] = self.pushed(path, step.values[path.removeprefix("next_")], frame)
+                now = self.padding(path, frame) if step.starts_over else step.values[path.removeprefix("next_")]
+                step.values[path] = self.pushed(path, now, frame)
         if not (step.terminated or step.truncated):
             self.waiting[stream] = step
 
@@ -136,9 +147,12 @@ class Model:
             for frame in [step.frames[path.removeprefix("next_")]]
         )
 
-    def repeated(self, path: str, frame: np.ndarray) -> np.ndarray:
-        k = self.fields[path].stack
-        return frame if k == 1 else np.stack([frame] * k)
+    def padding(self, path: str, frame: np.ndarray) -> np.ndarray:
+        """The stack before the first frame of an episode."""
+        leaf = self.fields[path]
+        if leaf.stack == 1:
+            return frame
+        return np.stack([frame if leaf.padding == "repeat" else np.zeros_like(frame)] * leaf.stack)
 
     def pushed(self, path: str, past: np.ndarray, frame: np.ndarray) -> np.ndarray:
         return frame if self.fields[path].stack == 1 else np.concatenate([past[1:], frame[None]])
@@ -282,7 +296,8 @@ class Model:
     def chain(self, step: Step) -> list[Step]:
         """The steps of the n-step example that starts here."""
         live, chain = set(self.rows()), [step]
-        while len(chain) < self.n_step and chain[-1].next is not None and chain[-1].next in live:
+        while len(chain) < self.n_step and chain[-1].next in live and not chain[-1].cut:
+            assert chain[-1].next is not None
             chain.append(chain[-1].next)
         return chain
 
@@ -298,23 +313,33 @@ class Model:
         for path in values:
             if path.split("/")[0] == "next_obs":
                 values[path] = chain[-1].values[path]
-        values["done"] = np.array(chain[-1].terminated, self.fields["done"].dtype)
+        values |= self.ends(chain[-1])
         values["truncated"] = np.array(chain[-1].truncated)
-        if self.n_step > 1:
+        if self.n_step > 1 and self.by_agent:
+            values |= agents.example(chain, self.fields, self.gamma)
+        elif self.n_step > 1:
             powers = self.gamma ** np.arange(len(chain), dtype=np.float64)
-            rewards = np.array([link.values["reward"] for link in chain], np.float64)
-            values["reward"] = (powers @ rewards).astype(self.fields["reward"].dtype)
+            for path in self.reward_paths:
+                rewards = np.array([link.values[path] for link in chain], np.float64)
+                values[path] = np.tensordot(powers, rewards, 1).astype(self.fields[path].dtype)
             values["discount"] = np.float32(self.gamma ** len(chain))
         return values
 
+    def ends(self, step: Step) -> dict[str, np.ndarray]:
+        return step.dones if self.by_agent else {"done": np.array(step.terminated, self.fields["done"].dtype)}
+
     def drawn(self, batch: dict[str, Any], i: int, step: Step) -> dict[str, np.ndarray]:
         examples = [self.example(chain) for chain in self.chains(step)]
-        close = [values for values in examples[1:] if np.allclose(batch["reward"][i], values["reward"], rtol=1e-6)]
-        return close[0] if close and not np.allclose(batch["reward"][i], examples[0]["reward"]) else examples[0]
+
+        def fits(values: dict[str, np.ndarray], **close: float) -> bool:
+            return all(np.allclose(leaf_in(batch, path)[i], values[path], **close) for path in self.reward_paths)
+
+        close = [values for values in examples[1:] if fits(values, rtol=1e-6)]
+        return close[0] if close and not fits(examples[0]) else examples[0]
 
     def single(self, step: Step) -> dict[str, np.ndarray]:
         """What get() and rows() give."""
-        return {**step.values, "done": np.array(step.terminated, self.fields["done"].dtype)}
+        return {**step.values, **self.ends(step)}
 
     def batch_keys(self, drawn: bool) -> set[str]:
         keys = {path.split("/")[0] for path in self.fields} | {"indices"}
@@ -333,15 +358,17 @@ class Model:
         wanted = [self.drawn(batch, i, step) if drawn else self.single(step) for i, step in enumerate(steps)]
         for path, leaf in self.fields.items():
             parts = [values[path] for values in wanted]
-            if drawn and path == "reward" and self.n_step > 1:
-                want = np.stack(parts)
-                assert batch["reward"].dtype == leaf.dtype
-                np.testing.assert_allclose(batch["reward"], want, rtol=1e-6, atol=1e-6 * abs(want).max())
+            if drawn and path in self.reward_paths and self.n_step > 1:
+                want, got = np.stack(parts), leaf_in(batch, path)
+                assert got.dtype == leaf.dtype
+                np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6 * abs(want).max())
             else:
                 assert_leaf(path, leaf, leaf_in(batch, path), parts)
         if drawn and self.n_step > 1:
-            assert batch["discount"].dtype == np.float32
-            np.testing.assert_allclose(batch["discount"], [values["discount"] for values in wanted], rtol=1e-6)
+            for path in [path for path in wanted[0] if path.split("/")[0] == "discount"]:
+                got = leaf_in(batch, path)
+                assert got.dtype == np.float32
+                np.testing.assert_allclose(got, np.stack([values[path] for values in wanted]), rtol=1e-6)
         if drawn and self.tells_truncated:
             assert batch["truncated"].dtype == bool
             assert batch["truncated"].tolist() == [bool(values["truncated"]) for values in wanted]
@@ -385,7 +412,7 @@ def value_of(leaf: sw.Field, number: int, path: str) -> np.ndarray:
     shape = leaf.shape
     if leaf.ragged:
         shape = (int(stream.integers(0, shape[0] + 1)), *shape[1:])
-    if path == "reward":
+    if path.split("/")[0] == "reward":
         return np.asarray(stream.normal(size=shape)).astype(leaf.dtype)
     size = int(np.prod(shape, dtype=int)) * leaf.dtype.itemsize
     raw = np.frombuffer(bytes([number % 251]) * size if number % 2 else stream.bytes(size), np.uint8)
@@ -428,6 +455,7 @@ class Pair:
         self.writers_made = 0
         self.own_writer_used = False
         self.made = self.seen = self.calls = 0
+        self.by_stacks = False  # whether the add that is being made gives whole stacks
         self.obs_now: dict[Hashable, int] = {}  # by writer and env: the observation that the next step starts from
         self.by_number: dict[int, Step] = {}
         self.gone: set[int] = set()  # serials of rows that were in the buffer once
@@ -453,12 +481,18 @@ class Pair:
                     frames[path] = np.int64(number)
                 elif top in ("obs", "next_obs"):
                     frames[path] = value_of(leaf, obs if top == "obs" else after, f"obs/{rest}")
-                elif path != "done":
+                elif top != "done":
                     frames[path] = value_of(leaf, number, path)
             if not masked:
-                self.obs_now[place] = after if code == "." else self.fresh_obs()
+                self.obs_now[place] = after if code in ".ZYC" else self.fresh_obs()
             given = None if priority is None else priority[i]
-            step = Step(number, frames, code in "TB", code in "UB", masked, given, code in "UB")
+            truncated = code in "UBY"
+            step = Step(number, frames, code in "TBZ", truncated, masked, given, truncated)
+            step.starts_over = code in "ZY" and self.by_stacks
+            if self.model.by_agent:
+                step.dones, step.told = agents.draw_ends(code, number, self.model.fields)
+                step.terminated, step.truncated, step.cut = agents.row_ends(step.dones, step.told)
+                step.told_truncated = step.truncated
             self.by_number[number] = step
             steps.append(step)
         return steps
@@ -478,6 +512,7 @@ class Pair:
         lead = (len(codes),) if lead is None else lead
         if writer is None and self.writers:
             self.model.one_writer = False
+        self.by_stacks = stacks
         steps = self.make_steps(codes, writer, priority)
         self.model.add(writer, steps)
         arguments = self.arguments(steps, lead, stacks)
@@ -501,21 +536,28 @@ class Pair:
             assert (serial == -1) == step.masked
             step.serial = None if step.masked else serial
 
-    def arguments(self, steps: list[Step], lead: tuple[int, ...], stacks: bool) -> dict[str, Any]:
-        def build(node: Any, path: str) -> Any:
+    def arguments(
+        self, steps: list[Step], lead: tuple[int, ...], stacks: bool, by_agent: bool = False
+    ) -> dict[str, Any]:
+        def build(node: Any, path: str, told: bool = False) -> Any:
             if isinstance(node, dict):
-                return {name: build(part, f"{path}/{name}") for name, part in node.items()}
+                return {name: build(part, f"{path}/{name}", told) for name, part in node.items()}
             if isinstance(node, tuple):
-                return tuple(build(part, f"{path}/{i}") for i, part in enumerate(node))
-            if path == "done":
+                return tuple(build(part, f"{path}/{i}", told) for i, part in enumerate(node))
+            if path == "done" and not self.model.by_agent:
                 return np.array([step.terminated for step in steps]).astype(node.dtype).reshape(lead)
-            parts = [(step.values if stacks else step.frames)[path] for step in steps]
+            if path.split("/")[0] == "done":
+                parts = [(step.told if told else step.dones)[path] for step in steps]
+            else:
+                parts = [(step.values if stacks else step.frames)[path] for step in steps]
             if node.ragged:
                 return parts if lead else parts[0]
             return np.stack(parts).reshape((*lead, *parts[0].shape))
 
         values = {name: build(node, name) for name, node in self.schema.items()}
         values["truncated"] = np.array([step.told_truncated for step in steps]).reshape(lead)
+        if self.model.by_agent and (by_agent or steps[0].number % 2 or any(step.cut for step in steps)):
+            values["truncated"] = build(self.schema["done"], "done", told=True)
         if any(step.masked for step in steps):
             values["mask"] = np.array([not step.masked for step in steps]).reshape(lead)
         return values
@@ -640,7 +682,7 @@ priorities = st.one_of(
     st.sampled_from([0.0, 0.0, -0.0, 1e-12, 1e-6, 0.5, 1.0, 1e12]), st.floats(0, 1e6, width=32, allow_subnormal=False)
 )
 palettes = st.sampled_from([priorities, priorities, st.sampled_from([0.0, -0.0]), st.sampled_from([0.0, 2.0])])
-codes = st.sampled_from("......TURBMM")
+codes = st.sampled_from("......TURBMMZYC")
 betas = st.one_of(
     st.sampled_from([0.0, 0.4, 1.0]),
     st.builds(lambda start, end, steps: sw.Linear(start, end, steps), st.just(0.2), st.just(1.0), st.integers(1, 12)),
@@ -716,7 +758,8 @@ class PairMachine(RuleBasedStateMachine):
                 self.pair.buffer.sample(size)
             return
         batch = self.pair.sample(size)
-        if reuse and not self.is_ragged:
+        has_names = isinstance(batch.get("discount"), dict)  # parts of one array, which cannot be given again
+        if reuse and not self.is_ragged and not has_names:
             assert self.pair.sample(size, out=batch) is batch
 
     @precondition(lambda self: self.has_priorities)

@@ -19,9 +19,9 @@ import sharpwave as sw
 from sharpwave.errors import NotReady, SchemaError
 
 
-def schemas(k: int) -> dict[str, dict[str, Any]]:
+def schemas(k: int, padding: str = "repeat") -> dict[str, dict[str, Any]]:
     """Observations of every form; what can be stacked is, k deep."""
-    stack = {"stack": k} if k > 1 else {}
+    stack: dict[str, Any] = {"stack": k, "padding": padding} if k > 1 else {}
     return {
         "vector": {"obs": sw.Field((3,), **stack)},
         "number": {"obs": sw.Field((), "int16", **stack), "action": sw.Field((), "int64")},
@@ -35,10 +35,27 @@ def schemas(k: int) -> dict[str, dict[str, Any]]:
             "done": sw.Field((), "float32"),
         },
         "history besides": {"obs": sw.Field((3,)), "note": sw.Field((2,), "int32", **stack)},
+        "agents": {
+            "obs": sw.Field((2, 2), **stack),
+            "reward": sw.Field((3, 2)),
+            "done": sw.Field((3,), "bool"),
+        },
+        "named agents": {
+            "obs": {"a": sw.Field((2,), **stack), "b": sw.Field((3,), "int16")},
+            "reward": {"a": sw.Field((), "float64"), "b": sw.Field((2,))},
+            "done": {"a": sw.Field((), "bool"), "b": sw.Field((), "float32")},
+        },
+        "two rewards": {"obs": sw.Field((1,), **stack), "reward": (sw.Field(), sw.Field((5,), "float64"))},
+        "two depths": {
+            "obs": {
+                "image": sw.Field((4, 4), "uint8", compression="lz4", **stack),
+                "sound": sw.Field((3,), "int16", stack=3, padding="zero" if padding == "repeat" else "repeat"),
+            }
+        },
     }
 
 
-def letters(stream: np.random.Generator, count: int, kinds: str = "........TURBM") -> str:
+def letters(stream: np.random.Generator, count: int, kinds: str = "........TURBMZYC") -> str:
     return "".join(stream.choice(list(kinds), count))
 
 
@@ -59,7 +76,7 @@ class ViewCalls(PairMachine):
             }
         return {
             "capacity": draw(st.one_of(st.integers(1, 8), st.integers(1, 40))),
-            "schema": schemas(k)[draw(st.sampled_from(list(schemas(1))))],
+            "schema": schemas(k, draw(st.sampled_from(["repeat", "zero"])))[draw(st.sampled_from(list(schemas(1))))],
             "next_obs": draw(st.sampled_from(["derived", "derived", "stored", None])),
             "num_envs": draw(st.sampled_from([None, 1, 3])),
             "prioritized": chosen,
@@ -114,8 +131,12 @@ class Recorder(Pair):
         for writer, steps in self.calls:
             if writer not in writers:
                 writers[writer] = twin.writer()
-            arguments = self.arguments(steps, (len(steps),), stacks=True)
-            arguments["truncated"] = np.array([step.truncated for step in steps])
+            for step in steps:  # what the engine ended by itself
+                ended = step.truncated and not step.told_truncated
+                step.told = {path: told | ended for path, told in step.told.items()}
+            arguments = self.arguments(steps, (len(steps),), stacks=True, by_agent=True)
+            if not model.by_agent:
+                arguments["truncated"] = np.array([step.truncated for step in steps])
             if num_envs is None:
                 arguments = {name: first_of(value) for name, value in arguments.items()}
             writers[writer].add(**arguments)
@@ -145,12 +166,15 @@ def assert_same_rows(pair: Recorder, twin: sw.ReplayBuffer) -> None:
     ours, theirs = by_id(pair.buffer.rows(), paths), by_id(twin.rows(), paths)
     assert list(ours) == list(theirs)
     assert ours == theirs
-    held = np.concatenate([batch["indices"] for batch in pair.buffer.rows()])
+    held = np.concatenate([np.empty(0, np.int64), *(batch["indices"] for batch in pair.buffer.rows())])
     assert by_id([pair.buffer.get(held[::-1])], paths) == theirs
 
 
 def assert_same_examples(pair: Recorder, twin: sw.ReplayBuffer) -> None:
-    paths = [*leaves_of(pair.schema), *(["discount"] if pair.model.n_step > 1 else [])]
+    paths = [*leaves_of(pair.schema)]
+    if pair.model.n_step > 1:
+        by_agent = [path.replace("done", "discount") for path in paths if path.split("/")[0] == "done"]
+        paths += by_agent if pair.model.by_agent else ["discount"]
     rows = len(pair.buffer)
     draws = max(256, 30 * rows)
     ours, theirs = (by_id([buffer.sample(draws)], paths) for buffer in (pair.buffer, twin))
@@ -166,7 +190,8 @@ def test_derived_form_equals_the_stored_form(name: str, k: int, num_envs: int | 
     stream = np.random.default_rng([k, num_envs or 0, n_step])
     width = num_envs or 1
     capacity = width * int(stream.integers(4, 14))
-    pair = Recorder(capacity, schemas(k)[name], next_obs="derived", num_envs=num_envs, n_step=n_step, gamma=0.9)
+    schema = schemas(k, "zero" if n_step % 2 else "repeat")[name]
+    pair = Recorder(capacity, schema, next_obs="derived", num_envs=num_envs, n_step=n_step, gamma=0.9)
     total = 0
     while total < 3.5 * capacity:
         steps = 1 if num_envs is None else int(stream.integers(1, 4))
@@ -182,13 +207,14 @@ def test_derived_form_equals_the_stored_form(name: str, k: int, num_envs: int | 
 
 @pytest.mark.parametrize("next_obs", ["stored", None])
 @pytest.mark.parametrize("num_envs", [None, 3])
+@pytest.mark.parametrize("padding", ["repeat", "zero"])
 @pytest.mark.parametrize("name", list(schemas(1)))
 def test_stacks_equal_the_stored_form_whatever_becomes_of_next_obs(
-    name: str, num_envs: int | None, next_obs: str | None
+    name: str, padding: str, num_envs: int | None, next_obs: str | None
 ) -> None:
     stream = np.random.default_rng(2)
     width = num_envs or 1
-    pair = Recorder(9 * width, schemas(3)[name], next_obs=next_obs, num_envs=num_envs, n_step=2)
+    pair = Recorder(9 * width, schemas(3, padding)[name], next_obs=next_obs, num_envs=num_envs, n_step=2)
     for turn in range(40):
         pair.add(letters(stream, width), () if num_envs is None else None, stacks=bool(turn % 2))
         if turn % 9 == 0 or turn > 35:

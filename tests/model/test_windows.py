@@ -48,7 +48,11 @@ SAMPLERS: dict[str, Draw] = {
 
 def schema(stack: int = 1, compression: str | None = None) -> dict[str, Any]:
     return {
-        "obs": {"image": sw.Field((3, 2), "uint8", stack=stack, compression=compression), "state": sw.Field((2,))},
+        "obs": {
+            "image": sw.Field((3, 2), "uint8", stack=stack, compression=compression),
+            "sound": sw.Field((2,), "int16", stack=stack, padding="zero" if stack > 1 else "repeat"),
+            "state": sw.Field((2,)),
+        },
         "action": sw.Field((), "int64"),
         "memory": sw.Field((2,), "uint32"),  # a recurrent network's state before the step
     }

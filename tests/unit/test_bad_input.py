@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,37 @@ def test_writers_have_an_upper_bound() -> None:
         make(10, writers=5000)
 
 
-def test_capacity_must_be_a_multiple_of_num_envs_and_the_message_gives_the_next() -> None:
-    with pytest.raises(SchemaError, match="capacity: expected a multiple of num_envs=3, got 10; give 9 or 12"):
-        make(10, num_envs=3)
-    with pytest.raises(SchemaError, match="capacity: expected a multiple of num_envs=30, got 10; give 30"):
-        make(10, num_envs=30)
+@pytest.mark.parametrize(("num_envs", "kept"), [(3, 12), (30, 30), (5, 10), (1, 10), (None, 10)])
+def test_capacity_is_rounded_up_to_whole_steps_and_told(num_envs: int | None, kept: int) -> None:
+    words = rf"ReplayBuffer\(\): capacity=10 is not a multiple of num_envs={num_envs}: the buffer keeps {kept} rows"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        buffer = sw.ReplayBuffer(10, obs_shape=(3,), num_envs=num_envs)
+    assert [warning.filename for warning in caught] == [__file__] * (kept != 10)  # the line that made the buffer
+    assert all(warning.category is UserWarning and re.match(words, str(warning.message)) for warning in caught)
+    assert buffer.capacity == buffer.stats()["capacity"] == kept
+    row = [np.zeros((num_envs or 1, *shape)) for shape in ((3,), (), (), (3,), ())]
+    for _ in range(40):
+        buffer.add(*row)
+    assert len(buffer) == kept
+
+
+def test_reward_with_an_axis_too_many_is_named_and_nothing_else() -> None:
+    obs = np.zeros(3, np.float32)
+    words = (
+        r"field 'reward': got shape \(1,\), a leading axis of one row, and field 'obs' has shape \(3,\), without that "
+        r"axis; give 'reward' shape \(\) for one row, or every field the leading axis \(1,\)"
+    )
+    for reward in (np.zeros(1), [0.0]):
+        with pytest.raises(SchemaError, match=words):
+            sw.ReplayBuffer(10, obs_shape=(3,)).add(obs, 0.0, reward, obs, False)
+    made = sw.ReplayBuffer(10, schema={"obs": sw.Field((2,)), "reward": sw.Field((4,))})
+    with pytest.raises(
+        SchemaError, match=r"field 'reward': got shape \(1, 4\), .* give 'reward' shape \(4,\) for one row"
+    ):
+        made.add(obs[:2], np.zeros((1, 4)), obs[:2], False)
+    made.add(obs[None, :2], np.zeros((1, 4)), obs[None, :2], [False])
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("capacity", [10**15, 2**62, 2**63 - 1])

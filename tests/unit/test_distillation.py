@@ -219,7 +219,6 @@ def test_in_shared_memory(shm_address: str) -> None:
     ("options", "says"),
     [
         ({"capacity": 0}, "capacity: expected a whole number"),
-        ({"num_envs": 5}, "capacity: expected a multiple of num_envs=5, got 12"),
         ({"teacher": {"obs": (2,)}}, "the name 'obs' is taken"),
         ({"action_dtype": "int64"}, "action_dtype: needs action_shape="),
         ({"device": "toaster"}, "device: expected a torch device"),
@@ -228,6 +227,12 @@ def test_in_shared_memory(shm_address: str) -> None:
 def test_wrong_buffers_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         sw.DistillationBuffer(**{"capacity": 12, "obs_shape": (3,), **options})
+
+
+def test_capacity_is_rounded_up_to_whole_steps_and_told() -> None:
+    with pytest.warns(UserWarning, match=r"capacity=12 is not a multiple of num_envs=5: the buffer keeps 15 rows"):
+        dist = sw.DistillationBuffer(12, obs_shape=(3,), num_envs=5)
+    assert dist.capacity == dist.stats()["capacity"] == 15
 
 
 def test_steps_need_to_know_what_follows_what() -> None:

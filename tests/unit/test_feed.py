@@ -102,6 +102,49 @@ def test_kernel_reads_what_the_engine_copies(
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("next_obs", ["stored", "derived", None])
+@pytest.mark.parametrize("padding", ["repeat", "zero"])
+def test_kernel_pads_stacks_as_the_engine_does(
+    place: str, view: str, compression: Any, next_obs: Any, padding: Any
+) -> None:
+    """Also next observations that start the next episode, and a second stack of another depth and padding."""
+    pytest.importorskip("gymnasium")
+    from gymnasium.vector import AutoresetMode
+    from stacked_envs import FRAME, StackedEnvs
+
+    other: Any = "repeat" if padding == "zero" else "zero"
+    obs_field = {
+        "image": sw.Field(FRAME, "uint8", stack=4, padding=padding),
+        "sound": sw.Field((9, 12), "uint8", stack=3, padding=other, compression=compression),
+    }
+    envs = StackedEnvs(2, 4, padding, AutoresetMode.SAME_STEP)
+    options: dict[str, Any] = {"next_obs": next_obs, "view": VIEWS[view], "num_envs": 2, "writers": 1, "seed": 7}
+    one, twin = (sw.ReplayBuffer(40, schema={"obs": obs_field}, **options) for _ in range(2))
+    direct = None
+    stream = np.random.default_rng(1)
+    image, _ = envs.reset(seed=2)
+    sounds = stream.integers(0, 9, (2, 1, 9, 12)).astype(np.uint8)
+    sound = np.concatenate([sounds if other == "repeat" else 0 * sounds] * 2 + [sounds], axis=1)
+    for step in range(60):
+        next_image, reward, terminated, truncated, _ = envs.step(np.zeros(2, int))
+        sounds = stream.integers(0, 9, (2, 1, 9, 12)).astype(np.uint8)
+        next_sound = np.concatenate([sound[:, 1:], sounds], axis=1)
+        over = terminated | truncated
+        next_sound[over, :-1] = sounds[over] if other == "repeat" else 0
+        row = {"obs": {"image": image, "sound": sound}, "reward": reward, "done": terminated, "truncated": truncated}
+        if next_obs:
+            row["next_obs"] = {"image": next_image, "sound": next_sound}
+        for buffer in (one, twin):
+            buffer.add(**row)
+        image, sound = next_image, next_sound
+        direct = direct or Direct(twin, device_of(place))
+        if step in (24, 59):
+            assert flatten(here(direct.sample(10))) == flatten(one.sample(10))
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_rows_that_changed_on_the_way_are_noticed(place: str) -> None:
     buffer = make("stored", 1, None, "one step")
     fill([buffer], 20, "stored")

@@ -275,7 +275,8 @@ def test_nothing_to_update_is_no_error() -> None:
         ([0, 1], 1.0),
         (0, [1.0]),
         ([[0, 1]], [[1.0, 2.0]]),
-        ([0, 1], [[1.0], [2.0]]),
+        ([0, 1], [[1.0, 2.0]]),
+        ([0, 1], [[[1.0]], [[2.0]]]),
         ([0.0, 1.0], [1.0, 2.0]),
         ([0, 1], ["a", "b"]),
         ([0, 1], [None, 1.0]),
@@ -292,6 +293,30 @@ def test_wrong_updates_are_refused_whole(indices: Any, values: Any) -> None:
     buffer = filled(4)
     with priorities_unchanged(buffer), pytest.raises(SchemaError, match=r"update_priorities\(\)"):
         buffer.update_priorities(indices, values)
+
+
+@pytest.mark.parametrize("count", [3, 9_000])  # more than the engine reads by itself
+@pytest.mark.parametrize("form", ["array", "list", "tensor", "strided"])
+def test_errors_with_an_axis_of_one_are_one_for_each_row(form: str, count: int) -> None:
+    names, errors = np.arange(count) % 4, np.linspace(-1, 2, count)[:, None]
+    forms: dict[str, Any] = {"array": errors, "list": errors.tolist(), "strided": np.repeat(errors, 3, axis=1)[:, 1:2]}
+    if form == "tensor":
+        forms["tensor"] = pytest.importorskip("torch").tensor(errors, requires_grad=True)
+    one, other = filled(4), filled(4)
+    assert one.update_priorities(names, forms[form]) == other.update_priorities(names, errors[:, 0])
+    assert chances(one) == chances(other)
+
+
+def test_windows_take_one_error_each_with_an_axis_of_one() -> None:
+    buffers = [sw.ReplayBuffer(8, obs_shape=(1,), view=sw.Windows(3), sampler=sw.Prioritized(), seed=0) for _ in "ab"]
+    for buffer in buffers:
+        for step in range(6):
+            buffer.add([step], 0.0, 0.0, [step + 1], False)
+    errors = np.arange(6.0)
+    for buffer, values in zip(buffers, (errors, errors[:, None]), strict=True):
+        buffer.update_priorities(np.arange(6), values)
+    first, second = (buffer.sample(64) for buffer in buffers)
+    assert first["probabilities"].tolist() == second["probabilities"].tolist()
 
 
 def test_refusal_names_the_place_of_the_first_bad_value() -> None:

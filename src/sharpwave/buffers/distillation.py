@@ -11,7 +11,7 @@ import numpy as np
 
 from ..address import to_address, to_path
 from ..arrays import as_array, prepare
-from ..checks import check_settable, one_of, random_seed, seconds, truth, whole
+from ..checks import check_settable, one_of, random_seed, seconds, truth, whole, whole_steps
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..files.save_path import save_path
 from ..rows.bell import without_blocking
@@ -35,7 +35,8 @@ class DistillationBuffer:
     tensors there. Batches are copies.
 
     Args:
-        capacity: Rows kept; the oldest are overwritten first.
+        capacity: Rows kept; the oldest are overwritten first. Rounded up to a multiple of ``num_envs``, with a
+            ``UserWarning``.
         obs_shape: Of one observation: a shape (float32), a ``Field``, or a dict of them, such as the student's and the
             teacher's observation.
         device: None gives NumPy arrays; ``"cpu"`` gives tensors; ``"cuda"`` keeps the rows on the GPU.
@@ -73,8 +74,8 @@ class DistillationBuffer:
         seed: int | None = None,
     ) -> None:
         where = "DistillationBuffer()"
-        self._capacity = whole(where, "capacity", capacity)
         self._num_envs = None if num_envs is None else whole(where, "num_envs", num_envs)
+        self._capacity = whole_steps(where, whole(where, "capacity", capacity), self._num_envs)
         self._seed = random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1)
         self._place = place_of(where, device, self._seed)
         self._exist = one_of(where, "exist", exist, ("error", "replace", "attach"))
@@ -83,8 +84,6 @@ class DistillationBuffer:
         self._storage = None if storage is None else to_address(storage, where)
         if storage is not None and self._is_on_gpu:
             raise SchemaError(f"{where}: storage: rows on {self.device} belong to one process; give device='cpu'")
-        if self._num_envs and self._capacity % self._num_envs:
-            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={num_envs}, got {capacity}")
         if action_dtype is not None and action_shape is None:
             raise SchemaError(
                 f"{where}: action_dtype: needs action_shape= as well; without both, the first add decides"

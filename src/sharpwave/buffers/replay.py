@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole
+from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole, whole_steps
 from ..errors import ClosedError, SchemaError
 from ..files.save_path import save_path
 from ..pace import Pace
@@ -19,7 +19,7 @@ from ..rows.protocol import Rows
 from ..rows.spec import RowSpec
 from ..rows.tensors import read_device
 from ..sampling import Linear, Sampler, Uniform
-from ..schema import Node, from_space, transitions
+from ..schema import Node, from_space, single_frames, transitions
 from ..views import Transitions, View
 
 __all__ = ["ReplayBuffer", "spec_of"]
@@ -31,7 +31,8 @@ class ReplayBuffer:
     Threads may add and sample at once. Batches are copies: they never change under you.
 
     Args:
-        capacity: Rows kept; the oldest goes first.
+        capacity: Rows kept; the oldest goes first. Rounded up to a multiple of ``num_envs``, with a ``UserWarning``;
+            ``buf.capacity`` tells it.
         schema: Fields of a row by name: ``Field``s, or dicts and tuples of them. ``reward`` (float32) and ``done``
             (bool) are added where it lacks them, ``next_obs`` as ``next_obs=`` says.
         obs_shape, obs_dtype, action_shape, action_dtype: The short form of a schema.
@@ -126,7 +127,15 @@ class ReplayBuffer:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
+    def for_env(
+        cls,
+        env: Any,
+        capacity: int,
+        *,
+        stack: int = 1,
+        padding: Literal["repeat", "zero"] = "repeat",
+        **options: Any,
+    ) -> ReplayBuffer:
         """A buffer whose rows hold what a Gymnasium environment gives and takes.
 
         A vector environment sets ``num_envs``. Dtypes are the spaces' own.
@@ -134,6 +143,9 @@ class ReplayBuffer:
         Args:
             env: A Gymnasium environment, single or vectorised.
             capacity: Rows kept, over all environments.
+            stack: The environment stacks so many frames: they are the first axis of its observations. A row stores one
+                frame, as ``Field(stack=)`` says.
+            padding: What its stacks have before the first frame of an episode, as ``Field(padding=)`` says.
             **options: Passed on to the constructor.
         """
         if hasattr(env, "single_observation_space"):
@@ -143,8 +155,13 @@ class ReplayBuffer:
             spaces = env.observation_space, env.action_space
         else:
             raise SchemaError(f"for_env(): env: expected a Gymnasium environment, got {told(env)}")
+        obs = from_space(spaces[0], "observation_space")
+        if stack != 1 or padding != "repeat":
+            if "obs" in options.get("schema", {}):
+                raise SchemaError("for_env(): expected stack= or schema= with 'obs', got both; leave one out")
+            obs = single_frames(obs, "observation_space", stack, padding)
         schema = {
-            "obs": from_space(spaces[0], "observation_space"),
+            "obs": obs,
             "action": from_space(spaces[1], "action_space"),
         }
         return cls(capacity, schema={**schema, **options.pop("schema", {})}, **options)
@@ -293,9 +310,9 @@ class ReplayBuffer:
         Args:
             indices: The serials that ``sample`` gave, or ``add`` with ``return_indices=True``, as an array, a tensor
                 or a list. -1 names no row and counts as stale.
-            priorities: One number for each; the absolute value is used, so TD errors may be passed as they are. If a
-                serial comes twice the last one holds. With ``Windows`` also one for each place, shape (windows,
-                places).
+            priorities: One number for each, shape (n,) or (n, 1); the absolute value is used, so TD errors may be
+                passed as they are. If a serial comes twice the last one holds. With ``Windows`` also one for each
+                place, shape (windows, places).
             mask: With one for each place: which places count, ``batch["mask"]``.
             timeout: Seconds to wait for another process that holds the index; None waits for ever.
 
@@ -539,10 +556,12 @@ def spec_of(
 ) -> RowSpec:
     """The arguments of ``ReplayBuffer``, checked."""
     where = "ReplayBuffer()"
+    rows = whole(where, "capacity", capacity, 1)
+    width = None if num_envs is None else whole(where, "num_envs", num_envs, 1)
     spec = RowSpec(
         face="ReplayBuffer",
-        capacity=whole(where, "capacity", capacity, 1),
-        num_envs=None if num_envs is None else whole(where, "num_envs", num_envs, 1),
+        capacity=whole_steps(where, rows, width),
+        num_envs=width,
         writers=whole(where, "writers", writers, 1),
         seed=random_seed() if seed is None else whole(where, "seed", seed, 0, 2**63 - 1),
         sampler=Uniform() if sampler is None else sampler,

@@ -23,6 +23,7 @@ def pull(
     made,
     to,
     words,
+    zeros,
     n,
     STRIDE: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -36,12 +37,16 @@ def pull(
     POWERS: tl.constexpr,
     STACKS: tl.constexpr,
     SPILLS: tl.constexpr,
+    MARKS: tl.constexpr,
+    ZEROS: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """``places``: for each field the numbers of its rows, ``STACKS`` per position; the last ``DEPTHS`` of them are its
-    frames (``POWERS``: rounded up to a power of two). Where a number is negative, the value is in ``spills``, at the
-    same position as in the batch. The frames before a stored next observation are at ``OLDER``. A piece is ROWS rows,
+    frames (``POWERS``: rounded up to a power of two). Where a number is -1, the value is in ``spills``, at the same
+    position as in the batch. The frames before a stored next observation are at ``OLDER``. Numbers below -1, in the
+    fields with ``MARKS``, are frames of padding (see ``Places`` in core/views/view_config.h): with ``ZEROS`` they are
+    read from ``zeros``, which has as many bytes as the longest frame. A piece is ROWS rows,
     or one of PARTS parts of a large row. ``made``: arrays that the host computed, ``words`` words of 8 bytes, copied
     unchanged. Frames that two stacks share cross the bus once: the second read hits the GPU's cache."""
     column = tl.arange(0, 512)
@@ -60,10 +65,18 @@ def pull(
             inside = (i < n) & (frame < DEPTHS[k])
             row = tl.load(places[k].to(tl.pointer_type(tl.int64)) + i * STACKS[k] + (STACKS[k] - DEPTHS[k] + frame),
                           inside, other=0)  # fmt: skip
-            source = rows + row * STRIDE + tl.where(frame == DEPTHS[k] - 1, OFFSETS[k], OLDER[k])
+            is_newest = frame == DEPTHS[k] - 1
+            is_padding = row < -1
+            if MARKS[k]:
+                code = -2 - row
+                is_newest = is_newest | (is_padding & (code % 2 == 1))
+                row = tl.where(is_padding, code // 2, row)
+            source = rows + row * STRIDE + tl.where(is_newest, OFFSETS[k], OLDER[k])
             where = (i * DEPTHS[k] + frame) * (COUNTS[k] * WIDTHS[k])
             if SPILLS[k]:
                 source = tl.where(row < 0, spills[k] + where, source)
+            if ZEROS[k]:
+                source = tl.where(is_padding, zeros + SHIFTS[k], source)
             if SHIFTS[k] > 0:
                 copy_shifted(source, outs[k] + where, inside, turn, COUNTS[k], SHIFTS[k], ALIGNS[k], WIDES[k], PARTS)
             else:

@@ -59,6 +59,8 @@ class _DirectField(NamedTuple):
     depth: int
     kind: str
     spills: bool
+    marks: bool  # its frames may be padding
+    pads_zero: bool
 
 
 class ReadPlan:
@@ -66,13 +68,16 @@ class ReadPlan:
 
     def __init__(self, schema: Schema, offsets: list[int], stride: int, n_step: int, window: int) -> None:
         self.schema, self.stride, self.window = schema, stride, window
+        self.discount_shape = schema.discount_shape(n_step) or ()
         self.stack = max(field.stack for _, field in schema.leaves)
         self.direct: list[int] = []
         self.by_host: list[int] = []
         of_direct: list[_DirectField] = []
+        pads_zero = any(field.padding == "zero" for _, field in schema.leaves)
         for leaf, ((_, field), (number, role, older)) in enumerate(zip(schema.leaves, schema._places, strict=True)):
+            is_summed = role == Role.reward or (schema.by_agent and leaf in schema.dones)
             # What does not stand in the row as it is.
-            if field.compression or field.ragged or field.mutable or (role == Role.reward and n_step > 1):
+            if field.compression or field.ragged or field.mutable or (is_summed and n_step > 1):
                 self.by_host.append(leaf)
                 continue
             size = math.prod(field.shape) * field.dtype.itemsize
@@ -80,8 +85,21 @@ class ReadPlan:
             if field.stack > 1:
                 kind = "own_frames" if role == Role.own else "next_frames"
             before = offsets[older] if role == Role.last and field.stack > 1 else offsets[number]
+            # Without zeros, padding is told only of a stored next observation that starts an episode.
+            marks = field.stack > 1 and (pads_zero or role == Role.last)
             self.direct.append(leaf)
-            of_direct.append(_DirectField(offsets[number], before, size, field.stack, kind, role == Role.next))
+            of_direct.append(
+                _DirectField(
+                    offsets[number],
+                    before,
+                    size,
+                    field.stack,
+                    kind,
+                    role == Role.next,
+                    marks,
+                    field.padding == "zero",
+                )
+            )
         sizes = [one.size for one in of_direct]
         # Large unaligned values, such as an image after a flag byte, are read as shifted words.
         self.shifts = [
@@ -107,10 +125,14 @@ class ReadPlan:
             tuple(powers),
             tuple(self.stack if kind.endswith("frames") else 1 for kind in self.kinds),
             tuple(one.spills for one in of_direct),
+            tuple(one.marks for one in of_direct),
+            tuple(one.pads_zero for one in of_direct),
             rows,
             parts,
         )
         self.tile = rows, parts
+        # A frame of zeros; a shifted read goes a word beyond it.
+        self.zero_bytes = max([one.size for one in of_direct if one.pads_zero], default=-64) + 64
         # Of the stack of a next observation, all frames but one are in the GPU's cache: fewer bytes are in flight.
         holds = [
             rows * (1 if one.kind == "next_frames" else power) * wide * width
@@ -144,7 +166,8 @@ class Ticket:
             specs[leaf] = plan.batch_shape(leaf, size)
         for name, kind in zip(_EXTRAS, _DTYPES, strict=True):
             if name in extras:
-                specs[name] = (size,) if name in _PER_EXAMPLE else lead, np.dtype(kind)
+                axes = plan.discount_shape if name == "discount" else ()
+                specs[name] = (*((size,) if name in _PER_EXAMPLE else lead), *axes), np.dtype(kind)
         self.sent = PinnedMemory(specs, device)
         # With the same alignment as in the rows.
         shifts = dict(zip(plan.direct, plan.shifts, strict=True))
@@ -202,6 +225,9 @@ class RowReader:
         self.plan = ReadPlan(schema, table.field_offsets, rows.row_bytes, n_step, window)
         self.free: dict[int, list[Ticket]] = {}
         self.memory = memory
+        self.zeros = PinnedMemory({"frame": ((self.plan.zero_bytes,), np.dtype(np.uint8))}, device)
+        self.zeros.arrays["frame"][:] = 0
+        self.zero_address = self.zeros.address("frame") if self.plan.zero_bytes else 0
         self.base = rows.address if memory is None else memory.base
         self.reached = 0
         self._reach()
@@ -246,7 +272,7 @@ class RowReader:
         out = torch.empty(ticket.out_bytes, dtype=torch.uint8, device=self.device)
         base = out.data_ptr()
         addresses = tuple([base + start for start in ticket.out_starts])
-        made = (ticket.sent_address, base + ticket.sent_start, ticket.words)
+        made = (ticket.sent_address, base + ticket.sent_start, ticket.words, self.zero_address)
         plan.pull(grid, (self.base, ticket.place_addresses, ticket.spill_addresses, addresses, *made, ticket.rows))
         if ticket.event is not None:
             ticket.event.record(stream)

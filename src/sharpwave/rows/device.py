@@ -31,6 +31,7 @@ from ..views import Transitions
 from .batch_memory import BatchMemory
 from .columns import Torch
 from .handles import as_handles, lap_positions
+from .priorities import one_each
 from .protocol import Batch
 from .spec import RowSpec
 from .staging import Load
@@ -49,9 +50,6 @@ class DeviceRows:
     address: str | None = None
 
     def __init__(self, where: str, spec: RowSpec, device: Any, storage: str | None = None) -> None:
-        width = spec.num_envs or 1
-        if spec.capacity % width:
-            raise SchemaError(f"{where}: capacity: expected a multiple of num_envs={width}, got {spec.capacity}")
         check_on_device(where, spec, storage)
         self.spec = spec
         self.place = Torch(where, device, spec.seed)
@@ -72,7 +70,8 @@ class DeviceRows:
         self._let_go.atexit = False
         # The tensors that _add_at_once takes: none if done is not one byte, or if fields are nested.
         leaves, dtypes = self.table.leaves, self.table.dtypes
-        is_plain = self.memory.is_flat and leaves[spec.schema.done].dtype.itemsize == 1
+        is_plain = self.memory.is_flat and not spec.schema.by_agent
+        is_plain = is_plain and leaves[spec.schema.dones[0]].dtype.itemsize == 1
         self._fits = [(leaf.name, kind, leaf.shape) for leaf, kind in zip(leaves, dtypes, strict=True) if is_plain]
 
     @property
@@ -88,9 +87,13 @@ class DeviceRows:
         spec, schema = self.spec, self.spec.schema
         leaves = [
             DeviceField(
-                name, field.shape, field.dtype, is_last=name == "done" or is_next(name), is_mutable=field.mutable
+                name,
+                field.shape,
+                field.dtype,
+                is_last=leaf in schema.dones or is_next(name),
+                is_mutable=field.mutable,
             )
-            for name, field in schema.leaves
+            for leaf, (name, field) in enumerate(schema.leaves)
         ]
         for leaf in leaves:
             self.place._dtype(leaf.dtype)  # refused before memory is taken
@@ -206,11 +209,11 @@ class DeviceRows:
         load = Load(self.place)
         counted = raw[self.spec.schema.rows_from][0]
         sources = [self._fit(load, name, field, value, lead, rows, counted) for name, field, value in raw]
-        ends = self._ends(load, raw, sources)
-        flags = [
-            ends,
-            *(self._truths(load, name, value, lead) for name, value in (("truncated", truncated), ("mask", mask))),
-        ]
+        if self.spec.schema.by_agent:
+            ends = self._agents_end(load, sources, truncated, lead, rows)
+        else:
+            ends = self._ends(load, raw, sources), self._truths(load, "truncated", truncated, lead)
+        flags = [*ends, self._truths(load, "mask", mask, lead)]
         given = None if priority is None else self._magnitudes(load, "add()", "priority", priority, lead)
         addresses = load.addresses()
         with self._lock:
@@ -257,7 +260,7 @@ class DeviceRows:
         if self.spec.num_envs is None and count > 1 and self.spec.order_reason is not None:
             return False
         with self._lock:
-            self.table.add(tuple(addresses), count, (addresses[self.spec.schema.done], 0, 0), 0)
+            self.table.add(tuple(addresses), count, (addresses[self.spec.schema.dones[0]], 0, 0), 0)
             self.note_rows()
             self._tell_serials(count, serials)
         return True
@@ -295,11 +298,29 @@ class DeviceRows:
         return value.to(self.place._dtype(field.dtype))
 
     def _ends(self, load: Load, raw: list[tuple[str, Field, Any]], sources: list[int]) -> int:
-        done = self.spec.schema.done
+        done = self.spec.schema.dones[0]
         part = load.parts[sources[done]]
         if raw[done][1].dtype.itemsize == 1:
             return sources[done]
         return load.put(part != 0)
+
+    def _agents_end(
+        self, load: Load, sources: list[int], truncated: Any, lead: tuple[int, ...], rows: int
+    ) -> tuple[int, int | None]:
+        """Which rows are terminated and which are truncated, where each agent has its own done."""
+        torch, schema = self.place.torch, self.spec.schema
+        parts = [load.parts[sources[leaf]].reshape(rows, -1) != 0 for leaf in schema.dones]
+        done = torch.cat([torch.as_tensor(part, device=self.device) for part in parts], dim=1)
+        ends = load.put(done.all(dim=1))
+        if truncated is None:
+            return ends, None
+        if isinstance(truncated, torch.Tensor) and truncated.device.type != "cpu":
+            truncated = truncated.cpu()  # waits for the device
+        told = arrays.agents_truncated(schema, truncated, lead, rows)
+        if told is None:
+            return ends, self._truths(load, "truncated", truncated, lead)
+        there = torch.as_tensor(told, device=self.device)
+        return ends, load.put((done | there).all(dim=1) & there.any(dim=1))
 
     def _truths(self, load: Load, name: str, value: Any, lead: tuple[int, ...]) -> int | None:
         if value is None:
@@ -433,7 +454,8 @@ class DeviceRows:
             names = load.put(indices.to(torch.int64))
         else:
             names = load.put(as_handles(where, indices))
-        values = self._magnitudes(load, where, "priorities", priorities, (len(load.parts[names]),))
+        count = len(load.parts[names])
+        values = self._magnitudes(load, where, "priorities", one_each(priorities, count), (count,))
         serials, magnitudes = load.tensors(names, values)
         with self._lock:
             applied, stale = self.table.update(serials, magnitudes).unbind()
@@ -646,6 +668,8 @@ def check_on_device(where: str, spec: RowSpec, storage: str | None = None) -> No
         refuse("priorities that are not rank_based", sampler)
     if not isinstance(view, Transitions) or view.hindsight is not None:
         refuse("view Transitions(), without hindsight", view)
+    if spec.schema.by_agent and spec.n_step > 1:
+        refuse("n_step=1 where each agent has its own done", view)
     if spec.schema.derives_next:
         refuse("next_obs='stored' or None", "derived")
     for name, field in spec.schema.leaves:

@@ -184,7 +184,7 @@ class GpuFeed:
 
         block = self._take_block(size)
         try:
-            self.rows.fill(size, self._tree(block.arrays), timeout, False)
+            self.rows.fill(size, self._tree(block.arrays, is_split=False), timeout, False)
             serials = block.arrays["indices"].copy()
             try:
                 sent = block.send()
@@ -219,10 +219,13 @@ class GpuFeed:
             specs[leaf] = (*lead, *((field.stack,) if field.stack > 1 else ()), *field.shape), field.dtype
         dtypes = {"discount": "f4", "weights": "f4", "probabilities": "f8", "place_indices": "i8", "indices": "i8"}
         for name in self.extras:
-            specs[name] = (size,) if name in PER_EXAMPLE else lead, np.dtype(dtypes.get(name, "?"))
+            shape = (size,) if name in PER_EXAMPLE else lead
+            if name == "discount":
+                shape += self.rows.spec.schema.discount_shape(self.rows.spec.n_step) or ()
+            specs[name] = shape, np.dtype(dtypes.get(name, "?"))
         return specs
 
-    def _tree(self, leaves: dict[Any, Any]) -> dict[str, Any]:
+    def _tree(self, leaves: dict[Any, Any], is_split: bool = True) -> dict[str, Any]:
         if self.flat:
             return {name: leaves[key] for name, key in self.flat}
         number = iter(range(len(self.rows.spec.schema.leaves)))
@@ -235,7 +238,10 @@ class GpuFeed:
             return {name: build(part) for name, part in node.items()}
 
         batch = {name: build(node) for name, node in self.rows.spec.schema.fields.items()}
-        return batch | {name: leaves[name] for name in self.extras}
+        batch |= {name: leaves[name] for name in self.extras}
+        if is_split and "discount" in batch:
+            batch["discount"] = self.rows.spec.schema.split_discounts(batch["discount"])
+        return batch
 
     # ---- batch after batch ------------------------------------------------------------------------------------
 

@@ -28,13 +28,14 @@ from ..sampling import (
     sampler_from_plain,
     sampler_to_plain,
 )
+from ..schema import Field
 from ..settings import achieved_leaf, copies_goals, engine_settings, index_setup
 from ..views import Hindsight, View, Windows
 from .bell import Bell, batches
 from .feed import GpuFeed
 from .goals import put_goals
 from .handles import as_handles, lap_positions
-from .priorities import window_priorities
+from .priorities import one_each, window_priorities
 from .protocol import Batch
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
@@ -58,7 +59,7 @@ class HostRows:
         schema, windows, hindsight = spec.schema, spec.view if isinstance(spec.view, Windows) else None, spec.hindsight
         try:
             tree = schema.tree(
-                discount=spec.n_step > 1,
+                n_step=spec.n_step,
                 weights=spec.is_prioritized,
                 relabelled=hindsight is not None,
                 truncated=spec.view.truncated,
@@ -77,8 +78,10 @@ class HostRows:
             field = schema.leaves[leaf][1]
             shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
             self._goals = shape, field.dtype, copies_goals(schema, hindsight), leaf
+        # The discounts of agents by name are parts of one array.
+        self._splits = spec.n_step > 1 and schema.by_agent and not isinstance(schema.fields["done"], Field)
         # Whether the engine's own sample() does all that a draw takes.
-        self._is_plain = spec.pace is None and hindsight is None and not schema.ragged
+        self._is_plain = spec.pace is None and hindsight is None and not schema.ragged and not self._splits
         self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
         self._feeds: dict[str, GpuFeed | None] = {}
         self._to_tensors: dict[str, Callable[[Batch], Batch]] = {}  # by the names of the CPU that were given so far
@@ -218,6 +221,11 @@ class HostRows:
                     return out
         if out is not None and self.spec.schema.ragged:
             raise SchemaError("sample(): out: the lengths of a ragged field differ from batch to batch; give no out=")
+        if out is not None and self._splits:
+            raise SchemaError(
+                "sample(): out: the discounts of agents by name are parts of one new array; give no out=, or one array "
+                "for all agents: reward=Field((agents,)), done=Field((agents,), 'bool')"
+            )
         if device is not None and out is None and (feed := self._feed(device)) is not None:
             size = whole("sample()", "batch_size", batch_size, self.spec.least_batch, 2**31 - 1)
             self.spec.check_batch("sample()", size)
@@ -260,6 +268,8 @@ class HostRows:
     def spread(self, batch: Batch) -> Batch:
         """Ragged fields in the form of the schema: concatenated with offsets, or padded with a mask."""
         schema = self.spec.schema
+        if self._splits and "discount" in batch:
+            batch["discount"] = schema.split_discounts(batch["discount"])
         if not schema.ragged:
             return batch
         for leaf, lengths in zip(schema.ragged, batch.pop("lengths"), strict=True):
@@ -342,11 +352,13 @@ class HostRows:
         refuse_masked(f"{where}: priorities", priorities)
         priorities, mask = _to_host(priorities), _to_host(mask)
         view = self.spec.view
+        serials = as_handles(where, handles)
+        if mask is None:
+            priorities = one_each(priorities, len(serials))
         if isinstance(view, Windows) and np.ndim(priorities) == 2:
             priorities = window_priorities(where, view, priorities, mask)
         elif mask is not None:
             raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
-        serials = as_handles(where, handles)
         values = read_priorities(where, "priorities", priorities, (len(serials),))
         applied, stale = self.table.update_priorities(serials, values, timeout)
         return {"applied": applied, "stale": stale}

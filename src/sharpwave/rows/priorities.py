@@ -1,4 +1,4 @@
-"""Priorities of windows, from the errors at their places."""
+"""Priorities as users give them: one for each row, or the errors at the places of windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import numpy as np
 from ..errors import SchemaError
 from ..views import Windows
 
-__all__ = ["window_priorities"]
+__all__ = ["one_each", "window_priorities"]
+
+
+def one_each(priorities: Any, count: int) -> Any:
+    """Priorities of shape (n, 1), as critics give errors, in the shape (n,); any others as they are."""
+    try:
+        shape = np.shape(priorities) if isinstance(priorities, (list, tuple)) else getattr(priorities, "shape", ())
+    except ValueError:  # of different lengths
+        return priorities
+    if tuple(shape) != (count, 1):
+        return priorities
+    return priorities.reshape(count) if hasattr(priorities, "reshape") else [item for (item,) in priorities]
 
 
 def window_priorities(where: str, view: Windows, errors: Any, mask: Any) -> np.ndarray[Any, Any]:

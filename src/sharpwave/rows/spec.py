@@ -11,7 +11,7 @@ from ..errors import SchemaError, StorageError
 from ..pace import Pace, check_pace
 from ..sampling import KINDS, Fifo, Lifo, Prioritized, Sampler, Shuffle, sampler_from_plain, sampler_to_plain
 from ..schema import Schema
-from ..settings import achieved_leaf, check_together
+from ..settings import achieved_leaf, check_agents, check_together
 from ..views import Hindsight, Transitions, View, Windows, view_from_plain, view_to_plain
 
 __all__ = ["RowSpec"]
@@ -53,6 +53,7 @@ class RowSpec:
             raise SchemaError(f"{where}: pace: expected Pace() or None, got {self.pace!r}")
         if self.pace is not None:
             check_pace(where, self.pace, self.capacity)
+        check_agents(where, self.schema, self.n_step)
         if self.hindsight is not None:
             achieved_leaf(self.schema, self.hindsight)
 

@@ -93,7 +93,9 @@ def to_device(host: HostRows, device: Any) -> DeviceRows:
         for value, offset in zip(_leaves(spec.schema.fields, batch), table.moves.offsets, strict=True):
             flat = np.ascontiguousarray(value).reshape(len(part), -1).view(np.uint8)
             packed[:, offset : offset + flat.shape[1]] = flat
-        ends = batch["done"].astype(bool) | batch["truncated"]
+        leaves = _leaves(spec.schema.fields, batch)
+        dones = [leaves[leaf].reshape(len(part), -1).astype(bool).all(axis=1) for leaf in spec.schema.dones]
+        ends = np.logical_and.reduce(dones) | batch["truncated"]
         flags[part % span] = _LIVE | _ENDS * ends | _TRUNCATED * batch["truncated"]
         memory.index_copy_(0, torch.from_numpy(part % span).to(place), torch.from_numpy(packed).to(place))
     _stop(flags, serials % span, head, width, stats, history["writers"])
