@@ -129,6 +129,12 @@ class StartRule:
     def across(self, arg: bool, /) -> None: ...
 
     @property
+    def first_rows(self) -> bool: ...
+
+    @first_rows.setter
+    def first_rows(self, arg: bool, /) -> None: ...
+
+    @property
     def per_episode(self) -> bool: ...
 
     @per_episode.setter
@@ -211,7 +217,7 @@ class IndexSettings:
 class FieldLayout:
     """A field of the table's rows."""
 
-    def __init__(self, name: str, dtype: str, item_bytes: int, shape: Sequence[int], stack: int, codec: Codec, is_ragged: bool, gives_next: bool, follows: int, is_mutable: bool) -> None: ...
+    def __init__(self, name: str, dtype: str, item_bytes: int, shape: Sequence[int], stack: int, pads_zero: bool, codec: Codec, is_ragged: bool, gives_next: bool, follows: int, is_mutable: bool) -> None: ...
 
     @property
     def name(self) -> str: ...
@@ -283,7 +289,7 @@ class BatchSettings:
 class Tree:
     """The shape of a row: names, nesting, dtypes."""
 
-    def __init__(self, nodes: list[Any], leaves: list[Any], dones: list[int], by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, relabelled: bool, window: int) -> None: ...
+    def __init__(self, nodes: list[Any], leaves: list[Any], dones: list[int], by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, window: int) -> None: ...
 
 class Table:
     """Rows over a storage."""
