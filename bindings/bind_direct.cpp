@@ -35,8 +35,8 @@ Item* memory(nb::handle array, std::size_t items) {
 }
 
 // Draws a batch in turn, and says where its rows are. `places`: five arrays, see Places; `leaves`: one a leaf, for what
-// rows do not hold; `extras`: discount, weights, probabilities, truncated, valid, mask, first, place_indices, indices, as
-// a batch has them, or None.
+// rows do not hold; `extras`: discount, weights, probabilities, truncated, valid, mask, first, place_indices, indices,
+// as a batch has them, or None.
 Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list leaves, nb::list extras,
                   nb::handle timeout, bool deliver) {
     const std::shared_ptr<Table> table = self.open();

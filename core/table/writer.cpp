@@ -164,26 +164,14 @@ void Writer::append_named(const RowBatch& batch, std::uint64_t* serials, bool wa
     append_all(batch, serials, waits);
 }
 
-void Writer::append_all(const RowBatch& batch, std::uint64_t* serials, bool waits) {
-    if (stacks_) history_.check(batch);
-    std::size_t done = 0;
-    try {
-        append_groups(batch, serials, done, waits);
-    } catch (const Error& error) {
-        // What earlier groups wrote over is gone: they cannot be taken back, so they are told.
-        if (done == 0) throw;
-        throw Error(error.kind(), std::string(error.what()) + "; the first " + std::to_string(done) + " of the " +
-                                      std::to_string(batch.rows) + " rows were added, the others were not");
-    }
-}
-
 // Of a group that was written at the head.
 void Writer::tell_serials(const RowBatch& batch, std::size_t first, std::size_t count, std::uint64_t* serials) const {
     const std::uint64_t serial = at_.ticket * at_.table.block_rows() + at_.head;
     for (std::size_t i = 0; i < count; ++i) serials[first + i] = is_void(batch, first + i) ? kNone : serial + i;
 }
 
-void Writer::append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits) {
+inline __attribute__((always_inline)) void Writer::append_groups(const RowBatch& batch, std::uint64_t* serials,
+                                                                 std::size_t& done, bool waits) {
     while (done < batch.rows) {
         if (at_.head == at_.length) {
             claim_.claim(waits);
@@ -203,6 +191,20 @@ void Writer::append_groups(const RowBatch& batch, std::uint64_t* serials, std::s
         // A full block is let go at once, not at the next add: small rings never wait for an idle writer. With derived
         // observations it is kept, for its heap takes the final ones of rows whose successor never comes.
         if (at_.head == at_.length && !derives_) claim_.let_go();
+    }
+}
+
+// Apart from append_locked(), so that the shortest way of a row has no part in its frame.
+[[gnu::noinline]] void Writer::append_all(const RowBatch& batch, std::uint64_t* serials, bool waits) {
+    if (stacks_) history_.check(batch);
+    std::size_t done = 0;
+    try {
+        append_groups(batch, serials, done, waits);
+    } catch (const Error& error) {
+        // What earlier groups wrote over is gone: they cannot be taken back, so they are told.
+        if (done == 0) throw;
+        throw Error(error.kind(), std::string(error.what()) + "; the first " + std::to_string(done) + " of the " +
+                                      std::to_string(batch.rows) + " rows were added, the others were not");
     }
 }
 

@@ -59,7 +59,7 @@ struct Outputs {
     std::int64_t* const* lengths = nullptr;  // one a leaf, null where it is not ragged: items in each row
     float* discounts = nullptr;              // gamma ^ steps; n_step > 1 only; one a position, or one an agent
     Places* places = nullptr;                // given: rows are named and not copied
-    std::uint8_t* truncated = nullptr;       // 0 or 1: the last step ended its episode as truncated; null: not asked for
+    std::uint8_t* truncated = nullptr;  // 0 or 1: the last step ended its episode as truncated; null: not asked for
 };
 
 }  // namespace sharpwave

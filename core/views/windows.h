@@ -2,8 +2,8 @@
 //
 // A window has burn_in + length + bootstrap places. It begins with as many rows before the drawn one as there are, up
 // to burn_in, so whatever is missing is missing at the right end: there the last row is repeated and the masks are
-// false. Every place holds what Transitions gives for that row alone; with several steps an example may read rows behind
-// the window's end.
+// false. Every place holds what Transitions gives for that row alone; with several steps an example may read rows
+// behind the window's end.
 #pragma once
 
 #include <cstddef>
