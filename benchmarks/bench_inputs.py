@@ -65,6 +65,7 @@ def add_forms(rows: int) -> dict[str, Operation]:
     obs, action, next_obs = (stream.standard_normal(n, np.float32) for n in (17, 6, 17))
     wide = tuple(array.astype(np.float64) for array in (obs, action, next_obs))
     spaced = tuple(np.repeat(array, 2)[::2] for array in (obs, action, next_obs))
+    swapped = tuple(array.astype(array.dtype.newbyteorder()) for array in (obs, action, next_obs))
     fixed = tuple(array.copy() for array in (obs, action, next_obs))
     for array in fixed:
         array.flags.writeable = False
@@ -79,6 +80,7 @@ def add_forms(rows: int) -> dict[str, Operation]:
         "strided": (spaced[0], spaced[1], reward, spaced[2], done),
         "float64 obs": (wide[0], action, reward, next_obs, done),
         "float64": (wide[0], wide[1], reward, wide[2], done),
+        "the other byte order": (swapped[0], swapped[1], reward, swapped[2], done),
         "read-only": (fixed[0], fixed[1], reward, fixed[2], done),
         "lists": (lists[0], lists[1], reward, lists[2], done),
         "tensors": (tensors[0], tensors[1], torch.tensor(reward), tensors[2], torch.tensor(done)),

@@ -1,11 +1,13 @@
-"""Times what surrounds the engine: the import, `collect`, the adapter's `add` for Stable-Baselines3, and `stats()`.
+"""Times what surrounds the engine: the import, `collect`, the adapter's `add` for Stable-Baselines3, `stats()`, reading
+all rows, the first draw after many rows, and minibatches of a rollout.
 
     python benchmarks/bench_overheads.py            # about a minute
     python benchmarks/bench_overheads.py --quick
 
 Beside each stands what a user would write or use instead: `collect` beside a loop written by hand, the adapter beside
-the buffer of Stable-Baselines3. All take turns, burst by burst; compare minima. The import is that of a new process
-which has imported NumPy already, with its bytecode cached. Writes `results/overheads.json`.
+the buffer of Stable-Baselines3, `rows()` beside slices of arrays, minibatches beside `index_select`. All take turns,
+burst by burst; compare minima. The import is that of a new process which has imported NumPy already, with its bytecode
+cached. Writes `results/overheads.json`.
 """
 
 from __future__ import annotations
@@ -164,12 +166,16 @@ def adding(envs: int, is_discrete: bool, rounds: int) -> dict[str, Document]:
 # ---- stats() ---------------------------------------------------------------------------------------------------------
 
 
-def counting(rounds: int, rows: int) -> dict[str, Document]:
-    buffer = sw.ReplayBuffer(rows, obs_shape=(17,), action_shape=(6,), seed=0)
+def fill(buffer: sw.ReplayBuffer) -> sw.ReplayBuffer:
     count = 1_000
-    zeros = np.zeros((count, 17), np.float32)
-    for _ in range(rows // count):
-        buffer.add(zeros, np.zeros((count, 6), np.float32), np.zeros(count), zeros, np.zeros(count, bool))
+    ones = np.ones((count, 17), np.float32)
+    for _ in range(buffer.capacity // count):
+        buffer.add(ones, ones[:, :6], np.zeros(count, np.float32), ones, np.zeros(count, bool))
+    return buffer
+
+
+def counting(rounds: int, rows: int) -> dict[str, Document]:
+    buffer = fill(sw.ReplayBuffer(rows, obs_shape=(17,), action_shape=(6,), seed=0))
     begun = time.perf_counter_ns()
     buffer.stats()
     first = float(time.perf_counter_ns() - begun)
@@ -184,6 +190,71 @@ def counting(rounds: int, rows: int) -> dict[str, Document]:
         **by_turns({"stats()": some}, rounds, 100),
         **by_turns({"stats(huge_pages=True)": lambda: buffer.stats(huge_pages=True)}, rounds, 1),
     }
+
+
+# ---- all rows, and the first draw ------------------------------------------------------------------------------------
+
+
+def reading(rounds: int, rows: int) -> dict[str, Document]:
+    buffer = fill(sw.ReplayBuffer(rows, obs_shape=(17,), action_shape=(6,), seed=0))
+    arrays = [np.ones((rows, *shape), dtype) for shape, dtype in (
+        ((17,), "f4"), ((6,), "f4"), ((), "f4"), ((17,), "f4"), ((), "?"),
+    )]  # fmt: skip
+
+    def by_hand() -> None:
+        for start in range(0, rows, 4096):
+            [array[start : start + 4096].copy() for array in arrays]
+
+    def ours() -> None:
+        for _ in buffer.rows(batch_size=4096):
+            pass
+
+    return by_turns({"sw.ReplayBuffer.rows()": ours, "slices of arrays, copied": by_hand}, max(3, rounds // 4), 1)
+
+
+def first_draws(rounds: int, rows: int) -> dict[str, Document]:
+    """All rows are new since the draw before; the very first one also gets its memory from the system."""
+    kinds: dict[str, dict[str, Any]] = {
+        "prioritized": {"sampler": sw.Prioritized()},
+        "windows of 80 steps": {"view": sw.Windows(80), "num_envs": 1},
+    }
+    found = {}
+    for label, options in kinds.items():
+        buffer = sw.ReplayBuffer(rows, obs_shape=(17,), action_shape=(6,), seed=0, **options)
+        times = []
+        for _ in range(max(3, rounds // 4)):
+            fill(buffer)
+            begun = time.perf_counter_ns()
+            buffer.sample(64)
+            times.append(float(time.perf_counter_ns() - begun))
+        found |= {f"{label}, in a new buffer": summary(times[:1]), label: summary(times[1:])}
+    return found
+
+
+def minibatches(rounds: int) -> dict[str, Document]:
+    """One epoch of 8 minibatches out of 128 steps of 64 environments."""
+    import torch
+
+    torch.set_num_threads(1)
+    rollout = sw.RolloutBuffer(64, 128, obs_shape=(48,), action_shape=(6,), device="cpu")
+    one = torch.zeros(64)
+    for _ in range(128):
+        rollout.add(
+            observations=torch.zeros(64, 48), actions=torch.zeros(64, 6), rewards=one, dones=one, values=one,
+            log_probs=one,
+        )  # fmt: skip
+    rollout.compute_returns_and_advantages(last_values=one)
+    tensors = [torch.as_tensor(values) for values in rollout.all().values() if values is not None]
+
+    def by_hand() -> None:
+        for part in torch.randperm(64 * 128).chunk(8):
+            [tensor.index_select(0, part) for tensor in tensors]
+
+    def ours() -> None:
+        for _ in rollout.minibatches(num_minibatches=8, epochs=1):
+            pass
+
+    return by_turns({"sw.RolloutBuffer.minibatches": ours, "index_select": by_hand}, rounds, 8)
 
 
 def main() -> None:
@@ -227,6 +298,9 @@ def main() -> None:
         measure(f"sb3_{kind}_{envs}", title, lambda e=envs, d=is_discrete: adding(e, d, options.rounds))
     rows = 100_000 if options.quick else 1_000_000
     measure("stats", f"stats() of a buffer with {rows:,} rows", lambda: counting(options.rounds, rows))
+    measure("rows", f"all of {rows:,} rows in batches of 4,096", lambda: reading(options.rounds, rows))
+    measure("first_draw", f"first draw after {rows:,} rows were added", lambda: first_draws(options.rounds, rows))
+    measure("minibatches", "a minibatch of 1,024 rows, tensors", lambda: minibatches(options.rounds))
     run.save("overheads", workloads=workloads)
 
 

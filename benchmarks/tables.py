@@ -624,12 +624,12 @@ def begins_theirs(label: str) -> bool:
 
 
 def overhead_duels(documents: Documents) -> Iterator[Duel]:
-    """A loop by hand beside collect, the buffers of Stable-Baselines3 beside ours."""
+    """A loop by hand beside collect, the buffers of Stable-Baselines3 beside ours, arrays and tensors by hand."""
     rollouts = (documents.get("inputs") or {}).get("workloads", {}).get("inputs", {"cases": {}})["cases"]
     for case in (case for case in rollouts if case.startswith("rollout")):
         yield duel(input_case(case), rollouts[case], lambda label: not is_sb3(label), is_sb3)
     for key, one in (documents.get("overheads") or {}).get("workloads", {}).items():
-        if key.startswith(("collect", "sb3")):
+        if key.startswith(("collect", "sb3", "rows", "minibatches")):
             yield duel(one["title"], one["cases"], is_of_the_package, lambda label: not is_of_the_package(label))
 
 
