@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
 from ..errors import ClosedError, NotReady
-from .protocol import Rows
+from .protocol import BatchMap, Rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -110,15 +110,20 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def batches(
-    draw: Callable[[float], Any], settle: Callable[[Any, bool], None], prefetch: int, timeout: float | None
+    draw: Callable[[float], Any],
+    settle: Callable[[Any, bool], None],
+    prefetch: int,
+    timeout: float | None,
+    change: BatchMap | None = None,
 ) -> Iterator[Any]:
-    """Batches drawn ahead by a thread.
+    """Batches drawn ahead by a thread. An error of the thread is raised by the caller's next(), and ends the iterator.
 
     Args:
         draw: Draws one and waits for at most that many seconds; its rows stay reserved.
         settle: Takes the rows of a batch, and whether the batch was returned to the caller.
         prefetch: Batches that are drawn ahead, at most.
         timeout: Seconds that the caller waits for one; None for ever.
+        change: The thread calls it with each batch. If it raises, the batch was not returned to the caller.
     """
     process = os.getpid()
     ready: queue.Queue[Any] = queue.Queue()
@@ -153,8 +158,15 @@ def batches(
                     is_over.wait(min(pause, over))
                     pause = min(2 * pause, longest)
                     continue
-                serials = batch["indices"]
-                ready.put((batch, serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()))
+                serials = batch["indices"]  # copied: the caller and ``change`` may write to the batch
+                serials = serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()
+                if change is not None:
+                    try:
+                        batch = change(batch)
+                    except BaseException:
+                        settle(serials, False)
+                        raise
+                ready.put((batch, serials))
                 break
 
     thread = threading.Thread(target=work, name="sharpwave-batches")

@@ -31,7 +31,7 @@ from ..views import Transitions
 from .batch_memory import BatchMemory
 from .columns import Torch
 from .handles import as_handles, lap_positions
-from .protocol import Batch
+from .protocol import Batch, BatchMap
 from .spec import RowSpec
 from .staging import Load
 from .tensors import read_device
@@ -331,13 +331,19 @@ class DeviceRows:
     def settle(self, handles: Any, delivered: bool) -> None:
         """Nothing is reserved: rows on a device have no pace."""
 
-    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+    def batches(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
         """Nothing is drawn ahead: no call waits for the device."""
         self._check_device(device)
-        return (self.sample(batch_size) for _ in itertools.count())
+        if change is None:
+            return (self.sample(batch_size) for _ in itertools.count())
+        return (change(self.sample(batch_size)) for _ in itertools.count())
 
-    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
-        return self.batches(batch_size, prefetch, device, timeout)
+    def stream(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
+        return self.batches(batch_size, prefetch, device, timeout, change)
 
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
         return attempt()

@@ -16,6 +16,7 @@ from ..errors import NotReady
 from ..sampling import Uniform
 from ..schema import Field, Node
 from ..views import Transitions, Windows
+from .protocol import BatchMap
 from .tensors import read_device, torch_converter
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ class GpuFeed:
     def sample(self, size: int, timeout: float | None, deliver: bool) -> dict[str, Any]:
         """Returns when the batch has arrived, or is on its way in the current stream."""
         with self._there():
-            return self._end(self._begin(size, timeout, self._stream_here()), deliver)[0]
+            batch, _, _, serials = self._end(self._begin(size, timeout, self._stream_here()))
+        if deliver and self.settles:
+            self.rows.settle(serials, True)
+        return batch
 
     def _stream_here(self) -> Any:
         """The current stream. torch makes a new object of it at every asking, which takes as long as a launch."""
@@ -146,24 +150,21 @@ class GpuFeed:
             self.feed, self.reason = None, str(error)
             return self._stage(size, timeout)
 
-    def _end(self, ticket: Any, deliver: bool) -> tuple[dict[str, Any], tuple[Any, ...], Any]:
-        """The batch, the memory behind it, and what to wait for before it is used in another stream."""
+    def _end(self, ticket: Any) -> tuple[dict[str, Any], tuple[Any, ...], Any, Any]:
+        """The batch, the memory behind it, what to wait for before it is used in another stream, and its serials, which
+        are to be settled."""
         if not isinstance(ticket, tuple):
             serials, size, blocks = ticket.sent.arrays["indices"], ticket.size, ticket.blocks
             serials = serials.copy() if self.settles else serials
             tensors = ticket.feed.end(ticket)
             if tensors is not None:
-                if deliver and self.settles:
-                    self.rows.settle(serials, True)
-                return self._tree(tensors), blocks, None
+                return self._tree(tensors), blocks, None, serials
             self.retries += 1
             if self.settles:
                 self.rows.settle(serials, False)
             ticket = self._stage(size, None)
         batch, serials, blocks, event = ticket
-        if deliver and self.settles:
-            self.rows.settle(serials, True)
-        return batch, blocks, event
+        return batch, blocks, event, serials
 
     def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
         """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory, and
@@ -234,11 +235,15 @@ class GpuFeed:
 
     # ---- batch after batch ------------------------------------------------------------------------------------
 
-    def stream(self, rows: HostRows, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
-        """``rows``: the feed's own, kept alive by its stream."""
+    def stream(
+        self, rows: HostRows, size: int, prefetch: int, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """``rows``: the feed's own, kept alive by its stream. ``change`` runs in the caller's stream: it may use
+        tensors that were computed there, and the memory that it allocates belongs to that stream."""
         torch = self.torch
         side = torch.cuda.Stream(self.device)
         queue: collections.deque[Any] = collections.deque()
+        held: Any = None  # serials of the batch that is about to be returned
 
         def fill() -> None:
             while len(queue) < prefetch:
@@ -256,8 +261,9 @@ class GpuFeed:
                         if not queue:
                             queue.append(self._begin(size, timeout, side))
                             fill()
-                        batch, blocks, event = self._end(queue[0], True)
+                        batch, blocks, event, serials = self._end(queue[0])
                         queue.popleft()
+                        held = serials
                         if queue:  # else the next call waits as long as it may
                             fill()
                     finally:
@@ -266,11 +272,16 @@ class GpuFeed:
                     here.wait_event(event)
                 for block in blocks:  # the side stream's memory, used in another
                     block.record_stream(here)
+                if change is not None:
+                    batch = change(batch)
+                held = None
+                if self.settles:
+                    rows.settle(serials, True)
                 yield batch
         finally:
             side.synchronize()
-            for ticket in queue:
-                serials = ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"]
+            left = [ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"] for ticket in queue]
+            for serials in left if held is None else [held, *left]:
                 if self.settles and not rows.closed:
                     rows.settle(np.ascontiguousarray(serials), False)
 

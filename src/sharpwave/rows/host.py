@@ -35,7 +35,7 @@ from .feed import GpuFeed
 from .goals import put_goals
 from .handles import as_handles, lap_positions
 from .priorities import window_priorities
-from .protocol import Batch
+from .protocol import Batch, BatchMap
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
 
@@ -279,19 +279,24 @@ class HostRows:
     def settle(self, handles: Any, delivered: bool) -> None:
         self.table.settle(handles, delivered)
 
-    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+    def batches(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
         return batches(
             lambda left: self.sample(batch_size, device=device, timeout=left, deliver=False),
             self.settle,
             prefetch,
             timeout,
+            change,
         )
 
-    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+    def stream(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
         feed = None if device is None else self._feed(device)
         if feed is None:
-            return self.batches(batch_size, prefetch, device, timeout)
-        return feed.stream(self, batch_size, prefetch, timeout)
+            return self.batches(batch_size, prefetch, device, timeout, change)
+        return feed.stream(self, batch_size, prefetch, timeout, change)
 
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
         return await self._bell.in_turn(attempt, timeout)

@@ -8,9 +8,10 @@ from typing import Any, Protocol, TypeVar
 from ..sampling import Linear, Sampler
 from .spec import RowSpec
 
-__all__ = ["Batch", "Rows"]
+__all__ = ["Batch", "BatchMap", "Rows"]
 
 Batch = dict[str, Any]
+BatchMap = Callable[[Batch], Batch]
 Result = TypeVar("Result")
 
 
@@ -46,8 +47,12 @@ class Rows(Protocol):
         deliver: bool = True,
     ) -> Batch: ...
     def settle(self, handles: Any, delivered: bool) -> None: ...
-    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]: ...
-    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]: ...
+    def batches(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]: ...
+    def stream(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]: ...
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result: ...
     async def in_thread(self, call: Callable[[], Result]) -> Result: ...  # in the caller's CUDA stream, if any
 
