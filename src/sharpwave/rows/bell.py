@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
 from ..errors import ClosedError, NotReady
-from .protocol import BatchMap, Rows
+from .protocol import Batch, BatchMap, Rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -110,7 +110,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def batches(
-    draw: Callable[[float], Any],
+    draw: Callable[[float], tuple[Batch, Any]],
     settle: Callable[[Any, bool], None],
     prefetch: int,
     timeout: float | None,
@@ -119,8 +119,8 @@ def batches(
     """Batches drawn ahead by a thread. An error of the thread is raised by the caller's next(), and ends the iterator.
 
     Args:
-        draw: Draws one and waits for at most that many seconds; its rows stay reserved.
-        settle: Takes the rows of a batch, and whether the batch was returned to the caller.
+        draw: Draws one and waits for at most that many seconds. Returns it with its handles; its rows stay reserved.
+        settle: Takes the handles of a batch, and whether the batch was returned to the caller.
         prefetch: Batches that are drawn ahead, at most.
         timeout: Seconds that the caller waits for one; None for ever.
         change: The thread calls it with each batch. If it raises, the batch was not returned to the caller.
@@ -148,7 +148,7 @@ def batches(
             while is_needed():
                 left = _SLICE if timeout is None else min(_SLICE, max(0.0, began + timeout - time.monotonic()))
                 try:
-                    batch = draw(left)
+                    batch, handles = draw(left)
                 except NotReady as error:
                     over = math.inf if timeout is None else began + timeout - time.monotonic()
                     if over <= 0:
@@ -158,15 +158,13 @@ def batches(
                     is_over.wait(min(pause, over))
                     pause = min(2 * pause, longest)
                     continue
-                serials = batch["indices"]  # copied: the caller and ``change`` may write to the batch
-                serials = serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()
                 if change is not None:
                     try:
                         batch = change(batch)
                     except BaseException:
-                        settle(serials, False)
+                        settle(handles, False)
                         raise
-                ready.put((batch, serials))
+                ready.put((batch, handles))
                 break
 
     thread = threading.Thread(target=work, name="sharpwave-batches")
@@ -178,9 +176,9 @@ def batches(
             item = ready.get()
             if isinstance(item, BaseException):
                 raise item
-            batch, serials = item
+            batch, handles = item
             room.release()
-            settle(serials, True)
+            settle(handles, True)
             yield batch
     finally:
         is_over.set()

@@ -31,7 +31,7 @@ from ..views import Transitions
 from .batch_memory import BatchMemory
 from .columns import Torch
 from .handles import as_handles, lap_positions
-from .protocol import Batch, BatchMap
+from .protocol import Batch, BatchMap, Drawn
 from .spec import RowSpec
 from .staging import Load
 from .tensors import read_device
@@ -310,8 +310,13 @@ class DeviceRows:
             batch = self._sample_at_once(batch_size)
             if batch is not None:
                 return batch
+        size = self._read_draw(batch_size, device)
+        with self._lock:
+            return self._draw(size, out)
+
+    def _read_draw(self, batch_size: Any, device: Any) -> int:
         self.heed("sample()")
-        size = batch_size
+        size: int = batch_size
         if type(size) is not int or not 0 < size < 2**31:
             size = whole("sample()", "batch_size", batch_size, 1, 2**31 - 1)
         newest = self.table.newest
@@ -320,13 +325,23 @@ class DeviceRows:
         self._check_device(device)
         if not self._may_have_rows:
             raise NotReady("sample(): the buffer is empty; add rows first")
-        with self._lock:
-            if out is None:
-                batch, draws, i = self.memory.new(size)
-                self.table.draw(size, draws, i)
-                return batch
-            self.table.draw(size, self.memory.check_out(size, out))
-            return out
+        return size
+
+    def _draw(self, size: int, out: Batch | None) -> Batch:
+        """The caller holds the lock."""
+        if out is None:
+            batch, draws, i = self.memory.new(size)
+            self.table.draw(size, draws, i)
+            return batch
+        self.table.draw(size, self.memory.check_out(size, out))
+        return out
+
+    def draw(
+        self, batch_size: int, *, out: Batch | None = None, device: Any = None, timeout: float | None = None
+    ) -> Drawn:
+        size = self._read_draw(batch_size, device)
+        with self._lock:  # no other draw comes between
+            return Drawn(self._draw(size, out), None, *self.table.odds())
 
     def settle(self, handles: Any, delivered: bool) -> None:
         """Nothing is reserved: rows on a device have no pace."""
