@@ -291,10 +291,16 @@ class Tree:
 
     def __init__(self, nodes: list[Any], leaves: list[Any], dones: list[int], by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, window: int) -> None: ...
 
+    def new_batch(self, rows: int) -> dict[str, Any]:
+        """Arrays for so many examples, not filled."""
+
+    def check_out(self, rows: int, out: object) -> None:
+        """Refuses arrays that a batch of so many examples cannot be put into."""
+
 class Table:
     """Rows over a storage."""
 
-    def name_rows(self, count: int, places: list[Any], leaves: list[Any], extras: list[Any], timeout: float | None, deliver: bool) -> Reading: ...
+    def name_rows(self, count: int, places: list[Any], leaves: list[Any], extras: list[Any], timeout: float | None, deliver: bool, odds: object | None = None) -> Reading: ...
 
     def row_memory(self) -> RowMemory: ...
 
@@ -343,9 +349,9 @@ class Table:
 
     def sample_tensors(self, batch_size: int, out: object) -> bool: ...
 
-    def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool) -> dict[str, Any]: ...
+    def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, deliver: bool, odds: object | None = None) -> dict[str, Any]: ...
 
-    def sample_goals(self, batch_size: int, out: object | None, timeout: float | None, goals: object, achieved: object | None, steps: object | None, leaf: int) -> tuple[dict[str, Any], Any, Any, Any]: ...
+    def sample_goals(self, batch_size: int, out: object | None, timeout: float | None, goals: object, achieved: object | None, steps: object | None, leaf: int, odds: object | None = None) -> tuple[dict[str, Any], Any, Any, Any]: ...
 
     def settle(self, serials: object, delivered: bool) -> None:
         """What became of a batch that sample_in_turn() left open."""

@@ -56,6 +56,9 @@ private:
     std::uint64_t rows_;
 };
 
+// Odds of a draw into the caller's array of two float64: rows, then scale. Nothing to do for None.
+void put_odds(nb::handle array, const sharpwave::DrawOdds& odds);
+
 // A table together with the shape that its rows have in Python.
 struct BoundTable {
     explicit BoundTable(std::shared_ptr<sharpwave::Table> opened) : table(std::move(opened)) {}

@@ -38,7 +38,7 @@ Item* memory(nb::handle array, std::size_t items) {
 // rows do not hold; `extras`: discount, weights, probabilities, truncated, valid, mask, first, place_indices, indices,
 // as a batch has them, or None.
 Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list leaves, nb::list extras,
-                  nb::handle timeout, bool deliver) {
+                  nb::handle timeout, bool deliver, nb::handle odds) {
     const std::shared_ptr<Table> table = self.open();
     if (static_cast<npy_intp>(count) < self.newest) throw nb::value_error("name_rows(): fewer than newest");
     if (!self.pace && table->size() == 0) sharpwave::refuse_empty();
@@ -65,10 +65,13 @@ Reading name_rows(BoundTable& self, std::size_t count, nb::list places, nb::list
     PaceTurn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
     const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
     if (!batches) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
+    sharpwave::DrawOdds found;
+    if (!odds.is_none()) drawn.odds = &found;
     {
         const PatientRelease release;
         batches->sample(count, out, drawn, deadline);
     }
+    put_odds(odds, found);
     turn.done = true;
     if (!deliver) turn.keep();
     return {table, batches, std::move(named.touched)};
@@ -154,9 +157,10 @@ void bind_direct(nb::module_& m, nb::class_<BoundTable>& table) {
         .def_ro("used_slots", &RowMemory::used_slots);
     table
         .def("name_rows", &name_rows, nb::arg("count"), nb::arg("places"), nb::arg("leaves"), nb::arg("extras"),
-             nb::arg("timeout").none(), nb::arg("deliver"),
+             nb::arg("timeout").none(), nb::arg("deliver"), nb::arg("odds").none() = nb::none(),
              nb::sig("def name_rows(self, count: int, places: list[typing.Any], leaves: list[typing.Any], "
-                     "extras: list[typing.Any], timeout: float | None, deliver: bool) -> Reading"))
+                     "extras: list[typing.Any], timeout: float | None, deliver: bool, odds: object | None = None) "
+                     "-> Reading"))
         .def("row_memory", &row_memory)
         .def_prop_ro("field_offsets", &field_offsets)
         .def("history", &history, nb::sig("def history(self) -> dict[str, typing.Any]"))

@@ -20,6 +20,17 @@
 
 using sharpwave::Table;
 
+void put_odds(nb::handle array, const sharpwave::DrawOdds& odds) {
+    if (array.is_none()) return;
+    auto* numpy = reinterpret_cast<PyArrayObject*>(array.ptr());
+    if (!PyArray_Check(array.ptr()) || PyArray_TYPE(numpy) != NPY_DOUBLE || PyArray_SIZE(numpy) != 2 ||
+        !PyArray_ISCARRAY(numpy))
+        throw nb::value_error("odds are put into an array of two float64");
+    auto* to = static_cast<double*>(PyArray_DATA(numpy));
+    to[0] = odds.rows;
+    to[1] = odds.scale;
+}
+
 namespace {
 
 // Below this the copy takes less time than letting other threads in.
@@ -50,8 +61,8 @@ npy_intp read_batch_size(nb::handle value) {
 }
 
 void draw(BoundTable& self, std::size_t count, Batch& batch, const sharpwave::GoalOutputs& goals,
-          sharpwave::Deadline deadline) {
-    const sharpwave::BatchExtras drawn{batch.indices, batch.weights, batch.probabilities, batch.masks, goals};
+          sharpwave::Deadline deadline, sharpwave::DrawOdds* odds = nullptr) {
+    const sharpwave::BatchExtras drawn{batch.indices, batch.weights, batch.probabilities, batch.masks, goals, odds};
     const bool is_large = count * self.batches->example_bytes() >= kReleaseBytes;
     if (!is_large && !self.batches->index()) return self.batches->sample(count, batch.outputs(), drawn);  // never waits
     // While we work or wait without the interpreter's lock, another thread may close the table or empty `out`.
@@ -121,7 +132,7 @@ PyType_Slot draw_slots[] = {{Py_tp_methods, draw_methods}, {0, nullptr}};
 
 // The same in turn. With deliver=False the rows stay reserved until settle() says what became of them.
 Batch draw_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
-                   sharpwave::GoalOutputs* goals) {
+                   sharpwave::GoalOutputs* goals, nb::handle odds) {
     const std::shared_ptr<Table> table = self.open();
     const npy_intp rows = read_batch_size(batch_size);
     if (rows < self.newest || rows > self.most) refuse_size(self, rows);
@@ -133,14 +144,17 @@ Batch draw_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
     PaceTurn turn(self.pace, sharpwave::Pace::Side::sample, count, timeout.ptr(), deadline);
     if (!self.batches) throw sharpwave::Error(sharpwave::ErrorKind::closed, "the buffer is closed");
-    draw(self, count, batch, goals ? *goals : sharpwave::GoalOutputs{}, deadline);
+    sharpwave::DrawOdds found;
+    draw(self, count, batch, goals ? *goals : sharpwave::GoalOutputs{}, deadline, odds.is_none() ? nullptr : &found);
+    put_odds(odds, found);
     turn.done = true;
     if (!deliver) turn.keep();
     return batch;
 }
 
-nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver) {
-    return std::move(draw_in_turn(self, batch_size, out, timeout, deliver, nullptr).dict);
+nb::object sample_in_turn(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, bool deliver,
+                          nb::handle odds) {
+    return std::move(draw_in_turn(self, batch_size, out, timeout, deliver, nullptr, odds).dict);
 }
 
 // What became of a batch that was left open.
@@ -183,7 +197,7 @@ nb::tuple relabelled_parts(const BoundTable& self, Batch& batch, nb::handle goal
 // achieved after each step, and the number of steps. Returns the batch, the positions that got another goal, those
 // goals and what was achieved there, `leaf` of the batch.
 nb::tuple sample_goals(BoundTable& self, nb::handle batch_size, nb::handle out, nb::handle timeout, nb::handle goals,
-                       nb::handle achieved, nb::handle steps, std::size_t leaf) {
+                       nb::handle achieved, nb::handle steps, std::size_t leaf, nb::handle odds) {
     const auto data = [](nb::handle array) {
         if (!PyArray_Check(array.ptr())) return static_cast<void*>(nullptr);
         return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr()));
@@ -192,7 +206,7 @@ nb::tuple sample_goals(BoundTable& self, nb::handle batch_size, nb::handle out, 
     places.goals = static_cast<std::byte*>(data(goals));
     places.achieved = static_cast<std::byte*>(data(achieved));
     places.steps = static_cast<std::uint32_t*>(data(steps));
-    Batch batch = draw_in_turn(self, batch_size, out, timeout, false, &places);
+    Batch batch = draw_in_turn(self, batch_size, out, timeout, false, &places, odds);
     try {
         return relabelled_parts(self, batch, goals, leaf);
     } catch (...) {  // no memory: the caller does not get the batch
@@ -532,14 +546,15 @@ void bind_table(nb::module_& m) {
         .def("sample_tensors", &sample_tensors, nb::arg("batch_size").none(), nb::arg("out").none(),
              nb::sig("def sample_tensors(self, batch_size: int, out: object) -> bool"))
         .def("sample_in_turn", &sample_in_turn, nb::arg("batch_size").none(), nb::arg("out").none(),
-             nb::arg("timeout").none(), nb::arg("deliver"),
+             nb::arg("timeout").none(), nb::arg("deliver"), nb::arg("odds").none() = nb::none(),
              nb::sig("def sample_in_turn(self, batch_size: int, out: object | None, timeout: float | None, "
-                     "deliver: bool) -> dict[str, typing.Any]"))
+                     "deliver: bool, odds: object | None = None) -> dict[str, typing.Any]"))
         .def("sample_goals", &sample_goals, nb::arg("batch_size").none(), nb::arg("out").none(),
              nb::arg("timeout").none(), nb::arg("goals"), nb::arg("achieved").none(), nb::arg("steps").none(),
-             nb::arg("leaf"),
+             nb::arg("leaf"), nb::arg("odds").none() = nb::none(),
              nb::sig("def sample_goals(self, batch_size: int, out: object | None, timeout: float | None, "
-                     "goals: object, achieved: object | None, steps: object | None, leaf: int) "
+                     "goals: object, achieved: object | None, steps: object | None, leaf: int, "
+                     "odds: object | None = None) "
                      "-> tuple[dict[str, typing.Any], typing.Any, typing.Any, typing.Any]"))
         .def(
             "settle",

@@ -130,5 +130,13 @@ void bind_tree(nb::module_& m) {
              nb::arg("place_indices"), nb::arg("window"),
              nb::sig("def __init__(self, nodes: list[typing.Any], leaves: list[typing.Any], dones: list[int], "
                      "by_agent: bool, rows_from: int, discount: tuple[int, ...] | None, weights: bool, "
-                     "relabelled: bool, truncated: bool, place_indices: bool, window: int) -> None"));
+                     "relabelled: bool, truncated: bool, place_indices: bool, window: int) -> None"))
+        .def(
+            "new_batch", [](const Tree& self, npy_intp rows) { return new_batch(self, rows, nullptr).dict; },
+            nb::arg("rows"), nb::sig("def new_batch(self, rows: int) -> dict[str, typing.Any]"),
+            "Arrays for so many examples, not filled.")
+        .def(
+            "check_out", [](const Tree& self, npy_intp rows, nb::handle out) { check_out(self, rows, out); },
+            nb::arg("rows"), nb::arg("out"), nb::sig("def check_out(self, rows: int, out: object) -> None"),
+            "Refuses arrays that a batch of so many examples cannot be put into.");
 }

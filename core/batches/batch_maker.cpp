@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "sampling/index_draw.h"
 #include "sampling/uniform.h"
 
 namespace sharpwave {
@@ -67,6 +66,7 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
     };
     if (!index_) {
         UniformDraw draw(*table_, live_, slots, count);
+        if (drawn.odds) *drawn.odds = {static_cast<double>(table_->size()), 1};
         if (newest_) newest_rows(*table_, slots, std::min<std::size_t>(count, newest_));
         if (const std::size_t misses = gather(0, count, missed)) {
             redraw(misses, [&](std::size_t position, std::uint64_t attempt) {
@@ -117,6 +117,7 @@ void BatchMaker::sample(std::size_t count, const Outputs& out, const BatchExtras
             });
         }
         if (drawn.weights) draw.weigh(probabilities, drawn.weights, count);
+        if (drawn.odds) *drawn.odds = draw.odds(probabilities, count);
     }
     for (std::size_t i = 0; i < count; ++i) drawn.serials[i] = format::serial_of(words[i]);
     // Uniform draws were counted when they were made.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "sampling/index_draw.h"
 #include "sampling/live_rows.h"
 #include "sampling/row_index.h"
 #include "table/table.h"
@@ -23,6 +24,7 @@ struct BatchExtras {
     double* probabilities = nullptr;  // ... these
     WindowMasks masks = {};           // with windows
     GoalOutputs goals = {};           // with hindsight
+    DrawOdds* odds = nullptr;         // where asked for
 };
 
 struct BatchConfig {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <vector>
 
 #include "base/error.h"
@@ -286,11 +287,21 @@ std::uint64_t IndexDraw::uniform_slot(std::size_t position, std::uint64_t attemp
     refuse_empty();
 }
 
+// The probability whose normalised weight is 1.
+double IndexDraw::reference(const double* probabilities, std::size_t count) const {
+    if (masses_.config.normalize == Normalize::buffer) return least_probability_;
+    if (masses_.config.normalize == Normalize::none) return 1 / rows_;
+    return newest_ < count ? *std::min_element(probabilities + newest_, probabilities + count) : 1;
+}
+
+DrawOdds IndexDraw::odds(const double* probabilities, std::size_t count) const {
+    const auto recent = static_cast<double>(masses_.config.recent);
+    const bool is_recent = masses_.config.order == Order::recent;
+    return {is_recent ? std::min(rows_, recent) : rows_, std::pow(rows_ * reference(probabilities, count), -beta_)};
+}
+
 void IndexDraw::weigh(const double* probabilities, float* weights, std::size_t count) const {
-    double reference = 1 / rows_;
-    if (masses_.config.normalize == Normalize::buffer) reference = least_probability_;
-    if (masses_.config.normalize == Normalize::batch)
-        reference = newest_ < count ? *std::min_element(probabilities + newest_, probabilities + count) : 1;
+    const double reference = this->reference(probabilities, count);
     std::fill_n(weights, newest_, 1.0f);
     double chunk[64];
     for (std::size_t first = newest_; first < count; first += 64) {

@@ -18,6 +18,12 @@ struct Drawn {
     double* probabilities;
 };
 
+// What a batch of several tables needs to know of the draw from one of them.
+struct DrawOdds {
+    double rows = 0;   // that could be drawn: without priorities each has the probability 1 / rows
+    double scale = 1;  // the weight before normalisation, (N * P) ^ -beta, of the rows whose normalised weight is 1
+};
+
 class IndexDraw {
 public:
     // Draws `count` positions and takes a call number. Fewer rows than the order needs are ErrorKind::not_ready
@@ -29,6 +35,7 @@ public:
 
     // Probabilities to importance weights, (N * P) ^ -beta, normalised as configured.
     void weigh(const double* probabilities, float* weights, std::size_t count) const;
+    DrawOdds odds(const double* probabilities, std::size_t count) const;
 
     const Substream& stream() const { return stream_; }
 
@@ -46,6 +53,7 @@ private:
     void read_odds();
     void finish(const Drawn& drawn, std::size_t begin, std::size_t end);
     double target(std::size_t position, std::uint64_t attempt) const;
+    double reference(const double* probabilities, std::size_t count) const;
     std::uint64_t uniform_slot(std::size_t position, std::uint64_t attempt) const;
 
     RowIndex& index_;

@@ -23,6 +23,7 @@ from .views import Hindsight, Transitions, Windows
 
 if TYPE_CHECKING:
     from .buffers.distillation import DistillationBuffer
+    from .buffers.mix import Mix
     from .buffers.open import open
     from .buffers.rollout import RolloutBuffer
     from .buffers.sequence import SequenceBuffer
@@ -42,6 +43,7 @@ __all__ = [
     "Hindsight",
     "Lifo",
     "Linear",
+    "Mix",
     "Pace",
     "Prioritized",
     "Recent",
@@ -69,6 +71,7 @@ _LATER = {
     "Consumer": ".sequences.dataflow",
     "Dataflow": ".sequences.dataflow",
     "DistillationBuffer": ".buffers.distillation",
+    "Mix": ".buffers.mix",
     "RolloutBuffer": ".buffers.rollout",
     "SequenceBuffer": ".buffers.sequence",
     "SequenceSample": ".sequences.sample",

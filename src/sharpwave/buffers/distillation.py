@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..arrays import as_array, prepare
 from ..checks import check_settable, one_of, random_seed, seconds, truth, whole, whole_steps
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..files.save_path import save_path
+from ..rows.batch_map import read_map
 from ..rows.bell import without_blocking
 from ..rows.columns import Torch, place_of, read_names, read_node
 from ..rows.device import DeviceRows
@@ -283,7 +284,13 @@ class DistillationBuffer:
         )
 
     def batches(
-        self, batch_size: int, epochs: int = 1, *, drop_remainder: bool = False, device: Any = None
+        self,
+        batch_size: int,
+        epochs: int = 1,
+        *,
+        drop_remainder: bool = False,
+        device: Any = None,
+        map: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """All rows in random order, each once in an epoch, as batches like those of ``sample``. Rows added later are
         not included.
@@ -293,6 +300,8 @@ class DistillationBuffer:
             epochs: Passes over the rows that the buffer has now.
             drop_remainder: Leaves out that shorter batch.
             device: As in ``sample``.
+            map: A function that takes a batch and returns the dict that the iterator returns in its place. It may
+                change the batch in place and keep it. An error that it raises ends the iterator.
 
         Raises:
             NotReady: The buffer is empty.
@@ -303,7 +312,9 @@ class DistillationBuffer:
         truth(where, "drop_remainder", drop_remainder)
         device = None if device is None else read_device(f"{where}: device", device)[1]
         rows = self._there(where)
-        return self._batches(rows, _handles(where, rows), batch_size, epochs, drop_remainder, device)
+        change = read_map(where, map)
+        made = self._batches(rows, _handles(where, rows), batch_size, epochs, drop_remainder, device)
+        return made if change is None else (change(batch) for batch in made)
 
     def _batches(
         self, rows: Rows, handles: Any, size: int, epochs: int, drop: bool, device: Any

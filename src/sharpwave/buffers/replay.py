@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole, whole_steps
 from ..errors import ClosedError, SchemaError
 from ..files.save_path import save_path
 from ..pace import Pace
+from ..rows.batch_map import read_map
 from ..rows.bell import without_blocking
 from ..rows.device import DeviceRows
 from ..rows.host import HostRows, Writer
@@ -261,28 +262,43 @@ class ReplayBuffer:
         return await self._rows.in_turn(lambda: self.add(*args, timeout=0, **kwargs), timeout)
 
     def batches(
-        self, batch_size: int, *, prefetch: int = 1, device: Any = None, timeout: float | None = None
+        self,
+        batch_size: int,
+        *,
+        prefetch: int = 1,
+        device: Any = None,
+        timeout: float | None = None,
+        map: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """An endless iterator over batches. A thread draws the next ones while you learn from the last one.
 
         A batch counts as sampled when the iterator returns it. Leaving the loop gives back the batches that were drawn
-        and not returned.
+        and not returned. An error ends the iterator; call ``batches`` again for another one.
 
         Args:
             batch_size: Examples in each.
             prefetch: Batches that are drawn ahead, at most.
             device: As in ``sample``.
             timeout: Seconds to wait for one; None waits for ever.
+            map: A function that takes a batch and returns the dict that the iterator returns in its place, for example
+                with augmented images. The thread calls it. It may change the batch in place and keep it: no later batch
+                uses the same memory. If it raises, ``next`` raises the same error, and the batch is given back.
         """
         device = self._device if device is None else device
         size = whole("batches()", "batch_size", batch_size, self._rows.spec.least_batch, 2**31 - 1)
         self._rows.spec.check_batch("batches()", size)
         depth = whole("batches()", "prefetch", prefetch, 1)
         timeout = seconds("batches()", timeout)
-        return self._rows.batches(size, depth, device, timeout)
+        return self._rows.batches(size, depth, device, timeout, read_map("batches()", map))
 
     def stream(
-        self, batch_size: int, *, device: Any = None, prefetch: int = 2, timeout: float | None = None
+        self,
+        batch_size: int,
+        *,
+        device: Any = None,
+        prefetch: int = 2,
+        timeout: float | None = None,
+        map: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """An endless iterator over batches on a GPU. The next ones are transferred while you learn from the last one.
 
@@ -294,13 +310,15 @@ class ReplayBuffer:
             device: The GPU; without one this is ``batches``.
             prefetch: Batches that are transferred ahead, at most.
             timeout: Seconds to wait for one; None waits for ever.
+            map: As in ``batches``. On a GPU it is called when the batch is returned, in the current CUDA stream: it may
+                use any tensor of the learner.
         """
         device = self._device if device is None else device
         size = whole("stream()", "batch_size", batch_size, self._rows.spec.least_batch, 2**31 - 1)
         self._rows.spec.check_batch("stream()", size)
         depth = whole("stream()", "prefetch", prefetch, 1)
         timeout = seconds("stream()", timeout)
-        return self._rows.stream(size, depth, device, timeout)
+        return self._rows.stream(size, depth, device, timeout, read_map("stream()", map))
 
     def update_priorities(
         self, indices: Any, priorities: Any, mask: Any = None, *, timeout: float | None = None

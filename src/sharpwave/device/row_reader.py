@@ -198,6 +198,7 @@ class Ticket:
         self.size, self.rows = size, rows
         self.reading: Any = None
         self.feed: Any = None
+        self.odds: Any = None
         self.event = torch.cuda.Event() if device.type == "cuda" else None
         self.tensors: dict[Any, torch.Tensor] = {}
         self.blocks: tuple[torch.Tensor, ...] = ()  # the memory of the tensors
@@ -242,13 +243,16 @@ class RowReader:
             self.memory.reach(slots * self.plan.stride)
             self.reached = slots * self.plan.stride
 
-    def begin(self, size: int, timeout: float | None, deliver: bool, stream: Any = None) -> Ticket:
-        """Draws a batch and starts its copy in ``stream``, which is the current stream."""
+    def begin(self, size: int, timeout: float | None, deliver: bool, stream: Any = None, odds: Any = None) -> Ticket:
+        """Draws a batch and starts its copy in ``stream``, which is the current stream. ``odds``: an array for those of
+        the draw, see ``Table.name_rows``."""
         free = self.free.get(size)
         ticket = free.pop() if free else Ticket(self.plan, size, self.device, self.extras)
-        ticket.feed = self
+        ticket.feed, ticket.odds = self, odds
         try:
-            ticket.reading = self.table.name_rows(size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver)
+            ticket.reading = self.table.name_rows(
+                size, ticket.places, ticket.leaves, ticket.extras, timeout, deliver, odds
+            )
         except BaseException:
             self.free.setdefault(size, []).append(ticket)
             raise

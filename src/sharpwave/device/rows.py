@@ -346,12 +346,11 @@ def draw(
             length = tl.load(real + BETA_STEPS)
             way = tl.minimum(1.0, call.to(tl.float64) / tl.maximum(length, 1.0))
             beta = tl.where(length > 0, start + (end - start) * way, end)
+            tl.store(real + REFERENCE, reference)
+            tl.store(real + BETA, beta)
             if n <= WEIGH_ALONE:
                 for first in range(0, n, ITEMS):
                     _weigh(weights, probabilities, first, n, reference, beta, NEWEST, ITEMS)
-            else:
-                tl.store(real + REFERENCE, reference)
-                tl.store(real + BETA, beta)
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -339,6 +339,15 @@ class DeviceTable:
         if draws.weigh:
             self._weigh((-(-count // _MANY), 1), draws.weigh, draws.weigh_steps, i)
 
+    def odds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the last draw: the rows that could be drawn, and the weight before normalisation of the rows whose weight
+        in the batch is 1. Computed in the current stream, so no later call changes them."""
+        rows = self.numbers[NUMBERS.index("live")].double()
+        if self.index is None:
+            return rows, torch.ones_like(rows)
+        reference, beta = self.reals[REALS.index("reference")], self.reals[REALS.index("beta")]
+        return rows, (rows * reference) ** -beta
+
     # ---- priorities -------------------------------------------------------------------------------------------
 
     def update(self, serials: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:

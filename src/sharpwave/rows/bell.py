@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
 from ..errors import ClosedError, NotReady
-from .protocol import Rows
+from .protocol import Batch, BatchMap, Rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -110,15 +110,20 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def batches(
-    draw: Callable[[float], Any], settle: Callable[[Any, bool], None], prefetch: int, timeout: float | None
+    draw: Callable[[float], tuple[Batch, Any]],
+    settle: Callable[[Any, bool], None],
+    prefetch: int,
+    timeout: float | None,
+    change: BatchMap | None = None,
 ) -> Iterator[Any]:
-    """Batches drawn ahead by a thread.
+    """Batches drawn ahead by a thread. An error of the thread is raised by the caller's next(), and ends the iterator.
 
     Args:
-        draw: Draws one and waits for at most that many seconds; its rows stay reserved.
-        settle: Takes the rows of a batch, and whether the batch was returned to the caller.
+        draw: Draws one and waits for at most that many seconds. Returns it with its handles; its rows stay reserved.
+        settle: Takes the handles of a batch, and whether the batch was returned to the caller.
         prefetch: Batches that are drawn ahead, at most.
         timeout: Seconds that the caller waits for one; None for ever.
+        change: The thread calls it with each batch. If it raises, the batch was not returned to the caller.
     """
     process = os.getpid()
     ready: queue.Queue[Any] = queue.Queue()
@@ -143,7 +148,7 @@ def batches(
             while is_needed():
                 left = _SLICE if timeout is None else min(_SLICE, max(0.0, began + timeout - time.monotonic()))
                 try:
-                    batch = draw(left)
+                    batch, handles = draw(left)
                 except NotReady as error:
                     over = math.inf if timeout is None else began + timeout - time.monotonic()
                     if over <= 0:
@@ -153,8 +158,13 @@ def batches(
                     is_over.wait(min(pause, over))
                     pause = min(2 * pause, longest)
                     continue
-                serials = batch["indices"]
-                ready.put((batch, serials.cpu().numpy() if hasattr(serials, "cpu") else serials.copy()))
+                if change is not None:
+                    try:
+                        batch = change(batch)
+                    except BaseException:
+                        settle(handles, False)
+                        raise
+                ready.put((batch, handles))
                 break
 
     thread = threading.Thread(target=work, name="sharpwave-batches")
@@ -166,9 +176,9 @@ def batches(
             item = ready.get()
             if isinstance(item, BaseException):
                 raise item
-            batch, serials = item
+            batch, handles = item
             room.release()
-            settle(serials, True)
+            settle(handles, True)
             yield batch
     finally:
         is_over.set()

@@ -32,7 +32,7 @@ from .batch_memory import BatchMemory
 from .columns import Torch
 from .handles import as_handles, lap_positions
 from .priorities import one_each
-from .protocol import Batch
+from .protocol import Batch, BatchMap, Drawn
 from .spec import RowSpec
 from .staging import Load
 from .tensors import read_device
@@ -364,8 +364,13 @@ class DeviceRows:
             batch = self._sample_at_once(batch_size)
             if batch is not None:
                 return batch
+        size = self._read_draw(batch_size, device)
+        with self._lock:
+            return self._draw(size, out)
+
+    def _read_draw(self, batch_size: Any, device: Any) -> int:
         self.heed("sample()")
-        size = batch_size
+        size: int = batch_size
         if type(size) is not int or not 0 < size < 2**31:
             size = whole("sample()", "batch_size", batch_size, 1, 2**31 - 1)
         newest = self.table.newest
@@ -374,24 +379,40 @@ class DeviceRows:
         self._check_device(device)
         if not self._may_have_rows:
             raise NotReady("sample(): the buffer is empty; add rows first")
-        with self._lock:
-            if out is None:
-                batch, draws, i = self.memory.new(size)
-                self.table.draw(size, draws, i)
-                return batch
-            self.table.draw(size, self.memory.check_out(size, out))
-            return out
+        return size
+
+    def _draw(self, size: int, out: Batch | None) -> Batch:
+        """The caller holds the lock."""
+        if out is None:
+            batch, draws, i = self.memory.new(size)
+            self.table.draw(size, draws, i)
+            return batch
+        self.table.draw(size, self.memory.check_out(size, out))
+        return out
+
+    def draw(
+        self, batch_size: int, *, out: Batch | None = None, device: Any = None, timeout: float | None = None
+    ) -> Drawn:
+        size = self._read_draw(batch_size, device)
+        with self._lock:  # no other draw comes between
+            return Drawn(self._draw(size, out), None, *self.table.odds())
 
     def settle(self, handles: Any, delivered: bool) -> None:
         """Nothing is reserved: rows on a device have no pace."""
 
-    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
+    def batches(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
         """Nothing is drawn ahead: no call waits for the device."""
         self._check_device(device)
-        return (self.sample(batch_size) for _ in itertools.count())
+        if change is None:
+            return (self.sample(batch_size) for _ in itertools.count())
+        return (change(self.sample(batch_size)) for _ in itertools.count())
 
-    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
-        return self.batches(batch_size, prefetch, device, timeout)
+    def stream(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
+        return self.batches(batch_size, prefetch, device, timeout, change)
 
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
         return attempt()

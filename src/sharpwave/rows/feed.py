@@ -8,20 +8,20 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..errors import NotReady
-from ..sampling import Uniform
 from ..schema import Field, Node
 from ..views import Windows
+from .protocol import BatchMap
 from .tensors import read_device, torch_converter
 
 if TYPE_CHECKING:
     from .host import HostRows
 
-__all__ = ["GpuFeed"]
+__all__ = ["Arrived", "GpuFeed", "ahead"]
 
 # What batches have once for each example, whatever the view; the other arrays also have the axis of places.
 PER_EXAMPLE = ("weights", "probabilities", "relabelled", "indices")
@@ -71,9 +71,7 @@ class GpuFeed:
         is_flat = all(isinstance(node, Field) for node in nodes.values())
         self.flat = [*keys, *zip(self.extras, self.extras, strict=True)] if is_flat else []
         # Whether anybody wants to know what became of a batch.
-        self.settles = (
-            spec.pace is not None or not isinstance(spec.sampler, Uniform) or spec.sampler.max_reads is not None
-        )
+        self.settles = spec.settles
         self.feed: Any = None
         self.reason = self._try_direct(rows)
 
@@ -116,12 +114,16 @@ class GpuFeed:
 
     # ---- one batch --------------------------------------------------------------------------------------------
 
-    def sample(self, size: int, timeout: float | None, deliver: bool) -> dict[str, Any]:
-        """Returns when the batch has arrived, or is on its way in the current stream."""
-        with self._there():
-            return self._end(self._begin(size, timeout, self._stream_here()), deliver)[0]
+    def sample(self, size: int, timeout: float | None, deliver: bool, odds: Any = None) -> tuple[dict[str, Any], Any]:
+        """Returns when the batch has arrived, or is on its way in the current stream: the batch, and what is to be
+        settled, if anything."""
+        with self.there():
+            batch, _, _, serials = self.end(self.begin(size, timeout, self.stream_here(), odds))
+        if deliver and self.settles:
+            self.rows.settle(serials, True)
+        return batch, serials if self.settles else None
 
-    def _stream_here(self) -> Any:
+    def stream_here(self) -> Any:
         """The current stream. torch makes a new object of it at every asking, which takes as long as a launch."""
         if self.device.type != "cuda":
             return None
@@ -133,58 +135,55 @@ class GpuFeed:
             known = self.streams[name] = self.torch.cuda.current_stream(self.device)
         return known
 
-    def _there(self) -> Any:
+    def there(self) -> Any:
         """The device, where it is not the current one."""
         if self.torch._C._cuda_getDevice() == self.device.index:
             return contextlib.nullcontext()
         return self.torch.cuda.device(self.device)
 
-    def _begin(self, size: int, timeout: float | None, stream: Any) -> Any:
+    def begin(self, size: int, timeout: float | None, stream: Any, odds: Any = None) -> Any:
         """A batch on its way in the current stream, which is this one: a ticket of the feed, or what ``_stage``
-        gives."""
+        gives. ``odds`` as for ``HostRows.sample``."""
         if self.feed is None:
-            return self._stage(size, timeout)
+            return self._stage(size, timeout, odds)
         try:
-            return self.feed.begin(size, timeout, False, stream)
+            return self.feed.begin(size, timeout, False, stream, odds)
         except self.unregistered as error:
             # The memory filled further, and the driver takes no more of it.
             self.feed, self.reason = None, str(error)
-            return self._stage(size, timeout)
+            return self._stage(size, timeout, odds)
 
-    def _end(self, ticket: Any, deliver: bool) -> tuple[dict[str, Any], tuple[Any, ...], Any]:
-        """The batch, the memory behind it, and what to wait for before it is used in another stream."""
+    def end(self, ticket: Any) -> tuple[dict[str, Any], tuple[Any, ...], Any, Any]:
+        """The batch, the memory behind it, what to wait for before it is used in another stream, and its serials, which
+        are to be settled."""
         if not isinstance(ticket, tuple):
-            serials, size, blocks = ticket.sent.arrays["indices"], ticket.size, ticket.blocks
+            serials, size, blocks, odds = ticket.sent.arrays["indices"], ticket.size, ticket.blocks, ticket.odds
             serials = serials.copy() if self.settles else serials
             tensors = ticket.feed.end(ticket)
             if tensors is not None:
-                if deliver and self.settles:
-                    self.rows.settle(serials, True)
-                return self._tree(tensors), blocks, None
+                return self._tree(tensors), blocks, None, serials
             self.retries += 1
             if self.settles:
                 self.rows.settle(serials, False)
-            ticket = self._stage(size, None)
+            ticket = self._stage(size, None, odds)
         batch, serials, blocks, event = ticket
-        if deliver and self.settles:
-            self.rows.settle(serials, True)
-        return batch, blocks, event
+        return batch, blocks, event, serials
 
-    def _stage(self, size: int, timeout: float | None) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
+    def _stage(self, size: int, timeout: float | None, odds: Any) -> tuple[dict[str, Any], Any, tuple[Any, ...], Any]:
         """Gathered by the engine into pinned memory, then sent in one piece: the batch, its serials, its memory, and
         the event of its arrival."""
         if self.torch.is_inference_mode_enabled():
             with self.torch.inference_mode(False):
-                return self._stage(size, timeout)
+                return self._stage(size, timeout, odds)
         if self.rows.spec.schema.ragged:
-            arrays = self.rows.fill(size, None, timeout, False)
+            arrays = self.rows.fill(size, None, timeout, False, odds)
             batch = self.convert(self.rows.spread(arrays))
             return batch, arrays["indices"], tuple(_tensors(batch)), None
         from ..device.pinned_memory import views_of
 
         block = self._take_block(size)
         try:
-            self.rows.fill(size, self._tree(block.arrays, is_split=False), timeout, False)
+            self.rows.fill(size, self._tree(block.arrays, is_split=False), timeout, False, odds)
             serials = block.arrays["indices"].copy()
             try:
                 sent = block.send()
@@ -245,45 +244,106 @@ class GpuFeed:
 
     # ---- batch after batch ------------------------------------------------------------------------------------
 
-    def stream(self, rows: HostRows, size: int, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
-        """``rows``: the feed's own, kept alive by its stream."""
-        torch = self.torch
-        side = torch.cuda.Stream(self.device)
-        queue: collections.deque[Any] = collections.deque()
+    def stream(
+        self, rows: HostRows, size: int, prefetch: int, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """``rows``: the feed's own, kept alive by its stream. ``change`` runs in the caller's stream: it may use
+        tensors that were computed there, and the memory that it allocates belongs to that stream."""
+        return ahead(self, _Lane(self, rows, size, change), prefetch, timeout)
 
-        def fill() -> None:
-            while len(queue) < prefetch:
+    def left(self, ticket: Any) -> Any:
+        """The serials of a batch that was begun and will not be ended. Waits for its copy, which reads pinned memory of
+        the ticket."""
+        if not isinstance(ticket, tuple) and ticket.event is not None:
+            ticket.event.synchronize()
+        serials = ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"]
+        return np.array(serials) if self.settles else None
+
+
+class Arrived(NamedTuple):
+    """A batch, or the parts of one, in the memory of the side stream."""
+
+    batch: Any
+    blocks: tuple[Any, ...]  # the memory behind it
+    events: tuple[Any, ...]  # to wait for before it is used in another stream
+    handles: Any  # to be settled
+
+
+class Lane(Protocol):
+    """Batches that ``ahead`` transfers."""
+
+    def begin(self, timeout: float | None, side: Any) -> Any: ...  # a ticket; ``side`` is the current stream
+    def end(self, ticket: Any) -> Arrived: ...
+    def left(self, ticket: Any) -> Any: ...  # the handles of a ticket that was not ended
+    def finish(self, batch: Any) -> dict[str, Any]: ...  # in the caller's stream
+    def settle(self, handles: Any, delivered: bool) -> None: ...
+
+
+class _Lane:
+    """Batches of one size from one table."""
+
+    def __init__(self, feed: GpuFeed, rows: HostRows, size: int, change: BatchMap | None) -> None:
+        self.feed, self.rows, self.size, self.change = feed, rows, size, change
+        self.left = feed.left
+
+    def begin(self, timeout: float | None, side: Any) -> Any:
+        return self.feed.begin(self.size, timeout, side)
+
+    def end(self, ticket: Any) -> Arrived:
+        batch, blocks, event, serials = self.feed.end(ticket)
+        return Arrived(batch, blocks, () if event is None else (event,), serials if self.feed.settles else None)
+
+    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch if self.change is None else self.change(batch)
+
+    def settle(self, handles: Any, delivered: bool) -> None:
+        if handles is not None and not self.rows.closed:
+            self.rows.settle(handles, delivered)
+
+
+def ahead(feed: GpuFeed, lane: Lane, prefetch: int, timeout: float | None) -> Iterator[dict[str, Any]]:
+    """Batches that are transferred ahead, in a CUDA stream of their own on the device of ``feed``."""
+    torch = feed.torch
+    side = torch.cuda.Stream(feed.device)
+    queue: collections.deque[Any] = collections.deque()
+    arrived: Arrived | None = None  # the batch that is about to be returned
+
+    def fill() -> None:
+        while len(queue) < prefetch:
+            try:
+                queue.append(lane.begin(0, side))
+            except NotReady:  # it is not our turn yet
+                return
+
+    try:
+        while True:
+            with feed.there():
+                here = feed.stream_here()
+                torch.cuda.set_stream(side)  # torch.cuda.stream() does the same by way of more objects
                 try:
-                    queue.append(self._begin(size, 0, side))
-                except NotReady:  # it is not our turn yet
-                    return
-
-        try:
-            while True:
-                with self._there():
-                    here = self._stream_here()
-                    torch.cuda.set_stream(side)  # torch.cuda.stream() does the same by way of more objects
-                    try:
-                        if not queue:
-                            queue.append(self._begin(size, timeout, side))
-                            fill()
-                        batch, blocks, event = self._end(queue[0], True)
-                        queue.popleft()
-                        if queue:  # else the next call waits as long as it may
-                            fill()
-                    finally:
-                        torch.cuda.set_stream(here)
-                if event is not None:  # what the GPU reads itself has been waited for
-                    here.wait_event(event)
-                for block in blocks:  # the side stream's memory, used in another
-                    block.record_stream(here)
-                yield batch
-        finally:
-            side.synchronize()
-            for ticket in queue:
-                serials = ticket[1] if isinstance(ticket, tuple) else ticket.sent.arrays["indices"]
-                if self.settles and not rows.closed:
-                    rows.settle(np.ascontiguousarray(serials), False)
+                    if not queue:
+                        queue.append(lane.begin(timeout, side))
+                        fill()
+                    arrived = lane.end(queue[0])
+                    queue.popleft()
+                    if queue:  # else the next call waits as long as it may
+                        fill()
+                finally:
+                    torch.cuda.set_stream(here)
+            for event in arrived.events:  # what the GPU reads itself has been waited for
+                here.wait_event(event)
+            for block in arrived.blocks:  # the side stream's memory, used in another
+                block.record_stream(here)
+            batch = lane.finish(arrived.batch)
+            handles, arrived = arrived.handles, None
+            lane.settle(handles, True)
+            yield batch
+    finally:
+        side.synchronize()
+        if arrived is not None:
+            lane.settle(arrived.handles, False)
+        for ticket in queue:
+            lane.settle(lane.left(ticket), False)
 
 
 def _tensors(value: Any) -> list[Any]:

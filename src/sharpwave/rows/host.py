@@ -36,7 +36,7 @@ from .feed import GpuFeed
 from .goals import put_goals
 from .handles import as_handles, lap_positions
 from .priorities import one_each, window_priorities
-from .protocol import Batch
+from .protocol import Batch, BatchMap, Drawn
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
 from .write_back import fit_value, leaf_values
@@ -56,16 +56,9 @@ class HostRows:
 
     def __init__(self, table: _core.Table, face: str, address: str | None, view: View | None = None) -> None:
         spec = RowSpec.of_table(table, face, view)
-        schema, windows, hindsight = spec.schema, spec.view if isinstance(spec.view, Windows) else None, spec.hindsight
+        schema, hindsight = spec.schema, spec.hindsight
         try:
-            tree = schema.tree(
-                n_step=spec.n_step,
-                weights=spec.is_prioritized,
-                relabelled=hindsight is not None,
-                truncated=spec.view.truncated,
-                place_indices=windows is not None and windows.place_indices,
-                window=windows.places if windows else 0,
-            )
+            tree = spec.batch_tree(weights=spec.is_prioritized, relabelled=hindsight is not None)
             table.bind(tree, engine_settings(schema, spec.sampler, spec.view, spec.pace))
         except SchemaError:
             raise
@@ -207,8 +200,9 @@ class HostRows:
         device: Any = None,
         timeout: float | None = None,
         deliver: bool = True,
+        odds: Any = None,
     ) -> Batch:
-        """See ``ReplayBuffer.sample``."""
+        """See ``ReplayBuffer.sample``. ``odds``: an array of two float64, for the last two numbers of a ``Drawn``."""
         if timeout is None and self._is_plain and deliver:
             if device is None:
                 return self.table.sample(batch_size, out)
@@ -226,28 +220,40 @@ class HostRows:
                 "sample(): out: the discounts of agents by name are parts of one new array; give no out=, or one array "
                 "for all agents: reward=Field((agents,)), done=Field((agents,), 'bool')"
             )
-        if device is not None and out is None and (feed := self._feed(device)) is not None:
+        if device is not None and out is None and (feed := self.feed(device)) is not None:
             size = whole("sample()", "batch_size", batch_size, self.spec.least_batch, 2**31 - 1)
             self.spec.check_batch("sample()", size)
-            return feed.sample(size, timeout, deliver)
+            return feed.sample(size, timeout, deliver, odds)[0]
         convert = None if device is None else torch_converter(device, self.dtypes)  # before anything is drawn
         if convert is not None and convert.is_host:
             self._to_tensors[str(device)] = convert
         arrays = out if out is None or device is None else as_host_arrays(out, device)
-        batch = self.fill(batch_size, arrays, timeout, deliver)
+        batch = self.fill(batch_size, arrays, timeout, deliver, odds)
         if out is not None:
             return out
         batch = self.spread(batch)
         return batch if convert is None else convert(batch)
 
-    def fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool) -> Batch:
+    def draw(
+        self, batch_size: int, *, out: Batch | None = None, device: Any = None, timeout: float | None = None
+    ) -> Drawn:
+        odds = np.empty(2)
+        feed = None if device is None or out is not None else self.feed(device)
+        if feed is not None:
+            batch, serials = feed.sample(batch_size, timeout, False, odds)
+        else:
+            batch = self.sample(batch_size, out=out, device=device, timeout=timeout, deliver=False, odds=odds)
+            serials = _copied(batch["indices"]) if self.spec.settles else None
+        return Drawn(batch, serials, *odds.tolist())
+
+    def fill(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool, odds: Any = None) -> Batch:
         """A draw into these arrays, or into new ones; ragged fields are padded until ``spread``."""
         if self.spec.hindsight is None:
-            return self.table.sample_in_turn(batch_size, arrays, timeout, deliver)
-        return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver)
+            return self.table.sample_in_turn(batch_size, arrays, timeout, deliver, odds)
+        return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver, odds)
 
     def _fill_goals(
-        self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool
+        self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool, odds: Any
     ) -> Batch:
         count = whole("sample()", "batch_size", batch_size)
         shape, dtype, placed, leaf = self._goals
@@ -255,7 +261,9 @@ class HostRows:
         goals = np.empty((count, *shape), dtype)
         after = np.empty((count, n_step, *shape), dtype) if n_step > 1 else None
         steps = np.empty(count, np.uint32) if n_step > 1 else None
-        batch, rows, desired, achieved = self.table.sample_goals(count, arrays, timeout, goals, after, steps, leaf)
+        batch, rows, desired, achieved = self.table.sample_goals(
+            count, arrays, timeout, goals, after, steps, leaf, odds
+        )
         try:
             put_goals(hindsight, batch, rows, desired, achieved, n_step, gamma, after, steps, placed)
         except BaseException:  # out of the user's functions: the caller does not get the batch
@@ -292,19 +300,22 @@ class HostRows:
     def settle(self, handles: Any, delivered: bool) -> None:
         self.table.settle(handles, delivered)
 
-    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
-        return batches(
-            lambda left: self.sample(batch_size, device=device, timeout=left, deliver=False),
-            self.settle,
-            prefetch,
-            timeout,
-        )
+    def batches(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
+        def draw(left: float) -> tuple[Batch, Any]:
+            batch = self.sample(batch_size, device=device, timeout=left, deliver=False)
+            return batch, _copied(batch["indices"])
 
-    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]:
-        feed = None if device is None else self._feed(device)
+        return batches(draw, self.settle, prefetch, timeout, change)
+
+    def stream(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]:
+        feed = None if device is None else self.feed(device)
         if feed is None:
-            return self.batches(batch_size, prefetch, device, timeout)
-        return feed.stream(self, batch_size, prefetch, timeout)
+            return self.batches(batch_size, prefetch, device, timeout, change)
+        return feed.stream(self, batch_size, prefetch, timeout, change)
 
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
         return await self._bell.in_turn(attempt, timeout)
@@ -314,7 +325,7 @@ class HostRows:
 
         return await asyncio.to_thread(call)
 
-    def _feed(self, device: Any) -> GpuFeed | None:
+    def feed(self, device: Any) -> GpuFeed | None:
         """The transfer of batches to a GPU; None if the device is no GPU."""
         key = str(device)
         if key not in self._feeds:
@@ -488,6 +499,12 @@ def _attach_or_create(path: Path, create: Callable[[], _core.Table]) -> tuple[_c
         except StorageError:
             if not path.exists():
                 raise
+
+
+def _copied(serials: Any) -> np.ndarray[Any, Any]:
+    """On the host, for ``settle``: the caller may write to those of the batch."""
+    copy: np.ndarray[Any, Any] = serials.cpu().numpy().copy() if hasattr(serials, "cpu") else serials.copy()
+    return copy
 
 
 def _to_host(value: Any) -> Any:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..sampling import Linear, Sampler
 from .spec import RowSpec
 
-__all__ = ["Batch", "Rows"]
+__all__ = ["Batch", "BatchMap", "Drawn", "Rows"]
 
 Batch = dict[str, Any]
+BatchMap = Callable[[Batch], Batch]
 Result = TypeVar("Result")
+
+
+class Drawn(NamedTuple):
+    """A batch whose rows are still reserved, and what a mixture of several tables needs to know of the draw. Where rows
+    are on a device, the two numbers are 0-d tensors there."""
+
+    batch: Batch
+    handles: Any  # for ``settle``; None where nothing is reserved
+    rows: Any  # that could be drawn: without priorities each has the probability 1 / rows
+    scale: Any  # the weight before normalisation of the rows whose weight in the batch is 1
 
 
 class Rows(Protocol):
@@ -45,9 +56,16 @@ class Rows(Protocol):
         timeout: float | None = None,
         deliver: bool = True,
     ) -> Batch: ...
+    def draw(
+        self, batch_size: int, *, out: Batch | None = None, device: Any = None, timeout: float | None = None
+    ) -> Drawn: ...
     def settle(self, handles: Any, delivered: bool) -> None: ...
-    def batches(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]: ...
-    def stream(self, batch_size: int, prefetch: int, device: Any, timeout: float | None) -> Iterator[Batch]: ...
+    def batches(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]: ...
+    def stream(
+        self, batch_size: int, prefetch: int, device: Any, timeout: float | None, change: BatchMap | None = None
+    ) -> Iterator[Batch]: ...
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result: ...
     async def in_thread(self, call: Callable[[], Result]) -> Result: ...  # in the caller's CUDA stream, if any
 

@@ -9,7 +9,7 @@ from typing import Any
 from .. import _core
 from ..errors import SchemaError, StorageError
 from ..pace import Pace, check_pace
-from ..sampling import KINDS, Fifo, Lifo, Prioritized, Sampler, Shuffle, sampler_from_plain, sampler_to_plain
+from ..sampling import KINDS, Fifo, Lifo, Prioritized, Sampler, Shuffle, Uniform, sampler_from_plain, sampler_to_plain
 from ..schema import Schema
 from ..settings import achieved_leaf, check_agents, check_together
 from ..views import Hindsight, Transitions, View, Windows, view_from_plain, view_to_plain
@@ -94,6 +94,23 @@ class RowSpec:
     @property
     def is_prioritized(self) -> bool:
         return isinstance(self.sampler, Prioritized)
+
+    @property
+    def settles(self) -> bool:
+        """Whether it matters what became of a batch: the pace counts it, or its rows are given once."""
+        return self.pace is not None or not isinstance(self.sampler, Uniform) or self.sampler.max_reads is not None
+
+    def batch_tree(self, *, weights: bool, relabelled: bool) -> _core.Tree:
+        """The arrays of a batch. The two may be there for the sake of other buffers in the same batch."""
+        windows = self.view if isinstance(self.view, Windows) else None
+        return self.schema.tree(
+            n_step=self.n_step,
+            weights=weights,
+            relabelled=relabelled,
+            truncated=self.view.truncated,
+            place_indices=windows is not None and windows.place_indices,
+            window=windows.places if windows else 0,
+        )
 
     def to_json(self) -> str:
         """What a file says about its rows besides what the engine knows."""
