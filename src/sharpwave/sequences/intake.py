@@ -150,7 +150,7 @@ class Intake:
             )
         if not self.duplicates:
             held, names = self._index.by_id, incoming.survey.names
-            if len(names) != len(incoming) or not names.isdisjoint(held):
+            if len(names) != len(incoming) or not held.keys().isdisjoint(names):
                 seen: set[str] = set()
                 for name in incoming.survey.ids:
                     if name in held or name in seen:
