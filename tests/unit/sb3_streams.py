@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+
+from sharpwave.adapters.sb3 import ReplayBuffer
 
 BOX = spaces.Box(-1e6, 1e6, (3,))
 DICT = spaces.Dict({"where": BOX, "image": spaces.Box(0, 255, (1, 4, 4), np.uint8), "mode": spaces.Discrete(1000)})
@@ -76,3 +81,36 @@ def assert_same_examples(mine: Any, theirs: Any, rows: int, **tolerance: float) 
                 assert value == pytest.approx(other[key][name], **tolerance)
             else:
                 assert value == other[key][name], name
+
+
+class Recorded(ReplayBuffer):
+    """Our buffer, which notes the rows of each batch."""
+
+    drawn: list[Any]
+
+    def _draw(self, batch_size: int) -> dict[str, Any]:
+        batch = super()._draw(batch_size)
+        self.__dict__.setdefault("drawn", []).append(batch["indices"].copy())
+        return batch
+
+
+def following(base: Any, drawn: list[Any]) -> Any:
+    """Stable-Baselines3's own buffer, which draws the rows that ours drew."""
+    batches = iter(drawn)
+
+    class Following(base):  # type: ignore[misc]
+        def sample(self, batch_size: int, env: Any = None) -> Any:
+            steps, environments = np.divmod(next(batches), self.n_envs)
+            with mock.patch.object(np.random, "randint", return_value=environments):
+                return self._get_samples(steps % self.buffer_size, env=env)
+
+    return Following
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small networks lose more to handing work over than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
 import gymnasium as gym  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from sb3_streams import rows_of  # noqa: E402
+from sb3_streams import Recorded, following, one_thread, rows_of  # noqa: E402, F401
 from stable_baselines3 import DDPG, DQN, SAC, TD3  # noqa: E402
 from stable_baselines3.common import buffers  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
@@ -37,15 +36,6 @@ from sharpwave.adapters.sb3 import (  # noqa: E402
 )
 
 SOAK = os.environ.get("SHARPWAVE_SOAK") == "1"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small networks lose more to handing work over than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(**options: Any) -> dict[str, Any]:
@@ -274,30 +264,6 @@ def test_no_example_runs_over_a_second_learn(options: Any) -> None:
 
 
 # ---- in lockstep with its own buffers --------------------------------------------------------------------------------
-
-
-class Recorded(ReplayBuffer):
-    """Our buffer, which notes the rows of each batch."""
-
-    drawn: list[Any]
-
-    def _draw(self, batch_size: int) -> dict[str, Any]:
-        batch = super()._draw(batch_size)
-        self.__dict__.setdefault("drawn", []).append(batch["indices"].copy())
-        return batch
-
-
-def following(base: Any, drawn: list[Any]) -> Any:
-    """Stable-Baselines3's own buffer, which draws the rows that ours drew."""
-    batches = iter(drawn)
-
-    class Following(base):  # type: ignore[misc]
-        def sample(self, batch_size: int, env: Any = None) -> Any:
-            steps, environments = np.divmod(next(batches), self.n_envs)
-            with mock.patch.object(np.random, "randint", return_value=environments):
-                return self._get_samples(steps % self.buffer_size, env=env)
-
-    return Following
 
 
 def weights_of(model: Any) -> list[Any]:

@@ -61,7 +61,7 @@ class HerReplayBuffer(ReplayBuffer, Base):
         where = "HerReplayBuffer()"
         if not isinstance(observation_space, spaces.Dict) or not set(_GOALS) <= set(observation_space.spaces):
             raise SchemaError(
-                f"{where}: observation_space: expected a Dict with {list(_GOALS)}, got {observation_space}"
+                f"{where}: observation_space: expected a Dict with {', '.join(_GOALS)}, got {observation_space}"
             )
         self.n_sampled_goal = whole(where, "n_sampled_goal", n_sampled_goal, 0)
         self.her_ratio = 1 - 1 / (self.n_sampled_goal + 1)
