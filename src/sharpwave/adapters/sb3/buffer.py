@@ -16,7 +16,7 @@ from sharpwave.address import to_path
 from sharpwave.checks import one_of
 from sharpwave.errors import SchemaError, StorageError
 
-from .columns import Column, Columns, action_size, obs_shape, read_obs_columns
+from .columns import HAS_PADDING, Column, Columns, action_size, obs_shape, read_obs_columns
 from .n_step import read_returns
 from .samples import HAS_SB3, DictReplayBufferSamples, PrioritizedSamples, ReplayBufferSamples
 
@@ -102,7 +102,7 @@ class ReplayBuffer(Base):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.is_prioritized = isinstance(sampler, sw.Prioritized)
-        one_of("ReplayBuffer()", "padding", padding, ("zero", "repeat"))
+        self._padding: str = one_of("ReplayBuffer()", "padding", padding, ("zero", "repeat"))
         self._make_columns(stack, channels_order)
         view = self._view(*read_returns(n_steps, gamma))
         self._n_steps, self._gamma = view.n_step, view.gamma
@@ -218,17 +218,27 @@ class ReplayBuffer(Base):
             now, after = _fit_all(columns, "obs", obs), _fit_all(columns, "next_obs", next_obs)
         else:
             now, after = columns.fit("obs", obs), columns.fit("next_obs", next_obs)  # type: ignore[union-attr]
-        if self._stacks and done.any():
+        if self._stacks and not HAS_PADDING and done.any():
             after = self._end_stacks(now, after, done)
-        (self._stream or inner).add(
-            obs=now,
-            action=self._action.fit("action", action),
-            reward=self._reward.fit("reward", reward),
-            next_obs=after,
-            done=done,
-            truncated=truncated,
+        values = {
+            "obs": now,
+            "action": self._action.fit("action", action),
+            "reward": self._reward.fit("reward", reward),
+            "next_obs": after,
+            "done": done,
+            "truncated": truncated,
             **own,
-        )
+        }
+        try:
+            (self._stream or inner).add(**values)
+        except SchemaError as error:
+            if not self._stacks:
+                raise
+            raise SchemaError(
+                f"add(): obs: expected stacks of successive frames, oldest first, with padding={self._padding!r} at "
+                f"the start of an episode, got others ({error}); give the buffer the stack=, channels_order= and "
+                "padding= of the wrapper that stacks, or stack=1"
+            ) from None
         state = self.__dict__  # __setattr__ below takes as long as the engine's add
         state["pos"] += 1
         if state["pos"] == self.buffer_size:

@@ -15,10 +15,11 @@ from sharpwave.arrays import as_array
 from sharpwave.checks import whole
 from sharpwave.errors import SchemaError
 
-__all__ = ["Column", "Columns", "action_size", "obs_shape", "read_obs_columns"]
+__all__ = ["HAS_PADDING", "Column", "Columns", "action_size", "obs_shape", "read_obs_columns"]
 
 Array = np.ndarray[Any, Any]
-_HAS_PADDING = "padding" in inspect.signature(sw.Field).parameters
+# Whether fields can pad stacks with zeros, and keep next observations of another episode's frames.
+HAS_PADDING = "padding" in inspect.signature(sw.Field).parameters
 
 
 class Column:
@@ -54,7 +55,7 @@ class Column:
         options: dict[str, Any] = {"compression": compression}
         if self.stack > 1:
             options["stack"] = self.stack
-            if _HAS_PADDING:
+            if HAS_PADDING:
                 options["padding"] = padding
         return sw.Field(self._frames, self.dtype, **options)
 
