@@ -228,7 +228,7 @@ def test_observations_that_are_no_stacks_are_refused() -> None:
     frames = np.random.default_rng(0).integers(0, 255, (2, 1, 4, 5, 5), np.uint8)
     words = (
         r"add\(\): obs: expected stacks of successive frames, oldest first, with padding='zero' at the start of an "
-        r"episode, got others \(.*\); give the buffer the stack=, channels_order= and padding= of the wrapper that stacks"
+        r"episode, got others \(.*\); give the buffer the stack=, channels_order= and padding= of the wrapper"
     )
     with pytest.raises(SchemaError, match=words):
         mine.add(frames[0], frames[1], np.array([0]), np.array([0.0]), np.array([False]), [{}])
