@@ -100,7 +100,7 @@ def screens(shape: tuple[int, ...], number: int, kind: str = "image") -> DummyVe
         ((5, 6, 1), None, False),
         ((5, 6, 3), None, False),
         ((5, 6, 1), None, True),
-        ((5, 6, 3), None, True),
+        ((14, 15, 3), None, True),
         ((1, 5, 6), None, False),
         ((3, 8, 8), "first", False),
         ((6, 6, 6), "last", False),
