@@ -331,6 +331,59 @@ def test_one_environment_may_add_whatever_its_own_buffer_takes(
     assert rows_of(mine.sample(1)) == rows_of(theirs.sample(1))
 
 
+FORMS: dict[str, Any] = {  # ways to give an array of one environment's value
+    "as it is": lambda array: array,
+    "without the axis of environments": lambda array: array[0],
+    "with one axis more": lambda array: array[None],
+    "float64": lambda array: array.astype(np.float64),
+    "float32": lambda array: array.astype(np.float32),
+    "int64": lambda array: array.astype(np.int64),
+    "uint8": lambda array: array.astype(np.uint8),
+    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+    "halves": lambda array: array.astype(np.float64) + 0.5,
+    "large": lambda array: array.astype(np.float64) + 300,
+    "infinite": lambda array: np.full(array.shape, np.inf),
+    "not a number": lambda array: np.full(array.shape, np.nan),
+    "turned": lambda array: array.reshape(-1, 1),
+    "flat": lambda array: array.reshape(-1),
+}
+SPACES = [BOX, BYTES, spaces.Discrete(9), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(3), spaces.Box(-9, 9, (1,))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_every_form_is_taken_as_its_own_buffer_takes_it_or_refused_where_it_changes_values(
+    space: Any, form: str
+) -> None:
+    for argument in ("obs", "next_obs", "action", "reward", "done"):
+        spaces_of = (BOX, space) if argument == "action" else (space, spaces.Discrete(5))
+        value_space = {"obs": spaces_of[0], "next_obs": spaces_of[0], "action": spaces_of[1]}.get(argument)
+        whole = np.ones((1,)) if value_space is None else np.asarray(value_space.sample())[None] * 0 + 2
+        given = FORMS[form](whole if argument != "done" else np.ones(1))
+        mine, theirs = ReplayBuffer(4, *spaces_of, "cpu"), buffers.ReplayBuffer(4, *spaces_of, "cpu")
+        good = {"obs": np.zeros((1, *mine.obs_shape)), "next_obs": np.zeros((1, *mine.obs_shape))}
+        good |= {"action": np.zeros((1, mine.action_dim)), "reward": np.zeros(1), "done": np.zeros(1), "infos": [{}]}
+        try:
+            with np.errstate(invalid="ignore"):
+                theirs.add(**{**good, argument: given})
+            stored = getattr(
+                theirs, {"obs": "observations", "next_obs": "next_observations"}.get(argument, argument + "s")
+            )
+            kept = np.array_equal(stored[0].reshape(-1), np.float32(given).reshape(-1), equal_nan=True)
+            kept = kept and (argument != "done" or set(stored[0]) <= {0, 1})
+        except ValueError:
+            kept = False  # refused there as well; ours may take a shape more
+            stored = None
+        try:
+            mine.add(**{**good, argument: given})
+        except SchemaError:
+            assert not kept, argument
+            continue
+        assert kept or stored is None, argument
+        if kept:
+            assert repr(rows_of(mine.sample(1))) == repr(rows_of(theirs.sample(1)))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -390,6 +390,7 @@ def test_steps_and_discount_are_those_of_the_algorithm(algorithm: Any, settings:
         model = DQN("MlpPolicy", "CartPole-v1", **options)
         view = model.replay_buffer.inner.view
         assert (view.n_step, view.gamma) == (3, 0.95)
+        assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (3, 0.95)  # as of NStepReplayBuffer
     model = DQN("MlpPolicy", "CartPole-v1", **small(replay_buffer_kwargs={"n_steps": 3}, gamma=0.95))
     model.save(tmp_path / "model")
     again = DQN.load(tmp_path / "model", env=gym.make("CartPole-v1"), gamma=0.9)

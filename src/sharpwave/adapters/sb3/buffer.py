@@ -105,7 +105,7 @@ class ReplayBuffer(Base):
         self._padding: str = one_of("ReplayBuffer()", "padding", padding, ("zero", "repeat"))
         self._make_columns(stack, channels_order)
         view = self._view(*read_returns(n_steps, gamma))
-        self._n_steps, self._gamma = view.n_step, view.gamma
+        self.n_steps, self.gamma = view.n_step, view.gamma
 
         columns = self._obs
         obs: Any = (
@@ -355,12 +355,12 @@ class ReplayBuffer(Base):
     def _normalize_returns(self, rewards: np.ndarray[Any, Any], env: Any) -> np.ndarray[Any, Any]:
         if env is None:
             return rewards
-        if not env.norm_reward or self._n_steps == 1:
+        if not env.norm_reward or self.n_steps == 1:
             normal: np.ndarray[Any, Any] = env.normalize_reward(rewards)
             return normal.astype(np.float32)
         # The sum of scaled rewards is the scaled sum, so this is exact unless a single reward is clipped. The bound is
         # the bound of a sum of clipped rewards.
-        bound = env.clip_reward * self._n_steps
+        bound = env.clip_reward * self.n_steps
         scaled: np.ndarray[Any, Any] = np.clip(rewards / np.sqrt(env.ret_rms.var + env.epsilon), -bound, bound)
         return scaled.astype(np.float32)
 
@@ -400,7 +400,7 @@ class ReplayBuffer(Base):
         if isinstance(state["_inner"], bytes):
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder, "replay").write_bytes(state["_inner"])
-                self._inner = sw.open(Path(folder, "replay"), view=self._view(self._n_steps, self._gamma))
+                self._inner = sw.open(Path(folder, "replay"), view=self._view(self.n_steps, self.gamma))
         self._count_rows()
 
 

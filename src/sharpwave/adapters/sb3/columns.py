@@ -37,13 +37,14 @@ class Column:
         mend: What to do about a value that the dtype cannot hold.
     """
 
-    __slots__ = ("_expected", "_frames", "_is_last", "_key", "_mend", "dtype", "shape", "stack")
+    __slots__ = ("_expected", "_frames", "_is_last", "_key", "_mend", "_size", "dtype", "shape", "stack")
 
     def __init__(
         self, key: str, shape: tuple[int, ...], dtype: Any, n_envs: int, *, stack: int = 1, axis: int = 0, mend: str
     ) -> None:
         self._key, self.shape, self.dtype, self.stack, self._mend = key, shape, np.dtype(dtype), stack, mend
         self._expected = (n_envs, *shape)
+        self._size = math.prod(self._expected)
         self._is_last = axis == -1
         frame = list(shape)
         if stack > 1:
@@ -62,8 +63,11 @@ class Column:
     def fit(self, name: str, value: Any) -> Array:
         """A value per environment in the shape and dtype of the column. As in Stable-Baselines3, axes of length 1 may
         be missing or added, and actions may have any shape of the right size."""
-        if type(value) is np.ndarray and value.shape == self._expected and value.dtype == self.dtype:
-            return value if self.stack == 1 else self._split(value)
+        if type(value) is np.ndarray and value.dtype == self.dtype:
+            if value.shape == self._expected:
+                return value if self.stack == 1 else self._split(value)
+            if name == "action" and value.size == self._size:
+                return value.reshape(self._expected)
         array = self._fit(name, value)
         return array if self.stack == 1 else self._split(array)
 
@@ -73,7 +77,7 @@ class Column:
         if array.dtype.kind not in "biuf":
             raise SchemaError(f"add(): {name}{self._key}: expected numbers of shape {expected}, got {value!r:.80}")
         if array.shape != expected:
-            if array.size != math.prod(expected) or (name != "action" and _long_axes(array) != _long_axes(expected)):
+            if array.size != self._size or (name != "action" and _long_axes(array) != _long_axes(expected)):
                 raise SchemaError(
                     f"add(): {name}{self._key}: expected shape {expected}, n_envs={expected[0]} values of the space's "
                     f"shape, got {array.shape}; make the buffer with the environment's own spaces and number of "

@@ -85,9 +85,9 @@ class HerReplayBuffer(ReplayBuffer, Base):
             handle_timeout_termination,
             **options,
         )
-        if copy_info_dict and self._n_steps > 1:
+        if copy_info_dict and self.n_steps > 1:
             raise SchemaError(
-                f"{where}: copy_info_dict: an example of n_steps={self._n_steps} has rewards of several steps, and "
+                f"{where}: copy_info_dict: an example of n_steps={self.n_steps} has rewards of several steps, and "
                 "compute_reward gets the infos of one; give n_steps=1, or copy_info_dict=False"
             )
         self._infos = np.full(self.buffer_size * n_envs if copy_info_dict else 0, None, object)
