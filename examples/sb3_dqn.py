@@ -19,7 +19,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import sharpwave as sw
-from sharpwave.adapters.sb3 import ReplayBuffer, prioritized
+from sharpwave.adapters.sb3 import PrioritizedDQN, ReplayBuffer
 
 LEARNING_STARTS, TRAIN_FREQ, GRADIENT_STEPS = 1_000, 256, 128
 EVALUATIONS = 5  # on the way: a last policy alone tells little
@@ -34,7 +34,7 @@ def make_buffers(steps: int) -> dict[str, dict[str, Any]]:
         "Sharpwave": {"replay_buffer_class": ReplayBuffer},
         "Sharpwave, prioritized, 3-step": {
             "replay_buffer_class": ReplayBuffer,
-            "replay_buffer_kwargs": {"sampler": sampler, "n_steps": 3, "gamma": 0.99},
+            "replay_buffer_kwargs": {"sampler": sampler, "n_steps": 3},
         },
     }
 
@@ -42,7 +42,7 @@ def make_buffers(steps: int) -> dict[str, dict[str, Any]]:
 def train(steps: int, seed: int, options: dict[str, Any]) -> list[float]:
     """Trains one agent; returns the mean greedy return of twenty episodes at each evaluation."""
     is_prioritized = "sampler" in options.get("replay_buffer_kwargs", {})
-    model = (prioritized(DQN) if is_prioritized else DQN)(
+    model = (PrioritizedDQN if is_prioritized else DQN)(
         "MlpPolicy",
         gym.make("CartPole-v1"),
         learning_rate=2.3e-3,

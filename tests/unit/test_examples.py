@@ -337,6 +337,38 @@ def test_sb3_trains_with_every_buffer() -> None:
     assert "--steps" in refusal("sb3_dqn", "--steps", 7)
 
 
+# ---- her_sb3 ---------------------------------------------------------------------------------------------------------
+
+
+def test_her_sb3_learns_and_draws_its_curve(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    example = load("her_sb3")
+    config = example.Config(steps=1_200, learning_starts=200, evaluate_every=400, hidden_size=16)
+    result = example.train(config)
+    assert [step for step, _ in result.evaluations] == [400, 800, 1_200]
+    assert all(0 <= success <= 1 for _, success in result.evaluations)
+    buffer = result.model.replay_buffer
+    assert len(buffer.inner) == result.model.num_timesteps == 1_216  # whole rollouts
+    assert buffer.inner.stats()["sample_calls"] == result.model._n_updates > 200
+    data = buffer.sample(4_000)
+    near = (data.next_observations["achieved_goal"] - data.observations["desired_goal"]).norm(dim=1) <= example.REACH
+    assert torch.equal(data.rewards[:, 0], near.float() - 1)
+    assert near.float().mean() > 0.1, "new goals are reached"
+    example.draw({"Sharpwave": result}, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "--steps must be at least 1000" in refusal("her_sb3", "--steps", 7)
+
+
+def test_her_sb3_without_new_goals_and_with_the_buffer_of_its_own() -> None:
+    pytest.importorskip("stable_baselines3")
+    example = load("her_sb3")
+    few = {"steps": 240, "learning_starts": 200, "evaluate_every": 240, "hidden_size": 16}
+    plain = example.train(example.Config(**few, goals=0)).model.replay_buffer
+    own_goals = {tuple(goal) for goal in next(iter(plain.inner.rows()))["obs"]["desired_goal"].tolist()}
+    assert {tuple(goal) for goal in plain.sample(500).observations["desired_goal"].tolist()} <= own_goals
+    assert not hasattr(example.train(example.Config(**few, own_buffer=True)).model.replay_buffer, "inner")
+
+
 # ---- dqn_jax ---------------------------------------------------------------------------------------------------------
 
 
