@@ -36,6 +36,9 @@ public:
     // (Hot: where the compiler puts these three among the others decides a twentieth of an add.)
     [[gnu::hot]] bool try_append(const RowBatch& batch);
 
+    // Before an env's first row: it goes on in an episode whose earlier rows are not in the table.
+    void go_on(std::uint64_t env) { at_.open_rows.at(env) = format::kMaxSerial + 1; }
+
     // Ends open episodes as truncated and gives the record back. A second call does nothing.
     void close();
 

@@ -29,6 +29,8 @@ _RESERVED = {
     "relabelled",
     "valid",
     "first",
+    "stream",
+    "episode",
 }
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
