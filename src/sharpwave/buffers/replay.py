@@ -312,8 +312,10 @@ class ReplayBuffer:
     def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
         """Changes the sampler's exponents for all processes that have the buffer open.
 
-        A new alpha applies to all rows at once. A ``Linear`` beta counts all calls of ``sample`` since the buffer was
-        made.
+        A new alpha applies to all rows at once. The masses of all rows and the whole index are computed again, which
+        takes time in proportion to the capacity, and other calls that need the index wait meanwhile. So change alpha
+        seldom, not with every batch. A new beta costs nothing. A ``Linear`` beta counts all calls of ``sample`` since
+        the buffer was made.
         """
         if not self._rows.spec.is_prioritized:
             raise SchemaError("tune(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
@@ -497,6 +499,26 @@ class ReplayBuffer:
         from .open import open
 
         return functools.partial(open, view=rows.spec.view), (rows.address,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayBuffer:
+        return self._again("deepcopy")
+
+    def __copy__(self) -> ReplayBuffer:
+        return self._again("copy")
+
+    def _again(self, what: str) -> ReplayBuffer:
+        """Another buffer over the same storage, as a pickle makes; rows in memory have no such thing."""
+        rows = self._rows
+        if rows.closed:
+            raise ClosedError(f"{what}: the buffer is closed")
+        if rows.address is None:
+            where = "in memory" if rows.device is None else f"on {rows.where}"
+            raise TypeError(
+                f"{what}: a buffer {where} is not copied; save() it, and sharpwave.open() the file for a copy"
+            )
+        make, arguments = self.__reduce__()
+        again: ReplayBuffer = make(*arguments)
+        return again
 
 
 def spec_of(
