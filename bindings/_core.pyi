@@ -360,7 +360,7 @@ class Table:
 
     def pace_wait(self, mark: int, seconds: float) -> int: ...
 
-    def read(self, serials: object, skip_gone: bool) -> dict[str, Any]: ...
+    def read(self, serials: object, skip_gone: bool, streams: Streams | None = None) -> dict[str, Any]: ...
 
     def live_serials(self) -> Any: ...
 
@@ -437,6 +437,20 @@ def wait_for_file(path: str, seconds: float) -> bool: ...
 
 shared_memory_folder: str = '/dev/shm'
 
+class Streams:
+    """Tells the stream and the episode of rows that are read in order."""
+
+    def __init__(self, table: Table) -> None: ...
+
+class Episodes:
+    """The episodes of a table, oldest first."""
+
+    def __init__(self, table: Table) -> None: ...
+
+    def next(self, partial: bool, unfinished: bool) -> tuple[Any, int, int] | None: ...
+
+    def starts(self) -> Any: ...
+
 class Writer:
     """One stream of rows into a table."""
 
@@ -444,6 +458,8 @@ class Writer:
 
     def add(self, *args: object, **kwargs: object) -> None:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
+
+    def go_on(self, env: int) -> None: ...
 
     def close(self) -> None: ...
 

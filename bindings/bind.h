@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/wait.h"
@@ -11,12 +12,14 @@
 #include "numpy_api.h"
 #include "results.h"
 #include "sampling/pace.h"
+#include "table/streams.h"
 #include "table/table.h"
 #include "tree.h"
 
 void bind_settings(nb::module_& m);
 void bind_tree(nb::module_& m);
 void bind_table(nb::module_& m);
+void bind_streams(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_columns(nb::module_& m);
 void bind_returns(nb::module_& m);
@@ -90,6 +93,17 @@ struct BoundTable {
         table->check_open();
         return table;
     }
+};
+
+// Streams and episodes of rows that are read in order.
+struct BoundStreams {
+    explicit BoundStreams(const BoundTable& bound);
+
+    // Adds "stream" and "episode" to a batch of these rows.
+    void number(const std::vector<std::uint64_t>& serials, const std::vector<std::uint64_t>& words, nb::handle batch);
+
+    std::shared_ptr<sharpwave::Table> table;
+    sharpwave::Streams streams;
 };
 
 void bind_direct(nb::module_& m, nb::class_<BoundTable>& table);

@@ -273,8 +273,9 @@ void flag_truncated(const Batch& batch, const std::vector<std::uint64_t>& words)
     }
 }
 
-// Rows by serial. With skip_gone, rows that left meanwhile are left out and the batch is shorter.
-nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
+// Rows by serial. With skip_gone, rows that left meanwhile are left out and the batch is shorter. With streams, serials
+// come in their order, over all calls.
+nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone, BoundStreams* streams) {
     const std::shared_ptr<Table> table = self.open();
     const std::shared_ptr<sharpwave::BatchMaker> batches = self.batches;
     auto* array = reinterpret_cast<PyArrayObject*>(serials.ptr());
@@ -303,6 +304,7 @@ nb::object read_rows(BoundTable& self, nb::handle serials, bool skip_gone) {
     }
     std::copy(wanted.begin(), wanted.end(), batch.indices);
     flag_truncated(batch, words);
+    if (streams) streams->number(wanted, words, batch.dict);
     return std::move(batch.dict);
 }
 
@@ -358,6 +360,8 @@ nb::dict stats(BoundTable& self) {
     put("resets_unflagged", s.resets_unflagged);
     put("rows_retired", s.rows_retired);
     put("heap_bytes", s.heap_bytes);
+    put("updates_applied", s.updates_applied);
+    put("updates_stale", s.updates_stale);
     if (pace) {
         const sharpwave::Pace::Counts counts = pace->counts();
         put("pace_inserts", counts.inserts);
@@ -368,13 +372,9 @@ nb::dict stats(BoundTable& self) {
         put("epoch", s.shuffle_epoch);
         put("rows_consumed", s.rows_consumed);
     }
-    if (table->header().sampler == 1) {
-        put("updates_applied", s.updates_applied);
-        put("updates_stale", s.updates_stale);
-        if (batches) {  // else nobody has said yet how to draw: see bind()
-            result["alpha"] = batches->index()->alpha();
-            result["beta"] = batches->index()->beta();
-        }
+    if (table->header().sampler == 1 && batches) {  // else nobody has said yet how to draw: see bind()
+        result["alpha"] = batches->index()->alpha();
+        result["beta"] = batches->index()->beta();
     }
     result["copy_kernel"] = s.copy_kernel;
     return result;
@@ -580,8 +580,9 @@ void bind_table(nb::module_& m) {
                 return pace->mark();
             },
             nb::arg("mark"), nb::arg("seconds"))
-        .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"),
-             nb::sig("def read(self, serials: object, skip_gone: bool) -> dict[str, typing.Any]"))
+        .def("read", &read_rows, nb::arg("serials"), nb::arg("skip_gone"), nb::arg("streams").none() = nb::none(),
+             nb::sig("def read(self, serials: object, skip_gone: bool, streams: Streams | None = None) "
+                     "-> dict[str, typing.Any]"))
         .def("live_serials", &live_serials, nb::sig("def live_serials(self) -> typing.Any"))
         .def("stats", &stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
         .def("huge_page_bytes",

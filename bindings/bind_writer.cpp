@@ -515,6 +515,8 @@ void bind_writer(nb::module_& m) {
     nb::class_<BoundWriter>(m, "Writer", nb::type_slots(writer_slots), "One stream of rows into a table.")
         .def(nb::init<const BoundTable&, nb::object, nb::object, bool, bool>(), nb::arg("table"), nb::arg("prepare"),
              nb::arg("read_leaf"), nb::arg("takes_steps"), nb::arg("one_row"))
+        .def(
+            "go_on", [](BoundWriter& self, std::uint64_t env) { self.writer->go_on(env); }, nb::arg("env"))
         .def("close", [](BoundWriter& self) {
             std::shared_ptr<sharpwave::Writer> writer = self.writer;
             if (!writer) return;

@@ -37,6 +37,7 @@ NB_MODULE(_core, m) {
     bind_settings(m);
     bind_tree(m);
     bind_table(m);
+    bind_streams(m);
     bind_writer(m);
     bind_columns(m);
     bind_returns(m);

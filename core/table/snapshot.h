@@ -36,6 +36,7 @@ std::uint32_t heap_checksum(std::uint32_t crc, const RowLayout& layout, const st
         if (!field.is_in_heap()) continue;
         HeapPlace place;
         std::memcpy(&place, row + field.offset, sizeof place);
+        if (place.kept_bytes == 0) continue;  // an empty value has no bytes anywhere
         const std::byte* bytes = bytes_at(place.offset, place.kept_bytes);
         if (!bytes) return ~crc;
         crc = crc32c(crc, bytes, place.kept_bytes);

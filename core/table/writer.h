@@ -42,6 +42,9 @@ public:
     void append(const RowBatch& batch, std::uint64_t* serials, Deadline deadline = Deadline::never());
     bool try_append(const RowBatch& batch, std::uint64_t* serials);
 
+    // Before an env's first row: it goes on in an episode whose earlier rows are not in the table.
+    void go_on(std::uint64_t env) { at_.open_rows.at(env) = format::kMaxSerial + 1; }
+
     // Ends open episodes as truncated and gives the record back. A second call does nothing.
     void close();
 

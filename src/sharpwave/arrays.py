@@ -148,9 +148,26 @@ def match(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         values[name] = value
     missing = [name for name in names if name not in values]
     if missing:
+        if len(args) == 1 and not kwargs:
+            _refuse_row(schema, args[0])
         also = " (or terminated=)" if "done" in missing else ""
         raise SchemaError(f"add(): missing {', '.join(repr(name) for name in missing)}{also}; the schema has {listed}")
     return values, truncated, mask
+
+
+def _refuse_row(schema: Schema, value: Any) -> None:
+    """Refuses a whole row that was given as one value: a dict, a TensorDict, a Batch of Tianshou."""
+    keys = getattr(value, "keys", None)
+    if not callable(keys):
+        return
+    given = [str(key) for key in keys()]
+    first = schema.fields[schema.names[0]]
+    is_first_field = isinstance(first, Mapping) and set(given) == set(first)
+    if not is_first_field:
+        raise SchemaError(
+            f"add(): got one {type(value).__name__} with the keys {', '.join(given)}; give the fields of a row by "
+            f"name, add(**row) with the names {', '.join(schema.names)}"
+        )
 
 
 def flatten(

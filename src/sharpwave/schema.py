@@ -32,6 +32,8 @@ _RESERVED = {
     "first",
     "place_indices",
     "return_indices",
+    "stream",
+    "episode",
 }
 _STANDARD = ("obs", "action", "reward", "next_obs", "done")
 _MAX_DIMENSIONS = 8
@@ -432,7 +434,7 @@ def transitions(
     return schema
 
 
-def from_space(space: Any, where: str) -> Node:
+def from_space(space: Any, where: str, call: str = "for_env()") -> Node:
     """The field or fields that hold one value of a Gymnasium space."""
     from gymnasium import spaces
 
@@ -441,11 +443,11 @@ def from_space(space: Any, where: str) -> Node:
     if isinstance(space, spaces.Discrete):
         return Field((), space.dtype)
     if isinstance(space, spaces.Dict):
-        return {name: from_space(part, f"{where}[{name!r}]") for name, part in space.spaces.items()}
+        return {name: from_space(part, f"{where}[{name!r}]", call) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(from_space(part, f"{where}[{i}]") for i, part in enumerate(space.spaces))
+        return tuple(from_space(part, f"{where}[{i}]", call) for i, part in enumerate(space.spaces))
     raise SchemaError(
-        f"for_env(): {where}: expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, got {space}; "
+        f"{call}: {where}: expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, got {space}; "
         "give a schema= of your own"
     )
 

@@ -68,7 +68,8 @@ PYTHON = Order(
         ("buffers",),
         ("collect",),
         ("face",),  # what `import sharpwave` brings
-        ("adapters", "compat", "tools"),
+        ("adapters", "compat"),
+        ("tools",),  # the command line uses adapters
         ("__main__",),
     )
 )

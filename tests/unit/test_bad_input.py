@@ -315,6 +315,30 @@ def test_values_by_position_and_by_name_at_once_are_refused() -> None:
             buffer.add()
 
 
+class KeysOnly:
+    """As Tianshou's Batch: keys, and no Mapping."""
+
+    def keys(self) -> Any:
+        return {"obs": 0, "act": 0}.keys()
+
+
+def test_whole_row_in_place_of_its_fields_is_refused_with_the_way_to_give_it() -> None:
+    buffer = filled(2)
+    row = {"obs": np.zeros(2), "action": 0.0, "reward": 0.0, "next_obs": np.zeros(2), "done": False}
+    mend = r"give the fields of a row by name, add\(\*\*row\) with the names obs, action, reward, next_obs, done"
+    with unchanged(buffer):
+        with pytest.raises(SchemaError, match=rf"add\(\): got one dict with the keys obs, .*; {mend}"):
+            buffer.add(row)
+        with pytest.raises(SchemaError, match=r"got one KeysOnly with the keys obs, act"):
+            buffer.add(KeysOnly())
+    buffer.add(**row)
+    with sw.ReplayBuffer(4, schema={"obs": {"x": sw.Field(())}, "action": sw.Field(())}) as nested:
+        with pytest.raises(SchemaError, match="missing 'action', 'reward', 'next_obs', 'done'"):
+            nested.add({"x": 0.0})  # the observation, and nothing else
+        with pytest.raises(SchemaError, match="got one dict with the keys obs, action"):
+            nested.add({"obs": {"x": 0.0}, "action": 0.0})
+
+
 def nested_row(**changes: Any) -> dict[str, Any]:
     obs = {"image": np.zeros((2, 3), np.uint8), "pair": (np.zeros(2, np.float32), 1)}
     return {"obs": obs, "action": 1, "reward": 0.0, "next_obs": obs, "done": False, **changes}

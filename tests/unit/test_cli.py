@@ -615,7 +615,7 @@ def test_minari_data_set_there_and_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert rows == [[0, 2, 4], [6, 8], [1, 3, 5, 7, 9]], "every environment's own, cut at its ends"
     done = run_module("convert", "minari:test/rollout-v0", "minari:test/b-v0")
     assert done.returncode == 1
-    assert "expected a folder on one side" in done.stderr
+    assert "expected a folder or a file on one side" in done.stderr
 
 
 def test_minari_data_set_of_an_environment_that_is_not_installed(
@@ -670,3 +670,60 @@ def test_minari_data_set_of_an_environment_that_is_not_installed(
     assert done.returncode == 1
     assert "there is a data set of that name" in done.stderr
     assert minari.load_dataset("test/nowhere-v0").total_episodes == 1
+
+
+def test_minari_data_set_to_a_snapshot_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    file, other = str(tmp_path / "saved.sw"), str(tmp_path / "other.sw")
+    with sw.ReplayBuffer(20, obs_shape=(3,), action_dtype="int64", num_envs=1, seed=0) as buffer:
+        for number in range(10):
+            buffer.add([number] * 3, number % 2, number, [number + 1] * 3, number % 4 == 3)
+        buffer.save(file)
+        expected = [episode["reward"].tolist() for episode in buffer.episodes()]
+    done = run_module("convert", file, "minari:test/rows-v0")
+    assert (done.returncode, done.stdout) == (0, "2 episodes in minari:test/rows-v0\n"), done.stderr
+    data = minari.load_dataset("test/rows-v0")
+    assert [episode.rewards.tolist() for episode in data.iterate_episodes()] == expected
+    done = run_module("convert", "minari:test/rows-v0", other)
+    assert (done.returncode, done.stdout) == (0, f"2 episodes in {other}\n"), done.stderr
+    with sw.open(other) as back:
+        assert [episode["reward"].tolist() for episode in back.episodes()] == expected
+    for arguments, message in (
+        (("minari:test/rows-v0", other), "there is such a file"),
+        (("minari:test/rows-v0", str(tmp_path / "c.sw"), "--format", "pt"), "--format applies to folders"),
+        ((file, str(tmp_path / "folder")), "expected a folder of trajectories, got a file"),
+        ((str(tmp_path / "none.sw"), "minari:test/none-v0"), "none.sw"),
+        (("minari:test/none-v0", str(tmp_path / "folder")), "there is no such data set on this machine"),
+    ):
+        done = run_module("convert", *arguments)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "no such folder" not in done.stderr
+    assert not (tmp_path / "folder").exists()
+    with sw.DistillationBuffer(5, obs_shape=(1,), action_shape=(), seed=0) as teacher:
+        teacher.save(tmp_path / "teacher.sw")
+    done = run_module("convert", str(tmp_path / "teacher.sw"), "minari:test/none-v0")
+    assert "expected a folder of trajectories or a ReplayBuffer, got DistillationBuffer" in done.stderr
+
+
+def test_minari_data_set_that_a_folder_cannot_hold_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    file, folder = str(tmp_path / "saved.sw"), tmp_path / "folder"
+    fields = {"obs": (sw.Field((2,)), sw.Field(())), "action": sw.Field(())}
+    with sw.ReplayBuffer(20, schema=fields, seed=0) as buffer:
+        buffer.add(obs=([0, 0], 0), action=0, reward=0, next_obs=([1, 1], 1), done=True)
+        buffer.save(file)
+    assert run_module("convert", file, "minari:test/pairs-v0").returncode == 0
+    folder.mkdir()
+    for _ in range(2):  # the second time the folder is as empty as the first
+        done = run_module("convert", "minari:test/pairs-v0", str(folder))
+        assert done.returncode == 1
+        assert "give a file FILE.sw instead" in done.stderr
+        assert list(folder.iterdir()) == []
+    done = run_module("convert", "minari:test/pairs-v0", str(tmp_path / "pairs.sw"))
+    assert done.returncode == 0, done.stderr

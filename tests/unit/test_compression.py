@@ -362,3 +362,11 @@ def test_ragged_rows_survive_save_and_open(tmp_path: Path) -> None:
         assert copy.sample(9)["action"].shape == (9,)
         copy.close()
     buffer.close(unlink=True)
+
+
+def test_snapshot_of_empty_ragged_values_alone_opens(tmp_path: Path) -> None:
+    buffer = sw.ReplayBuffer(4, schema={"obs": sw.Field((5,), ragged=True)}, next_obs=None, seed=0)
+    buffer.add(obs=np.zeros(0, np.float32), reward=1.0, done=False)
+    buffer.save(tmp_path / "snapshot")
+    copy = sw.open(tmp_path / "snapshot")
+    assert copy.get([0])["obs"]["offsets"].tolist() == [0, 0]

@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SOURCES = ("core", "bindings", "src", "tests", "benchmarks", "docs", "examples")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
-NEEDED = re.compile(r"^(?:import|from) (jax|stable_baselines3)\b", re.MULTILINE)
+NEEDED = re.compile(r"^(?:import|from) (?:sharpwave\.adapters import )?(jax|minari|stable_baselines3)\b", re.MULTILINE)
 NAMED = re.compile(r"`([\w/]+\.(?:py|pyi|h|cpp|inc|txt|pat|md))`")
 EXPECTED = re.compile(r"^# (\w+(?:Error|Ready|Handle|Full)): (.*)$")
 
@@ -23,6 +23,7 @@ def test_every_snippet_runs(page, tmp_path, monkeypatch):
     for name in NEEDED.findall(page.read_text()):
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     names = {"__name__": "__snippet__"}
     for block in BLOCK.findall(page.read_text()):
         expected = EXPECTED.match(block.rstrip().splitlines()[-1])

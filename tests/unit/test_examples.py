@@ -93,8 +93,8 @@ def test_per_dqn_learns_from_both_samplers(prioritized: bool) -> None:
     assert math.isfinite(seen[-1][1])
     assert stats["sample_calls"] == gradient_steps
     # Every priority is told, and none comes too late: nothing leaves a ring that is not yet full.
-    told = (stats.get("updates_applied"), stats.get("updates_stale"))
-    assert told == ((gradient_steps * config.batch_size, 0) if prioritized else (None, None))
+    told = (stats["updates_applied"], stats["updates_stale"])
+    assert told == (gradient_steps * config.batch_size if prioritized else 0, 0)
     assert set(result.buffer_ns) == ({"add", "sample", "update"} if prioritized else {"add", "sample"})
     assert "weights" in result.buffer.sample(4) or not prioritized
     assert result.greedy_return > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import signal
@@ -320,6 +321,27 @@ def test_pickle_of_a_shared_buffer_is_its_address(address: str) -> None:
         pickle.dumps(buffer)
 
 
+@pytest.mark.parametrize(("verb", "name"), [(copy.deepcopy, "deepcopy"), (copy.copy, "copy")])
+def test_copy_of_a_buffer_in_memory_is_refused_with_the_way_to_a_copy(verb: Any, name: str, address: str) -> None:
+    buffer = filled(3)
+    mend = r"is not copied; save\(\) it, and sharpwave.open\(\) the file for a copy"
+    with pytest.raises(TypeError, match=rf"^{name}: a buffer in memory {mend}"):
+        verb(buffer)
+    buffer.close()
+    with pytest.raises(ClosedError, match=f"{name}: the buffer is closed"):
+        verb(buffer)
+    shared = filled(3, storage=address)
+    with verb(shared) as again:  # over the same rows, as a pickle
+        again.add(**row(3))
+        assert len(shared) == 4
+    shared.close(unlink=True)
+
+
+def test_updates_are_counted_for_every_sampler() -> None:
+    stats = filled(3).stats()
+    assert (stats["updates_applied"], stats["updates_stale"]) == (0, 0)
+
+
 def test_pickle_of_a_buffer_in_memory_is_refused_with_a_reason(tmp_path: Path) -> None:
     buffer = filled(3)
     with pytest.raises(TypeError, match=r"a buffer in memory belongs to one process; give storage='shm://name'"):
@@ -346,6 +368,8 @@ def test_repr_tells_place_state_and_fields(shm_address: str) -> None:
 
 STATS = [
     "storage",
+    "updates_applied",
+    "updates_stale",
     "resets_unflagged",
     "writers_reclaimed",
     "index_takeovers",

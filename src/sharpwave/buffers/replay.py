@@ -407,8 +407,10 @@ class ReplayBuffer:
     def tune(self, *, alpha: float | None = None, beta: float | Linear | None = None) -> None:
         """Changes the sampler's exponents for all processes that have the buffer open.
 
-        A new alpha applies to all rows at once. A ``Linear`` beta counts all calls of ``sample`` since the buffer was
-        made.
+        A new alpha applies to all rows at once. The masses of all rows and the whole index are computed again, which
+        takes time in proportion to the capacity, and other calls that need the index wait meanwhile. So change alpha
+        seldom, not with every batch. A new beta costs nothing. A ``Linear`` beta counts all calls of ``sample`` since
+        the buffer was made.
         """
         if not self._rows.spec.is_prioritized:
             raise SchemaError("tune(): rows are drawn uniformly; give the buffer sampler=Prioritized()")
@@ -422,9 +424,47 @@ class ReplayBuffer:
         """
         return self._rows.get(indices)
 
-    def rows(self, batch_size: int = 4096) -> Iterator[dict[str, Any]]:
-        """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out."""
-        return self._rows.rows(whole("rows()", "batch_size", batch_size, 1))
+    def rows(self, batch_size: int = 4096, *, ids: bool = False) -> Iterator[dict[str, Any]]:
+        """All rows, oldest first, in batches like those of ``get``. Rows overwritten meanwhile are left out.
+
+        Args:
+            batch_size: Rows in each; the last one may have fewer.
+            ids: Adds ``"stream"`` and ``"episode"`` (int64) to each batch.
+
+        A stream is one environment of one writer: ``writer * num_envs + environment``, where writers are numbered from
+        0. A writer that is opened after another one was closed may get its number. The stream is -1 if it is no longer
+        known: younger rows of the same stream are overwritten already, because another writer keeps this row's block.
+
+        Two rows of one call have the same ``"episode"`` exactly if they are of the same episode. The number is the
+        serial of the episode's first row. If that row is overwritten, it is the serial of the oldest row left. So it
+        stays the same from call to call until the episode loses rows, and no other episode ever has it. The parts of an
+        episode that has lost rows in its middle have different numbers. That happens only if several writers share the
+        ring, or if rows are overwritten while the call runs.
+        """
+        return self._rows.rows(whole("rows()", "batch_size", batch_size, 1), truth("rows()", "ids", ids))
+
+    def episodes(self, *, partial: bool = False, unfinished: bool = False) -> Iterator[dict[str, Any]]:
+        """The episodes that are in the buffer at the call, oldest first row first, one at a time.
+
+        Each is a dict like a batch of ``get``, whose first axis is time, with two numbers: ``"stream"`` and
+        ``"episode"``, as in ``rows(ids=True)``. An episode of which rows are overwritten before it is given is left
+        out. Only one episode is in memory at a time.
+
+        Args:
+            partial: Also gives episodes that have lost their first rows, from the oldest row left on. On a GPU, after
+                rows were overwritten, an episode whose first row is the oldest one left of its environment counts as
+                one of them: rows on a GPU do not say which of them start an episode.
+            unfinished: Also gives episodes that have not ended, or have lost their last rows.
+
+        Example:
+            >>> import sharpwave as sw
+            >>> buf = sw.ReplayBuffer(100, obs_shape=(1,), num_envs=1, seed=0)
+            >>> buf.add([[0], [1], [2]], [0, 0, 0], [1, 2, 3], [[1], [2], [3]], [False, True, False])
+            >>> [episode["reward"].tolist() for episode in buf.episodes()]
+            [[1.0, 2.0]]
+        """
+        where = "episodes()"
+        return self._rows.episodes(truth(where, "partial", partial), truth(where, "unfinished", unfinished))
 
     # ---- facts --------------------------------------------------------------------------------------------------
 
@@ -554,6 +594,26 @@ class ReplayBuffer:
         from .open import open
 
         return functools.partial(open, view=rows.spec.view), (rows.address,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayBuffer:
+        return self._again("deepcopy")
+
+    def __copy__(self) -> ReplayBuffer:
+        return self._again("copy")
+
+    def _again(self, what: str) -> ReplayBuffer:
+        """Another buffer over the same storage, as a pickle makes; rows in memory have no such thing."""
+        rows = self._rows
+        if rows.closed:
+            raise ClosedError(f"{what}: the buffer is closed")
+        if rows.address is None:
+            where = "in memory" if rows.device is None else f"on {rows.where}"
+            raise TypeError(
+                f"{what}: a buffer {where} is not copied; save() it, and sharpwave.open() the file for a copy"
+            )
+        make, arguments = self.__reduce__()
+        again: ReplayBuffer = make(*arguments)
+        return again
 
 
 def spec_of(

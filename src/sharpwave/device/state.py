@@ -68,6 +68,7 @@ IS_LIVE = tl.constexpr(1)
 ENDS = tl.constexpr(2)
 TRUNCATED = tl.constexpr(4)
 STOPS = tl.constexpr(8)  # the next row belongs to another writer's stream
+GOES_ON = tl.constexpr(16)  # a row of a file that was opened here: an earlier row started its episode
 
 
 @triton.jit

@@ -567,19 +567,55 @@ class DeviceRows:
         self.heed("rows()")
         return self.table.serials()
 
-    def rows(self, batch_size: int) -> Iterator[Batch]:
+    def rows(self, batch_size: int, ids: bool = False) -> Iterator[Batch]:
         """Waits for the device."""
+        from ..device.episodes import EpisodeIds
+
         serials, size = self.handles(), batch_size
+        numbers = EpisodeIds(self.table) if ids else None
 
         def parts() -> Iterator[dict[str, Any]]:
             for first in range(0, len(serials), size):
                 part = serials[first : first + size]
                 slots = self.table.slots_of(part)
                 there = slots >= 0
+                if numbers is not None and not bool(there.all()):
+                    numbers.forget()
                 if bool(there.any()):
-                    yield self._read_rows(slots[there], part[there])
+                    batch = self._read_rows(slots[there], part[there])
+                    if numbers is not None:
+                        batch["stream"], batch["episode"], _ = numbers.of(part[there], slots[there])
+                    yield batch
 
         return parts()
+
+    def episodes(self, partial: bool, unfinished: bool) -> Iterator[Batch]:
+        """Waits for the device. The rows do not say which of them start an episode, so one whose first row is the
+        oldest of its environment is given only with ``partial``, unless no row was overwritten yet."""
+        from ..device.episodes import list_episodes
+
+        self.heed("episodes()")
+        with self._lock:
+            found = list_episodes(self.table)
+        width, torch = self.table.num_envs, self.place.torch
+
+        def given() -> Iterator[Batch]:
+            for serial, first, last, is_whole, is_finished in zip(*found, strict=True):
+                if not ((is_whole or partial) and (is_finished or unfinished)):
+                    continue
+                self.heed("episodes()")
+                t = torch.arange(first, last + 1, width, device=self.device)
+                slots = t % self.spec.capacity
+                handles = torch.div(t, self.spec.capacity, rounding_mode="floor") * self.table.span + slots
+                with self._lock:  # no add of another thread between the check and the copy
+                    numbers = self.table.read_numbers()
+                    if first < max(numbers["origin"], numbers["head"] - self.spec.capacity):
+                        continue  # overwritten meanwhile
+                    is_live = (self.table.flags[slots] & 1) != 0  # the others were masked out
+                    batch = self._read_rows(slots[is_live], handles[is_live])
+                yield batch | {"stream": first % width, "episode": serial}
+
+        return given()
 
     # ---- facts ------------------------------------------------------------------------------------------------
 
@@ -618,11 +654,13 @@ class DeviceRows:
             "payload_bytes": sum(leaf.bytes for leaf in table.leaves),
             "storage_bytes": sum(t.numel() * t.element_size() for t in tensors if t is not None),
             "seed": self.spec.seed,
+            "updates_applied": numbers["applied"],
+            "updates_stale": numbers["stale"],
         }
         if self.spec.is_prioritized:
             real = table.read_reals()
             done = min(1.0, numbers["calls"] / real["beta_steps"]) if real["beta_steps"] else 1.0
-            stats |= {"updates_applied": numbers["applied"], "updates_stale": numbers["stale"], "alpha": real["alpha"]}
+            stats["alpha"] = real["alpha"]
             stats["beta"] = real["beta_start"] + (real["beta_end"] - real["beta_start"]) * done
         return stats
 

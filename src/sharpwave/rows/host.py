@@ -348,11 +348,24 @@ class HostRows:
         batch = self.spread(self.table.read(as_handles("get()", handles), False))
         return batch if device is None else torch_converter(device, self.dtypes)(batch)
 
-    def rows(self, batch_size: int) -> Iterator[Batch]:
+    def rows(self, batch_size: int, ids: bool = False) -> Iterator[Batch]:
         handles = self.handles()
+        streams = _core.Streams(self.table) if ids else None
         parts = (handles[start : start + batch_size] for start in range(0, len(handles), batch_size))
-        read = (self.spread(self.table.read(part, True)) for part in parts)
+        read = (self.spread(self.table.read(part, True, streams)) for part in parts)
         return (batch for batch in read if len(batch["indices"]))
+
+    def episodes(self, partial: bool, unfinished: bool) -> Iterator[Batch]:
+        found = _core.Episodes(self.table)
+
+        def given() -> Iterator[Batch]:
+            while (episode := found.next(partial, unfinished)) is not None:
+                handles, stream, first = episode
+                batch = self.spread(self.table.read(handles, True))
+                if len(batch["indices"]) == len(handles):  # else rows were overwritten during the copy
+                    yield batch | {"stream": stream, "episode": first}
+
+        return given()
 
     def update_priorities(self, handles: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
         where = "update_priorities()"

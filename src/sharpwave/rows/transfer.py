@@ -19,7 +19,7 @@ __all__ = ["to_device", "to_host"]
 
 _CHUNK_BYTES = 64 << 20
 _COUNTERS = ("calls", "sampled", "redraws", "added", "voided", "episodes", "applied", "stale")
-_LIVE, _ENDS, _TRUNCATED, _STOPS = 1, 2, 4, 8  # flags of device/state.py
+_LIVE, _ENDS, _TRUNCATED, _STOPS, _GOES_ON = 1, 2, 4, 8, 16  # flags of device/state.py
 
 
 def _chunk(row_bytes: int, width: int) -> int:
@@ -44,6 +44,8 @@ def to_host(rows: DeviceRows) -> HostRows:
         read = functools.partial(read_leaf, spec.schema)
         # These rows are in time order. An add by a user would need num_envs= to have several.
         writer = host.write_with(_core.Writer(host.table, careful, read, spec.num_envs is not None, False))
+        for env in _open_envs(table, width):
+            writer.go_on(env)
         torch, step = rows.place.torch, _chunk(table.stride, width)
         for begin in range(first, head, step):
             t = torch.arange(begin, min(begin + step, head), device=rows.device)
@@ -61,6 +63,17 @@ def to_host(rows: DeviceRows) -> HostRows:
         host.close(False)
         raise
     return host
+
+
+def _open_envs(table: Any, width: int) -> list[int]:
+    """Environments whose oldest row may be in the middle of an episode."""
+    from ..device.episodes import list_episodes
+
+    found = list_episodes(table)
+    oldest: dict[int, bool] = {}
+    for first, is_whole in zip(found.firsts, found.are_whole, strict=True):
+        oldest.setdefault(first % width, is_whole)
+    return [env for env, is_whole in oldest.items() if not is_whole]
 
 
 def to_device(host: HostRows, device: Any) -> DeviceRows:
@@ -98,6 +111,9 @@ def to_device(host: HostRows, device: Any) -> DeviceRows:
         ends = np.logical_and.reduce(dones) | batch["truncated"]
         flags[part % span] = _LIVE | _ENDS * ends | _TRUNCATED * batch["truncated"]
         memory.index_copy_(0, torch.from_numpy(part % span).to(place), torch.from_numpy(packed).to(place))
+    starts = np.zeros(capacity, bool)
+    starts[_core.Episodes(host.table).starts() % span] = True
+    flags[(flags & _LIVE != 0) & ~starts] |= _GOES_ON
     _stop(flags, serials % span, head, width, stats, history["writers"])
     table.flags.copy_(torch.from_numpy(flags))
     counters = {name: history[name] for name in _COUNTERS}

@@ -107,12 +107,15 @@ def build_app() -> "typer.Typer":
 
     @app.command()
     def convert(
-        source: Annotated[str, typer.Argument(help="A folder of trajectories, or minari:NAME.")],
-        target: Annotated[str, typer.Argument(help="A new folder, or minari:NAME.")],
+        source: Annotated[
+            str, typer.Argument(help="A folder of trajectories, a saved or live ReplayBuffer, or minari:NAME.")
+        ],
+        target: Annotated[str, typer.Argument(help="A new folder, a new file FILE.sw, or minari:NAME.")],
         storage_format: Annotated[str | None, typer.Option("--format", help="Of the files: pt or safetensors.")] = None,
         allow_pickle: Annotated[bool, pickle_option] = False,
     ) -> None:
-        """Convert a Minari data set to a folder of trajectories, a folder to a data set, or a folder's file format."""
+        """Convert a Minari data set to a folder of trajectories or to a saved ReplayBuffer (FILE.sw), one of these to a
+        data set, or a folder's file format."""
         trajectories.run_convert(source, target, storage_format, allow_pickle)
 
     @app.command()

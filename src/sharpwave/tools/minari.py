@@ -1,4 +1,5 @@
-"""Minari data sets as folders of trajectories, and back: one episode is one trajectory of one environment."""
+"""`sharpwave convert` with Minari data sets: folders of trajectories (one episode is one trajectory of one environment)
+and snapshots of a ReplayBuffer."""
 
 from __future__ import annotations
 
@@ -6,44 +7,76 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import sharpwave as sw
 from sharpwave import Trajectory, TrajectoryReplayBuffer
-from sharpwave.errors import SchemaError, SharpwaveError, StorageError
+from sharpwave.adapters import minari as adapter
+from sharpwave.errors import SchemaError, StorageError
 from sharpwave.files import replace_file
 from sharpwave.trajectories.checkpoint import each_trajectory
 from sharpwave.trajectories.trajectory import aligned
 
-__all__ = ["from_minari", "to_minari"]
+__all__ = ["folder_from_minari", "folder_to_minari", "snapshot_from_minari", "snapshot_to_minari"]
 
 _PLAIN = "observation"  # the name of an observation that is no dict
 _SPACES = "minari.json"
 _TOGETHER = 64
 
 
-def from_minari(name: str, folder: str | os.PathLike[str], format: str = "pt", progress: Any = None) -> int:
-    """Writes the episodes of a data set into a new folder; returns how many.
+def snapshot_from_minari(name: str, path: Path) -> int:
+    """Writes the episodes of a data set into a new snapshot of a ReplayBuffer; returns how many."""
+    if path.exists():
+        raise StorageError(f"convert: {path}: there is such a file; give another name")
+    with adapter.load(name) as buffer:
+        buffer.save(path)
+        return int(buffer.stats()["episodes"])
+
+
+def snapshot_to_minari(source: str, name: str) -> int:
+    """Makes a data set of the episodes in a snapshot or a live buffer; returns how many."""
+    buffer = sw.open(source)
+    try:
+        if not isinstance(buffer, sw.ReplayBuffer):
+            raise SchemaError(
+                f"convert: {source}: expected a folder of trajectories or a ReplayBuffer, got {type(buffer).__name__}"
+            )
+        return int(adapter.save(buffer, name).total_episodes)
+    finally:
+        buffer.close()
+
+
+def folder_from_minari(name: str, folder: str | os.PathLike[str], format: str = "pt", progress: Any = None) -> int:
+    """Writes the episodes of a data set into a new folder; returns how many. A failed call leaves nothing there.
 
     Raises:
         StorageError: The folder is not empty.
         SchemaError: An observation or action is something that arrays cannot hold.
     """
-    minari = _minari()
+    path = Path(folder)
+    was_there = path.exists()
+    if was_there and os.listdir(path):
+        raise StorageError(f"convert: {path}: expected a new or empty folder")
+    data = adapter.open_dataset("convert", name)
+    try:
+        return _fill_folder(data, path, format, progress)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        if was_there:
+            path.mkdir(exist_ok=True)
+        raise
+
+
+def _fill_folder(data: adapter.DataSet, path: Path, format: str, progress: Any) -> int:
     from minari.serialization import serialize_space
 
-    path = Path(folder)
-    if path.exists() and os.listdir(path):
-        raise StorageError(f"convert: {path}: expected a new or empty folder")
-    with _told(name):
-        data = minari.load_dataset(name)
-    episodes = data.iterate_episodes()
+    episodes = data.episodes("convert")
     with TrajectoryReplayBuffer(path, format=format, cache=0) as buffer:
         waiting: list[Trajectory] = []
-        for episode in progress(episodes, data.total_episodes) if progress else episodes:
+        for episode in progress(episodes, data.data.total_episodes) if progress else episodes:
             waiting.append(_to_trajectory(episode))
             if len(waiting) == _TOGETHER:
                 buffer.add(waiting)
@@ -51,17 +84,20 @@ def from_minari(name: str, folder: str | os.PathLike[str], format: str = "pt", p
         buffer.add(waiting)
         count = len(buffer)
         buffer.save(path)  # RLinf can read it
+    spec = data.data.env_spec
     spaces = {
-        "dataset_id": name,
-        "observation_space": serialize_space(data.observation_space),
-        "action_space": serialize_space(data.action_space),
-        "env_spec": data.env_spec.to_json() if data.env_spec is not None else None,
+        "dataset_id": data.id,
+        "observation_space": serialize_space(data.data.observation_space),
+        "action_space": serialize_space(data.data.action_space),
+        "env_spec": None if spec is None else spec.to_json(),
     }
     replace_file(path / _SPACES, [json.dumps(spaces, indent=2).encode()])
     return count
 
 
-def to_minari(folder: str | os.PathLike[str], name: str, allow_pickle: bool = False, progress: Any = None) -> int:
+def folder_to_minari(
+    folder: str | os.PathLike[str], name: str, allow_pickle: bool = False, progress: Any = None
+) -> int:
     """Makes a data set of the episodes in a folder, every environment's cut at its ends; returns how many.
 
     A trajectory that does not end with an episode's end is truncated there. Spaces are those of the data set that the
@@ -74,47 +110,14 @@ def to_minari(folder: str | os.PathLike[str], name: str, allow_pickle: bool = Fa
         SchemaError: Trajectories have no observations before and after every step, or no actions.
         StorageError: There is a data set of that name, or it cannot be written.
     """
-    minari = _minari()
-    from minari.data_collector import EpisodeBuffer
-    from minari.storage.datasets_root_dir import get_dataset_path
-
-    path, place = Path(folder), Path(get_dataset_path(name))
-    if place.exists():
-        raise StorageError(f"convert: minari:{name}: there is a data set of that name in {place}; give another one")
-    buffers: list[Any] = []
+    path = Path(folder)
     count, every = each_trajectory("convert", path, allow_pickle)
     if count == 0:
         raise SchemaError(f"convert: {path}: there are no trajectories")
-    for trajectory in progress(every, count) if progress else every:
-        for episode in _episodes(trajectory):
-            buffers.append(EpisodeBuffer(id=len(buffers), **episode))
-    spaces = _spaces(path, buffers)
-    try:
-        with _told(name):
-            minari.create_dataset_from_buffers(name, buffers, jpeg_encoding=False, **spaces)
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)  # it was not there before: an empty one would block the next try
-        raise
-    return len(buffers)
-
-
-def _minari() -> Any:
-    try:
-        import minari
-    except ModuleNotFoundError:
-        raise SchemaError("convert: minari: needs the package minari: pip install 'minari[hdf5]'") from None
-    return minari
-
-
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """What Minari raises, with the name of the data set."""
-    try:
-        yield
-    except SharpwaveError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, ImportError, AssertionError) as error:
-        raise StorageError(f"convert: minari:{name}: {type(error).__name__}: {error}") from error
+    shown = progress(every, count) if progress else every
+    episodes = [episode for trajectory in shown for episode in _episodes(trajectory)]
+    spaces, env_spec = _spaces(path, episodes)
+    return int(adapter.write_dataset("convert", name, episodes, spaces, env_spec).total_episodes)
 
 
 def _to_trajectory(episode: Any) -> Trajectory:
@@ -122,14 +125,13 @@ def _to_trajectory(episode: Any) -> Trajectory:
         if isinstance(value, dict):
             return {key: one_env(part) for key, part in value.items()}
         if isinstance(value, (tuple, list)):
-            raise SchemaError("convert: a Tuple space; arrays and dicts of them can be converted")
+            raise SchemaError(
+                "convert: a Tuple space; a folder holds arrays and dicts of them; give a file FILE.sw instead"
+            )
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
             raise SchemaError(f"convert: expected numbers, got {array.dtype}")
         return array[:, None]
-
-    def cut(value: Any, part: slice) -> Any:
-        return {key: cut(inner, part) for key, inner in value.items()} if isinstance(value, dict) else value[part]
 
     obs = one_env(episode.observations)
     obs = obs if isinstance(obs, dict) else {_PLAIN: obs}
@@ -141,8 +143,8 @@ def _to_trajectory(episode: Any) -> Trajectory:
         terminations=ends.astype(bool),
         truncations=cuts.astype(bool),
         dones=ends.astype(bool) | cuts.astype(bool),
-        curr_obs=cut(obs, slice(0, -1)),
-        next_obs=cut(obs, slice(1, None)),
+        curr_obs=adapter.cut(obs, slice(0, -1)),
+        next_obs=adapter.cut(obs, slice(1, None)),
     )
 
 
@@ -166,16 +168,12 @@ def _episodes(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
             return {key: take(part, begin, end, env) for key, part in value.items()}
         return np.ascontiguousarray(value[begin:end, env])
 
-    def join(first: Any, last: Any) -> Any:
-        if isinstance(first, dict):
-            return {key: join(part, last[key]) for key, part in first.items()}
-        return np.concatenate([first, last])
-
     for env in range(envs):
         begin = 0
         ends = np.flatnonzero(terminated[:, env] | truncated[:, env]) + 1
         for end in sorted({*ends.tolist(), steps}):
-            obs = join(take(trajectory.curr_obs, begin, end, env), take(trajectory.next_obs, end - 1, end, env))
+            obs = take(trajectory.curr_obs, begin, end, env)
+            obs = adapter.join(obs, take(trajectory.next_obs, end - 1, end, env))
             cut = truncated[begin:end, env].copy()
             cut[-1] |= not terminated[end - 1, env]
             yield {
@@ -188,9 +186,8 @@ def _episodes(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
             begin = end
 
 
-def _spaces(path: Path, buffers: list[Any]) -> dict[str, Any]:
-    import gymnasium
-    from gymnasium import spaces
+def _spaces(path: Path, episodes: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+    """Those that the folder was made from, with the environment's spec; else those of the arrays."""
     from gymnasium.envs.registration import EnvSpec
     from minari.serialization import deserialize_space
 
@@ -198,34 +195,18 @@ def _spaces(path: Path, buffers: list[Any]) -> dict[str, Any]:
         try:
             known = json.loads((path / _SPACES).read_bytes())
             both = {key: deserialize_space(known[key]) for key in ("observation_space", "action_space")}
-            named = EnvSpec.from_json(known["env_spec"]) if known["env_spec"] else None
+            return both, EnvSpec.from_json(known["env_spec"]) if known["env_spec"] else None
         except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
             raise StorageError(
                 f"convert: {path / _SPACES}: not the spaces of a data set: {type(error).__name__}: {error}; remove it, "
                 "and spaces are told from the arrays"
             ) from None
-        if named is None:
-            return both
 
-        class Described(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ignore]
-            """Stands for the environment: Minari makes one of a spec, and takes an environment as it is."""
+    def fields(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: fields(part) for key, part in value.items()}
+        return sw.Field(value.shape[1:], value.dtype)
 
-            spec = named
-            observation_space, action_space = both["observation_space"], both["action_space"]
-
-        return both | {"env": Described()}
-
-    def told(parts: list[Any], is_action: bool) -> Any:
-        if isinstance(parts[0], dict):
-            return spaces.Dict({key: told([part[key] for part in parts], is_action) for key in parts[0]})
-        dtype, shape = parts[0].dtype, parts[0].shape[1:]
-        if is_action and dtype.kind in "iu" and not shape:
-            return spaces.Discrete(int(max(part.max() for part in parts)) + 1)
-        if dtype.kind == "f":
-            return spaces.Box(-np.inf, np.inf, shape, dtype)
-        if dtype.kind == "b":
-            return spaces.MultiBinary(shape or 1)
-        return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype)
-
-    obs, actions = ([getattr(buffer, name) for buffer in buffers] for name in ("observations", "actions"))
-    return {"observation_space": told(obs, False), "action_space": told(actions, True)}
+    obs, actions = fields(episodes[0]["observations"]), fields(episodes[0]["actions"])
+    ranges = (adapter.ranges_of(episode["actions"]) for episode in episodes)
+    return {"observation_space": adapter.space_of(obs), "action_space": adapter.space_of(actions, ranges)}, None

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import sharpwave as sw
+from sharpwave.address import to_path
 from sharpwave.errors import SchemaError
 from sharpwave.trajectories.checkpoint import each_trajectory, open_checkpoint
 from sharpwave.trajectories.ranks import FolderPlan, merge, plan_merge, plan_split, split
 from sharpwave.trajectories.trajectory import DTYPES
 
-MINARI = "minari:"
+MINARI, SNAPSHOT = "minari:", ".sw"
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -76,21 +77,33 @@ def run_split(source: Path, save: Path, count: int, copy: bool, dry_run: bool, a
 
 
 def run_convert(source: str, target: str, storage_format: str | None, allow_pickle: bool) -> None:
-    """A Minari data set into a folder, a folder into a data set, or a folder into another format."""
+    """Between Minari data sets, folders of trajectories and snapshots of a ReplayBuffer."""
+    is_file = Path(source).is_file() or (source.endswith(SNAPSHOT) and not Path(source).is_dir())
+    is_snapshot = is_file or to_path(source, "convert") is not None
     if source.startswith(MINARI) and target.startswith(MINARI):
-        raise SchemaError("convert: expected a folder on one side, got two Minari data sets")
-    if source.startswith(MINARI):
-        from sharpwave.tools.minari import from_minari
+        raise SchemaError("convert: expected a folder or a file on one side, got two Minari data sets")
+    if storage_format is not None and (target.startswith(MINARI) or target.endswith(SNAPSHOT)):
+        raise SchemaError(
+            f"convert: --format applies to folders; a Minari data set and a {SNAPSHOT} file have their own"
+        )
+    if source.startswith(MINARI) or target.startswith(MINARI):
+        from sharpwave.tools import minari
 
-        count = from_minari(source.removeprefix(MINARI), target, storage_format or "pt", progress("converting"))
+        name = (source if source.startswith(MINARI) else target).removeprefix(MINARI)
+        if source.startswith(MINARI) and target.endswith(SNAPSHOT):
+            count = minari.snapshot_from_minari(name, Path(target))
+        elif source.startswith(MINARI):
+            count = minari.folder_from_minari(name, target, storage_format or "pt", progress("converting"))
+        elif is_snapshot:
+            count = minari.snapshot_to_minari(source, name)
+        else:
+            count = minari.folder_to_minari(source, name, allow_pickle, progress("converting"))
         print(f"{count:,} episodes in {target}")
-    elif target.startswith(MINARI):
-        from sharpwave.tools.minari import to_minari
-
-        if storage_format is not None:
-            raise SchemaError("convert: --format applies to folders; a Minari data set has its own format")
-        count = to_minari(source, target.removeprefix(MINARI), allow_pickle, progress("converting"))
-        print(f"{count:,} episodes in {target}")
+    elif is_snapshot:
+        raise SchemaError(
+            f"convert: {source}: expected a folder of trajectories, got a file; a saved ReplayBuffer is converted to "
+            "minari:NAME"
+        )
     else:
         _reformat(Path(source), Path(target), storage_format or "pt", allow_pickle)
 
