@@ -477,6 +477,18 @@ def test_a_call_that_is_interrupted_at_any_instruction_leaves_no_lock_taken_and_
     seq.close()
 
 
+def test_a_first_put_that_is_interrupted_at_any_instruction_leaves_a_buffer_that_works(tmp_path: Path) -> None:
+    """It starts the thread that writes."""
+    for at in itertools.count(1):
+        seq = sw.SequenceBuffer(10, flow=FLOW, journal=tmp_path / f"{at}")
+        place = interrupted_at(at, lambda seq=seq: seq.put(sample("a")), (commits, worker, threading))  # type: ignore[misc]
+        assert seq.put(sample("b"), timeout=HANG_S).size == 1, place
+        seq.close()
+        if place is None:
+            break
+    assert at > 10
+
+
 def test_waiting_takes_no_processor_time() -> None:
     seq = sw.SequenceBuffer(1, flow=FLOW, lease_timeout=1000, watchdog_timeout=1000)
     seq.put(sample("a"))

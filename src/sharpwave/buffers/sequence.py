@@ -484,7 +484,7 @@ class SequenceBuffer:
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` that lets the event loop go on meanwhile. Cancelled while it writes, it still writes the file."""
         self._gate.check("save_async()")
-        worker = Worker("sharpwave-save")
+        worker = Worker()
         await outcome(lambda tell: Task(lambda: self._save("save_async()", path), tell), worker.hand_over, None)
 
     def _save(self, where: str, path: Any) -> None:

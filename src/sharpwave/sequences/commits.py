@@ -117,7 +117,7 @@ class Commits:
             self._gate.check_open(where)
             if self._worker is None:
                 # A thread of its own: the event loop's may all be busy with calls that wait for this one.
-                self._worker = Worker("sharpwave-journal")
+                self._worker = Worker()
             if isinstance(task, _Request):
                 self._requests.append(task)
                 task = Task(self._serve)

@@ -6,6 +6,7 @@ cannot leave them half taken, as it can with the pure Python locks of ``concurre
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import threading
 from collections.abc import Callable
@@ -86,10 +87,11 @@ class Task(Generic[_Result]):
 class Worker:
     """One thread, for as long as this object lives."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
-        # The thread holds the queue and not the worker: without references to the worker the thread ends.
-        threading.Thread(target=_run, args=(self._tasks,), name=name, daemon=True).start()
+        # The thread holds the queue and not the worker: without references to the worker the thread ends. It is no
+        # threading.Thread: an interrupt in start() can leave a lock taken that the new thread waits for.
+        _thread.start_new_thread(_run, (self._tasks,))
 
     def hand_over(self, task: Task[Any]) -> None:
         self._tasks.put(task)
@@ -99,7 +101,8 @@ class Worker:
         self._tasks.put(None)
 
     def __del__(self) -> None:
-        self._tasks.put(None)
+        if hasattr(self, "_tasks"):  # else an interrupt came before
+            self._tasks.put(None)
 
 
 async def outcome(
