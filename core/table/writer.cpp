@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/fault.h"
+#include "table/mutable_values.h"
 
 namespace sharpwave {
 
@@ -33,14 +34,13 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       next_(at_),
       history_(at_),
       values_(at_),
-      mutables_(at_.table),
       claim_(at_, next_),
       derives_(at_.table.layout().gives_next()),
       stacks_(at_.table.layout().stack() > 1),
+      has_mutables_(at_.table.layout().mutable_bytes() != 0),
       is_plain_(!derives_ && !at_.table.layout().uses_heap() && at_.table.header().spare_rows == 0),
       fetched_bytes_(at_.table.layout().word_is_embedded() ? at_.table.header().row_bytes : 0),
-      is_bare_(is_plain_ && at_.table.width() == 1 && !at_.table.given() && !at_.table.checksums() &&
-               !mutables_.any()) {
+      is_bare_(is_plain_ && at_.table.width() == 1 && !at_.table.given() && !at_.table.checksums() && !has_mutables_) {
     for (const Field& field : at_.table.layout().fields())
         row_moves_.push_back({field.offset, field.bytes, nullptr, 0});
     at_.origin = at_.table.counters().origin_ticket.value.load(std::memory_order_acquire);
@@ -353,14 +353,15 @@ inline void Writer::begin_rows(const RowBatch& batch, Group& group) {
     }
 }
 
-// Leaves the moves of fields that stand in the row; returns how many.
-std::size_t Writer::drop_mutables(FieldMove* moves) const {
+// What scatter() does, where some fields do not stand in the row.
+void Writer::copy_apart(const RowBatch& batch, const Group& group, FieldMove* moves) const {
     const std::vector<Field>& fields = at_.table.layout().fields();
     std::size_t kept = 0;
     for (std::size_t f = 0; f < fields.size(); ++f) {
         if (!fields[f].is_mutable) moves[kept++] = moves[f];
     }
-    return kept;
+    kernels().scatter(at_.table.view(), group.slot, group.count, moves, kept);
+    MutableValues(at_.table).begin_rows(at_.table, batch, group.first, group.count, group.slot, group.serial);
 }
 
 // Rows whose stacks lack frames, because the ring went round since their env's last rows: kept for the rows to come,
@@ -409,14 +410,13 @@ void Writer::write_group(const RowBatch& batch, std::size_t first, std::size_t c
     begin_rows(batch, group);
     if (stacks_) retire_incomplete(group);
     if (group.voided) at_.table.mark_uneven(at_.block);
-    std::size_t move_count = fields.size();
-    if (mutables_.any()) [[unlikely]]
-        move_count = drop_mutables(moves);
     fence(std::memory_order_release);  // no payload byte before its word says WRITING
     SHARPWAVE_FAULT(row_writing);
-    kernels().scatter(at_.table.view(), group.slot, count, moves, move_count);
-    if (mutables_.any()) [[unlikely]]
-        mutables_.begin_rows(at_.table, batch, first, count, group.slot, group.serial);
+    if (has_mutables_) [[unlikely]] {
+        copy_apart(batch, group, moves);
+    } else {
+        kernels().scatter(at_.table.view(), group.slot, count, moves, fields.size());
+    }
     finish_rows(batch, group);
     SHARPWAVE_FAULT(row_copied);
     for (std::size_t i = 0; i < count; ++i) {

@@ -13,7 +13,6 @@
 #include "base/wait.h"
 #include "table/block_claim.h"
 #include "table/heap_values.h"
-#include "table/mutable_values.h"
 #include "table/next_observations.h"
 #include "table/row_batch.h"
 #include "table/stack_history.h"
@@ -66,7 +65,8 @@ private:
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void make_room(const RowBatch& batch, Group& group, FieldMove* moves);
     void begin_rows(const RowBatch& batch, Group& group);
-    std::size_t drop_mutables(FieldMove* moves) const;
+    // Not inlined: most tables have no mutable fields, and it would take registers from the copies of those.
+    [[gnu::noinline, gnu::cold]] void copy_apart(const RowBatch& batch, const Group& group, FieldMove* moves) const;
     void retire_incomplete(Group& group);
     void finish_rows(const RowBatch& batch, Group& group);
     void count(std::int64_t gained);
@@ -77,10 +77,10 @@ private:
     NextObservations next_;
     StackHistory history_;
     HeapValues values_;
-    const MutableValues mutables_;
     BlockClaim claim_;
     const bool derives_;                 // next observations are derived
     const bool stacks_;                  // some field is stacked
+    const bool has_mutables_;            // some field is mutable
     const bool is_plain_;                // rows of fixed fields, nothing derived, nothing stacked
     const std::uint64_t fetched_bytes_;  // of a row ahead; 0: rows so long that the processor fetches them by itself
     const bool is_bare_;                 // and one env, no priorities, no checksums: a row is its word and its bytes
