@@ -5,8 +5,8 @@
 
 The first observation says which way to turn at the end of a corridor. Each row keeps the recurrent state in which its
 action was chosen; a window of rows begins with the state at its first place, and the network is unrolled from there.
-The buffer appears on four lines: `ReplayBuffer.for_env` makes it, `add` stores a step, `sample` returns windows with
-their masks, `update_priorities` tells it how wrong the network was in each.
+The buffer appears on five lines: `ReplayBuffer.for_env` makes it, `add` stores a step, `sample` returns windows with
+their masks, `update_priorities` sets how wrong the network was in each, `write` replaces old states by today's.
 """
 
 import argparse
@@ -94,19 +94,18 @@ class QNetwork(nn.Module):
         self.memoryless = memoryless
 
     def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns values (windows, places, actions) and the state after the last place (windows, state_size)."""
+        """Returns values (windows, places, actions) and the state after each place (windows, places, state_size)."""
         if self.memoryless:  # each place is a window of its own, begun from zeros
-            windows, places, _ = obs.shape
-            after, _ = self.memory(obs.reshape(windows * places, 1, -1))
-            return self.values(after).reshape(windows, places, -1), torch.zeros_like(state)
-        after, last = self.memory(obs, state.unsqueeze(0).contiguous())
-        return self.values(after), last.squeeze(0)
+            after = self.memory(obs.reshape(-1, 1, obs.shape[2]))[0].reshape(*obs.shape[:2], -1)
+            return self.values(after), torch.zeros_like(after)
+        after, _ = self.memory(obs, state.unsqueeze(0).contiguous())
+        return self.values(after), after
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, state: torch.Tensor) -> tuple[int, torch.Tensor]:
         """Returns the action of the highest value, and the state for the next step."""
-        values, state = self(torch.from_numpy(obs)[None, None], state)
-        return int(values.argmax()), state
+        values, states = self(torch.from_numpy(obs)[None, None], state)
+        return int(values.argmax()), states[:, -1]
 
 
 @dataclass
@@ -136,12 +135,12 @@ def evaluate(policy: QNetwork, config: Config, episodes: int, seed: int) -> floa
     return right / episodes
 
 
-def td_errors(online: QNetwork, target: QNetwork, batch: dict[str, torch.Tensor], gamma: float) -> torch.Tensor:
-    """Returns double DQN's errors, one a place; 0 at places that are not to be learnt from."""
-    # Place 0 is always a row, the oldest of its window, and `h` the state in which that row was acted on. Later places
-    # get theirs from today's weights: the burn-in lets an old state catch up before anything is learnt from it.
+def td_errors(online: QNetwork, target: QNetwork, batch: dict[str, Any], gamma: float) -> tuple[torch.Tensor, ...]:
+    """Returns double DQN's errors, one a place (0 where nothing is to be learnt), and the states after each place."""
+    # Place 0 is always a row, the oldest of its window. Later places get their states from today's weights: the burn-in
+    # lets an old state catch up before anything is learnt from it.
     state = batch["h"][:, 0]
-    values, _ = online(batch["obs"], state)
+    values, states = online(batch["obs"], state)
     with torch.no_grad():
         target_values, _ = target(batch["obs"], state)
         best = values.argmax(dim=2, keepdim=True)
@@ -153,7 +152,7 @@ def td_errors(online: QNetwork, target: QNetwork, batch: dict[str, torch.Tensor]
         learnt = batch["mask"][:, :-1] & (batch["valid"][:, 1:] | done)
     value = values.gather(2, batch["action"].unsqueeze(2)).squeeze(2)[:, :-1]
     errors = torch.where(learnt, goal - value, 0.0)
-    return nn.functional.pad(errors, (0, 1))  # the last place only serves the target of the one before
+    return nn.functional.pad(errors, (0, 1)), states.detach()  # the last place only serves the target of the one before
 
 
 def make_buffer(env: gym.Env, config: Config) -> sw.ReplayBuffer:
@@ -161,10 +160,10 @@ def make_buffer(env: gym.Env, config: Config) -> sw.ReplayBuffer:
     return sw.ReplayBuffer.for_env(
         env,
         capacity=config.capacity,
-        schema={"h": sw.Field((config.state_size,))},
+        schema={"h": sw.Field((config.state_size,), mutable=True)},
         next_obs=None,  # the row after has it, and a window has the row after
         # "pad": the last steps of an episode, where the turn is, are learnt from however many there are.
-        view=sw.Windows(config.length, burn_in=config.burn_in, stride=config.stride, bootstrap=1, end="pad"),
+        view=sw.Windows(config.length, burn_in=config.burn_in, stride=config.stride, bootstrap=1, place_indices=True),
         sampler=sw.Prioritized(alpha=0.6, beta=0.6),
         seed=config.seed,
     )
@@ -207,7 +206,7 @@ def train(config: Config, report: Callable[[int, float], None] | None = None) ->
             # Learnt from between episodes, so that no window is drawn, and given a priority, before it is whole.
             for _ in range(config.updates_per_episode if step > config.learning_starts else 0):
                 batch = buffer.sample(config.batch_size, device="cpu")
-                errors = td_errors(online, target, batch, config.gamma)
+                errors, states = td_errors(online, target, batch, config.gamma)
                 loss = (batch["weights"].unsqueeze(1) * errors.square()).sum() / batch["mask"].sum()
                 optimizer.zero_grad()
                 loss.backward()
@@ -218,6 +217,8 @@ def train(config: Config, report: Callable[[int, float], None] | None = None) ->
                         old.lerp_(new, config.target_rate)
                 # One priority a window: 0.9 of its largest error and 0.1 of their mean.
                 buffer.update_priorities(batch["indices"], errors, mask=batch["mask"])
+                # The state after a place belongs to the next one: rows drawn again begin with a state of newer weights.
+                buffer.write(batch["place_indices"][:, 1:], h=states[:, :-1])
 
         if step == config.steps or step % config.evaluate_every == 0:
             result.evaluations.append((step, evaluate(target, config, episodes=100, seed=1_000_000)))
@@ -238,7 +239,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
-
     config = Config(steps=options.steps, seed=options.seed, memoryless=options.memoryless)
     result = train(config, lambda step, success: print(f"step {step:6d}  success {success:6.1%}", flush=True))
     print(f"{options.steps} steps in {result.wall_s:.0f} s")

@@ -268,7 +268,8 @@ def test_r2d2_errors_come_from_the_rows_of_a_window_alone() -> None:
     result = r2d2.train(r2d2.Config(steps=600, learning_starts=10**6, corridor=5))
     batch = result.buffer.sample(100, device="cpu")
     other = copy.deepcopy(result.policy)
-    errors = r2d2.td_errors(result.policy, other, batch, 0.9)
+    errors, states = r2d2.td_errors(result.policy, other, batch, 0.9)
+    assert states.shape == batch["h"].shape
     assert errors.shape == batch["mask"].shape
     assert (errors[~batch["mask"]] == 0).all()
     # By hand, one place at a time: a window that begins inside an episode and sees its end.
@@ -276,7 +277,8 @@ def test_r2d2_errors_come_from_the_rows_of_a_window_alone() -> None:
     state = batch["h"][window, 0][None]
     values = []
     for obs in batch["obs"][window]:
-        value, state = result.policy(obs[None, None], state)
+        value, after = result.policy(obs[None, None], state)
+        state = after[:, -1]
         values.append(value[0, 0].detach())
     last = int(batch["valid"][window].sum()) - 1
     for place in np.flatnonzero(batch["mask"][window]):
@@ -294,7 +296,18 @@ def test_r2d2_errors_come_from_the_rows_of_a_window_alone() -> None:
     for name in ("obs", "reward", "h"):
         batch[name][padding] = 1e3
     batch["done"][padding] = ~batch["done"][padding]
-    assert torch.equal(errors, r2d2.td_errors(result.policy, other, batch, 0.9))
+    assert torch.equal(errors, r2d2.td_errors(result.policy, other, batch, 0.9)[0])
+
+
+def test_r2d2_refreshes_the_states_of_rows_that_it_drew() -> None:
+    r2d2 = load("r2d2")
+    config = {"corridor": 5, "steps": 600, "updates_per_episode": 20}
+    # Until learning starts both runs add the same rows.
+    acted = r2d2.train(r2d2.Config(**config, learning_starts=10**6)).buffer
+    learnt = r2d2.train(r2d2.Config(**config, learning_starts=400)).buffer
+    first, second = (next(iter(buffer.rows(batch_size=400))) for buffer in (acted, learnt))
+    assert (first["obs"] == second["obs"]).all()
+    assert (first["h"] != second["h"]).any(axis=1).mean() > 0.5
 
 
 def test_r2d2_maze_is_solved_by_its_sign_and_by_nothing_else() -> None:
