@@ -65,16 +65,16 @@ class SampleIndex:
         are_sorted = incoming.births is None
         births = incoming.births or list(range(serials[0] + 1, serials[-1] + 2))
         entries = self._hold(incoming, serials, births, now)
-        keys = list(zip(births, serials, entries, strict=True))
         for line in self._windowed:
             for entry in entries:
                 line.enter(entry)
         start = 0
         for mask, end in zip(incoming.masks, incoming.survey.ends, strict=True):
             lines = self._ready_for(mask)
-            _core.set_all(HeldSample, entries[start:end], queued=sum(line.bit for line in lines))
+            same = entries[start:end]
+            _core.set_all(HeldSample, same, queued=sum(line.bit for line in lines))
             for line in lines:
-                line.make_all_ready(keys[start:end], are_sorted, now)
+                line.make_all_ready(same, are_sorted, now)
             start = end
         return entries
 

@@ -20,8 +20,6 @@ from .sample import SequenceSample
 
 __all__ = ["HeldSample", "Line", "line_of"]
 
-_Key = tuple[int, int, Any]  # birth, serial, and what has them
-
 
 class HeldSample:
     """One sample and its state for each consumer (one bit each): queued, leased, done."""
@@ -60,13 +58,17 @@ class HeldSample:
 
 
 class _Unit:
-    """Entries that are handed out together."""
+    """Entries that are handed out together, in the order of births; the first one's place is theirs."""
 
-    __slots__ = ("gone", "members")
+    __slots__ = ("birth", "gone", "members", "serial")
 
     def __init__(self, members: list[HeldSample]) -> None:
         self.members = members
+        self.birth, self.serial = members[0].birth, members[0].serial
         self.gone = False
+
+
+_Item = HeldSample | _Unit
 
 
 class BirthOrder:
@@ -74,34 +76,35 @@ class BirthOrder:
 
     def __init__(self) -> None:
         self.count = 0
-        self._run: deque[_Key] = deque()
-        self._late: list[_Key] = []
+        self._run: deque[Any] = deque()
+        self._late: list[tuple[int, int, Any]] = []
 
-    def push(self, birth: int, serial: int, item: Any) -> None:
-        key = (birth, serial, item)
-        if not self._run or self._run[-1] < key:
-            self._run.append(key)
+    def push(self, item: _Item) -> None:
+        run = self._run
+        if not run or (run[-1].birth, run[-1].serial) < (item.birth, item.serial):
+            run.append(item)
         else:
-            heappush(self._late, key)
+            heappush(self._late, (item.birth, item.serial, item))
         self.count += 1
 
-    def push_all(self, keys: list[_Key], are_sorted: bool) -> None:
+    def push_all(self, items: list[HeldSample], are_sorted: bool) -> None:
+        """At least one; in bulk where they are in order and behind all others."""
         run = self._run
-        if are_sorted and (not run or run[-1] < keys[0]):
-            run.extend(keys)
-            self.count += len(keys)
+        if are_sorted and (not run or (run[-1].birth, run[-1].serial) < (items[0].birth, items[0].serial)):
+            run.extend(items)
+            self.count += len(items)
         else:
-            for key in keys:
-                self.push(*key)
+            for item in items:
+                self.push(item)
 
     def pop(self) -> Any:
         """The smallest that has not gone."""
         run, late = self._run, self._late
         while True:
-            if late and (not run or late[0] < run[0]):
+            if late and (not run or late[0][:2] < (run[0].birth, run[0].serial)):
                 item = heappop(late)[2]
             else:
-                item = run.popleft()[2]
+                item = run.popleft()
             if not item.gone:
                 self.count -= 1
                 return item
@@ -110,7 +113,7 @@ class BirthOrder:
         """An item inside has gone. Its place is cleared when as many have gone as are left."""
         self.count -= 1
         if len(self._run) + len(self._late) > 2 * self.count + 64:
-            self._run = deque(key for key in self._run if not key[2].gone)
+            self._run = deque(item for item in self._run if not item.gone)
             self._late = [key for key in self._late if not key[2].gone]
             heapify(self._late)
 
@@ -145,11 +148,11 @@ class Line:
 
     def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
-        self._order.push(entry.birth, entry.serial, entry)
+        self._order.push(entry)
 
-    def make_all_ready(self, keys: list[_Key], are_sorted: bool, now: float) -> None:
-        """Entries, at least one, each behind its birth and serial. They have the line's bit in ``queued`` already."""
-        self._order.push_all(keys, are_sorted)
+    def make_all_ready(self, entries: list[HeldSample], are_sorted: bool, now: float) -> None:
+        """At least one entry. They have the line's bit in ``queued`` already."""
+        self._order.push_all(entries, are_sorted)
 
     def has(self, count: int) -> bool:
         return self._order.count >= count
@@ -209,7 +212,7 @@ class _Windowed(Line):
     def make_ready(self, entry: HeldSample, now: float) -> None:
         entry.queued |= self.bit
 
-    def make_all_ready(self, keys: list[_Key], are_sorted: bool, now: float) -> None:
+    def make_all_ready(self, entries: list[HeldSample], are_sorted: bool, now: float) -> None:
         """Their bits are all that there is."""
 
     def _seen(self) -> list[HeldSample]:
@@ -261,8 +264,8 @@ class _Grouped(Line):
             del self._open[entry.group]
             self._release(members)
 
-    def make_all_ready(self, keys: list[_Key], are_sorted: bool, now: float) -> None:
-        for _, _, entry in keys:
+    def make_all_ready(self, entries: list[HeldSample], are_sorted: bool, now: float) -> None:
+        for entry in entries:
             self.make_ready(entry, now)
 
     def _release(self, members: list[HeldSample]) -> None:
@@ -270,7 +273,7 @@ class _Grouped(Line):
         unit = _Unit(members)
         for entry in members:
             self._units[entry.serial] = unit
-        self._order.push(members[0].birth, members[0].serial, unit)
+        self._order.push(unit)
 
     def has(self, count: int) -> bool:
         return self._order.count >= count // self._size
