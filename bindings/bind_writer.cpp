@@ -31,6 +31,7 @@ struct BoundWriter {
           one_row(takes_one_row) {
         const std::vector<Node>& top = tree->top();
         while (counted < top.size() && !find_leaf(top[counted], tree->rows_from(), counted_path)) ++counted;
+        is_nested = !counted_path.empty();
     }
     ~BoundWriter() {
         const PatientRelease release(writer != nullptr);  // its table may be the last one: see BoundTable
@@ -52,9 +53,10 @@ struct BoundWriter {
     std::shared_ptr<sharpwave::Pace> pace;      // null: an add never waits
     nb::object prepare;
     nb::object read_leaf;
-    bool takes_steps;         // num_envs was given: rows may come as (steps, num_envs)
-    bool one_row;             // it was not, and rows depend on their order: several at once are a mistake
-    std::size_t counted = 0;  // which value tells the number of rows ...
+    bool takes_steps;  // num_envs was given: rows may come as (steps, num_envs)
+    bool one_row;      // it was not, and rows depend on their order: several at once are a mistake
+    bool is_nested = false;
+    std::size_t counted = 0;                                        // which value tells the number of rows ...
     std::vector<std::pair<const Node*, std::size_t>> counted_path;  // ... and where in it, from the outside in
 
     // Appends the nested nodes down to the leaf, each with the number of its child; false: it is elsewhere.
@@ -338,6 +340,21 @@ void append_in_turn(BoundWriter& self, const RowBatch& batch, std::uint64_t* ser
     turn.done = true;
 }
 
+// The value under a path of dicts and tuples; null: there is none, and the careful way says so.
+[[gnu::noinline]] PyObject* nested_value(PyObject* value,
+                                         const std::vector<std::pair<const Node*, std::size_t>>& path) {
+    for (const auto& [node, child] : path) {
+        if (node->is_tuple) {
+            if (!is_tuple_like(value, node->children.size())) return nullptr;
+            value = PySequence_Fast_GET_ITEM(value, static_cast<Py_ssize_t>(child));
+        } else {
+            value = PyDict_Check(value) ? PyDict_GetItemWithError(value, node->children[child].key) : nullptr;
+            if (!value) return nullptr;
+        }
+    }
+    return value;
+}
+
 // Returns false when the careful way must look at the call. `indices` are null unless `Tells`.
 template <bool Tells>
 bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positional, PyObject* names, Indices* indices) {
@@ -351,15 +368,9 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
     const Leaf& counted = tree.leaves()[static_cast<std::size_t>(tree.rows_from())];
     if (self.counted < top.size()) {
         PyObject* value = incoming.values[self.counted];
-        for (const auto& [node, child] : self.counted_path) {
-            if (node->is_tuple) {
-                if (!is_tuple_like(value, node->children.size())) return false;
-                value = PySequence_Fast_GET_ITEM(value, static_cast<Py_ssize_t>(child));
-            } else if (!PyDict_Check(value) || !(value = PyDict_GetItemWithError(value, node->children[child].key))) {
-                return false;
-            }
-        }
-        if (!count_rows(counted, value, incoming)) return false;
+        if (self.is_nested) [[unlikely]]
+            value = nested_value(value, self.counted_path);
+        if (!value || !count_rows(counted, value, incoming)) return false;
     }
     const sharpwave::Table& table = self.writer->table();
     if (incoming.rows == 0 || incoming.rows > table.capacity() || (self.one_row && incoming.rows > 1)) return false;
@@ -380,11 +391,12 @@ bool add_at_once(BoundWriter& self, PyObject* const* args, std::size_t positiona
         if (!flag_terminated(tree.leaves()[done], incoming.fields[tree.leaves()[done].input].flat, incoming.rows,
                              flags))
             return false;
-    }
-    if (tree.is_by_agent()) {
+    } else if (tree.is_by_agent()) {
         if (!flag_agents(incoming, flags)) return false;
-    } else if (incoming.truncated && incoming.truncated != Py_None &&
-               !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
+        incoming.truncated = nullptr;  // has been read
+    }
+    if (incoming.truncated && incoming.truncated != Py_None &&
+        !flag_rows(incoming.truncated, sharpwave::kRowTruncated, true, incoming, flags)) {
         return false;
     }
     if (incoming.mask && incoming.mask != Py_None &&

@@ -21,18 +21,23 @@ public:
         rewards_.push_back({leaf, field.offset, field.full_bytes / field.item_bytes, field.item_bytes == 8,
                             field.is_mutable});
         items_ += rewards_.back().items;
+        is_one_float_ = items_ == 1 && !rewards_[0].is_double && !rewards_[0].is_mutable;
     }
 
     std::uint64_t items() const { return items_; }  // numbers of one example
-    bool is_one_float() const { return items_ == 1 && !rewards_[0].is_double; }
+    bool is_one_float() const { return is_one_float_; }
     std::uint64_t offset() const { return rewards_.empty() ? 0 : rewards_[0].offset; }  // of the first in a row
     std::size_t leaf() const { return rewards_.empty() ? 0 : rewards_[0].leaf; }
 
     // The rewards of a row, times a factor, into the sums. `mutables`: the row's mutable values, if it has any.
     void add(std::uint64_t slot, const std::byte* mutables, double factor, double* sums) const {
+        const std::byte* row = rows_.rows + slot * rows_.stride;
+        if (is_one_float_) [[likely]] {
+            *sums += factor * number<float>(row + rewards_[0].offset);
+            return;
+        }
         for (const Reward& reward : rewards_) {
-            const std::byte* from =
-                (reward.is_mutable ? mutables : rows_.rows + slot * rows_.stride) + reward.offset;
+            const std::byte* from = (reward.is_mutable ? mutables : row) + reward.offset;
             for (std::uint64_t k = 0; k < reward.items; ++k)
                 sums[k] += factor * (reward.is_double ? number<double>(from + 8 * k) : number<float>(from + 4 * k));
             sums += reward.items;
@@ -71,6 +76,7 @@ private:
     const RowView rows_;
     std::vector<Reward> rewards_;
     std::uint64_t items_ = 0;
+    bool is_one_float_ = false;
 };
 
 }  // namespace sharpwave
