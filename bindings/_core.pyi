@@ -127,6 +127,12 @@ class StartRule:
     def across(self, arg: bool, /) -> None: ...
 
     @property
+    def first_rows(self) -> bool: ...
+
+    @first_rows.setter
+    def first_rows(self, arg: bool, /) -> None: ...
+
+    @property
     def per_episode(self) -> bool: ...
 
     @per_episode.setter
@@ -275,7 +281,7 @@ class BatchSettings:
 class Tree:
     """The shape of a row: names, nesting, dtypes."""
 
-    def __init__(self, nodes: list[Any], leaves: list[Any], done: int, rows_from: int, discount: bool, weights: bool, relabelled: bool, window: int) -> None: ...
+    def __init__(self, nodes: list[Any], leaves: list[Any], done: int, rows_from: int, discount: bool, weights: bool, relabelled: bool, truncated: bool, place_indices: bool, window: int) -> None: ...
 
 class Table:
     """Rows over a storage."""
@@ -420,7 +426,7 @@ class Writer:
 
     def __init__(self, table: Table, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool) -> None: ...
 
-    def add(self, *args: object, **kwargs: object) -> None:
+    def add(self, *args: object, **kwargs: object) -> Any:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
     def close(self) -> None: ...
