@@ -1,6 +1,6 @@
 # What the stub generator cannot see: add() and sample() are plain C functions (see bind_writer.cpp, bind_table.cpp).
 _core.Writer.add:
-    def add(self, *args: object, **kwargs: object) -> None:
+    def add(self, *args: object, **kwargs: object) -> Any:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
 _core.Draw.sample:

@@ -99,6 +99,18 @@ bool Windows::find_near(std::uint64_t slot, std::uint64_t next_slot, std::uint64
     return true;
 }
 
+// What a view was asked for besides, of a window whose words are checked after this.
+[[gnu::noinline]] void Windows::tell_places(const NearRun& run, std::uint64_t place, const Outputs& out,
+                                            const WindowMasks& masks) const {
+    for (std::uint64_t k = 0; k < places(); ++k) {
+        const std::uint64_t row = std::min(k, run.count - 1);
+        if (masks.serials)
+            masks.serials[place + k] = k == row ? static_cast<std::int64_t>(serial_of(run.word_at(k))) : -1;
+        if (out.truncated)
+            out.truncated[place + k] = (table_.load_word(run.slot + row * table_.width()) & kTruncated) != 0;
+    }
+}
+
 bool Windows::gather_near(const Transitions& rows, const std::uint64_t* slots, std::size_t i, std::uint64_t next_slot,
                           const Outputs& out, const WindowMasks& masks, std::uint64_t* words) const {
     NearRun run;
@@ -115,10 +127,8 @@ bool Windows::gather_near(const Transitions& rows, const std::uint64_t* slots, s
     std::memset(masks.learn + place + run.before, 1, std::min(config_.length, run.count - run.before));
     std::memset(masks.first + place, 0, places);
     masks.first[place] = run.starts_episode;
-    for (std::uint64_t k = 0; masks.serials && k < places; ++k)
-        masks.serials[place + k] = k < run.count ? static_cast<std::int64_t>(serial_of(run.word_at(k))) : -1;
-    for (std::uint64_t k = 0; out.truncated && k < places; ++k)
-        out.truncated[place + k] = (table_.load_word(run.slot + std::min(k, run.count - 1) * width) & kTruncated) != 0;
+    if (masks.serials || out.truncated) [[unlikely]]
+        tell_places(run, place, out, masks);
     fence(std::memory_order_acquire);
     std::uint64_t changed = 0;
     for (std::uint64_t k = 0; k < run.count; ++k) {

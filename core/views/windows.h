@@ -45,6 +45,7 @@ private:
     bool find_near(std::uint64_t slot, std::uint64_t next_slot, std::uint64_t least, NearRun& run) const;
     bool gather_near(const Transitions& rows, const std::uint64_t* slots, std::size_t i, std::uint64_t next_slot,
                      const Outputs& out, const WindowMasks& masks, std::uint64_t* words) const;
+    void tell_places(const NearRun& run, std::uint64_t place, const Outputs& out, const WindowMasks& masks) const;
     std::size_t gather_far(const Transitions& rows, const std::uint64_t* slots, std::size_t begin, std::size_t end,
                            const Outputs& out, const WindowMasks& masks, std::uint64_t* words,
                            std::uint32_t* missed) const;

@@ -103,6 +103,30 @@ TEST(Table, LeavesVoidRowsOutAndKeepsTheirPlace) {
     EXPECT_EQ(table->stats().episodes, 25u);
 }
 
+TEST(Table, TellsTheSerialsOfAnAdd) {
+    auto table = Table::create(config(40, 4));
+    auto writer = table->writer(), other = table->writer();
+    const std::uint8_t flags[] = {0, kRowVoid, 0, 0, kRowVoid, 0, 0, 0};
+    for (std::uint64_t turn = 0; turn < 20; ++turn) {  // over the ends of blocks, and round the ring
+        Rows rows(8);
+        for (std::size_t i = 0; i < 8; ++i) rows.set(i, 8 * turn + i);
+        const auto fields = rows.inputs();
+        std::uint64_t serials[8];
+        ASSERT_TRUE((turn % 3 ? writer : other)->try_append({fields.data(), 8, flags}, serials));
+        for (std::size_t i = 0; i < 8; ++i) {
+            if (flags[i]) {
+                EXPECT_EQ(serials[i], format::kNone);
+                continue;
+            }
+            Rows read(1);
+            const auto flats = read.flats();
+            std::uint64_t word;
+            BatchMaker(table, {whole_rows()}).read(&serials[i], 1, {flats.data()}, &word);
+            EXPECT_EQ(read.id[0], 8 * turn + i);
+        }
+    }
+}
+
 TEST(Table, MarksEpisodesWhereTheyStartAndEnd) {
     auto table = Table::create(config(100));
     {

@@ -114,7 +114,7 @@ ViewConfig choose_view(const Table& table, Chooser& choose) {
 
 StartRule choose_starts(Chooser& choose) {
     StartRule rule;
-    switch (choose.below(5)) {
+    switch (choose.below(6)) {
         case 0:
             rule.needs = StartRule::Needs::end;
             break;
@@ -129,6 +129,11 @@ StartRule choose_starts(Chooser& choose) {
             break;
         case 3:
             rule.stride = 2;
+            break;
+        case 4:
+            rule.first_rows = true;
+            rule.needs = choose.coin() ? StartRule::Needs::rows : StartRule::Needs::nothing;
+            rule.length = 2;
             break;
         default:
             rule.per_episode = true;
@@ -183,7 +188,7 @@ BatchConfig choose_sampler(const Table& table, Chooser& choose) {
     } else if (wants_windows) {
         config.windows = {3, 1, 1, false};
     }
-    if (config.windows) {
+    if (config.windows && choose.coin()) {
         config.view.n_step = 1;
         for (ViewLeaf& leaf : config.view.leaves) {
             if (leaf.role == Role::last && table.layout().fields()[leaf.field].stack == 1) leaf.role = Role::own;
@@ -202,8 +207,10 @@ struct Batch {
           probabilities(count),
           discounts(count * places),
           masks(3 * count * places),
+          truncated(count * places),
           relabelled(count),
-          steps(count) {
+          steps(count),
+          place_serials(count * places) {
         for (const ViewLeaf& leaf : batches.view().config().leaves) {
             const Field& field = table.layout().fields()[leaf.field];
             values.emplace_back(count * places * batches.view().leaf_bytes(leaf));
@@ -218,9 +225,11 @@ struct Batch {
         }
         const bool sums = config.view.n_step > 1;
         out = {flats.data(), length_places.data(), sums ? discounts.data() : nullptr};
+        if (count % 2) out.truncated = truncated.data();
         drawn = {serials.data(), weights.data(), probabilities.data()};
         if (config.windows) {
-            drawn.masks = {masks.data(), masks.data() + count * places, masks.data() + 2 * count * places};
+            drawn.masks = {masks.data(), masks.data() + count * places, masks.data() + 2 * count * places,
+                           count % 2 ? place_serials.data() : nullptr};
         }
         if (config.goals) {
             drawn.goals = {goals.data(), relabelled.data(), sums ? achieved.data() : nullptr,
@@ -232,8 +241,9 @@ struct Batch {
     std::vector<float> weights;
     std::vector<double> probabilities;
     std::vector<float> discounts;
-    std::vector<std::uint8_t> masks, relabelled;
+    std::vector<std::uint8_t> masks, truncated, relabelled;
     std::vector<std::uint32_t> steps;
+    std::vector<std::int64_t> place_serials;
     std::vector<std::vector<std::byte>> values;
     std::vector<std::vector<std::int64_t>> lengths;
     std::vector<std::int64_t*> length_places;

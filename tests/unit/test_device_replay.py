@@ -52,6 +52,41 @@ def test_values_of_the_host_and_of_the_device_are_the_same(device: str) -> None:
     assert len(one) == 7
 
 
+def test_adds_tell_the_serials_of_their_rows_as_a_tensor_there(device: str) -> None:
+    """By both ways: tensors of the device as they are, and values that are sent there."""
+    buffer = make(device, num_envs=2, sampler=sw.Prioritized(alpha=1.0, eps=0.0))
+    for first in range(0, 32, 4):  # round the ring
+        for told in (
+            buffer.add(*rows(first, 2, device), return_indices=True),
+            buffer.add(*rows(first + 2, 2), return_indices=True),
+        ):
+            assert (told.dtype, told.shape, told.device) == (torch.int64, (2,), buffer.device)
+            assert here(buffer.get(told))["reward"].tolist() == [first, first + 1]
+            first += 2
+    told = buffer.add(*rows(32, 4), mask=[True, False, False, True], return_indices=True)
+    assert (here(told) == -1).tolist() == [False, True, True, False]
+    report = buffer.update_priorities(told, torch.tensor([3.0, 9.0, 9.0, 1.0], device=device))
+    assert {name: int(count) for name, count in report.items()} == {"applied": 2, "stale": 2}
+    assert buffer.add(*rows(40, 2, device)) is None
+    assert buffer.add(*rows(40, 2, device), return_indices=False) is None
+    with pytest.raises(SchemaError, match="return_indices: expected True or False"):
+        buffer.add(*rows(40, 2, device), return_indices=1)
+
+
+def test_batches_tell_where_episodes_were_truncated(device: str) -> None:
+    buffer = make(device, view=sw.Transitions(n_step=2, gamma=0.5, truncated=True), num_envs=1)
+    buffer.add(*rows(0, 8), truncated=np.arange(8) == 4)
+    batch = buffer.sample(64)
+    assert (batch["truncated"].dtype, batch["truncated"].shape) == (torch.bool, (64,))
+    for _ in range(2):
+        first = here(batch["obs"])[:, 0]
+        assert (here(batch["truncated"]) == np.isin(first, (3, 4))).all()
+        assert (here(batch["discount"]) == np.where(np.isin(first, (4, 7)), 0.5, 0.25)).all()
+        assert buffer.sample(64, out=batch) is batch
+    with pytest.raises(SchemaError, match="truncated"):
+        buffer.sample(64, out={**batch, "truncated": None})
+
+
 def test_adds_wait_while_a_save_copies_the_rows(device: str, tmp_path: Path) -> None:
     """The copy takes many launches: the file has the rows of one instant."""
     buffer = make(device)

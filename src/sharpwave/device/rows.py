@@ -34,7 +34,7 @@ from .state import (
 from .tree import descend
 from .value_copy import copy_value
 
-__all__ = ["draw", "name", "weigh", "write"]
+__all__ = ["draw", "name_newest", "weigh", "write"]
 
 _INFINITE = tl.constexpr(float("inf"))
 _NO_PROBABILITY = tl.constexpr(0x7FF0000000000000)  # bits of infinity
@@ -104,7 +104,7 @@ def write(
 
 
 @triton.jit(do_not_specialize=["n"])
-def name(flags, numbers, serials, n, CAPACITY: tl.constexpr, SPAN: tl.constexpr, ITEMS: tl.constexpr):
+def name_newest(flags, numbers, serials, n, CAPACITY: tl.constexpr, SPAN: tl.constexpr, ITEMS: tl.constexpr):
     """The serials of the n newest rows, in the order in which they were written; -1 for masked rows."""
     head = tl.load(numbers.to(tl.pointer_type(tl.int64)) + HEAD)
     r = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .launch import Kernel, on_device_of
-from .rows import draw, name, weigh, write
+from .rows import draw, name_newest, weigh, write
 from .state import ALARMS, NUMBERS, REALS
 from .tree import apply, enter, mark, refresh, remass
 from .write_back import mark_rows, put
@@ -178,7 +178,7 @@ class DeviceTable:
             *(_WEIGH_ALONE, rows, parts, _MANY),
         )
         self._draw = Kernel(draw, shape)
-        self._name = Kernel(name, (self.capacity, self.span, _MANY))
+        self._name = Kernel(name_newest, (self.capacity, self.span, _MANY))
         if index is None:
             return
         self._weigh = Kernel(weigh, (self.newest, _MANY))
