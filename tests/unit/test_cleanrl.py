@@ -20,7 +20,7 @@ from stable_baselines3.common import buffers  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-STEPS = 4_000 if os.environ.get("SHARPWAVE_SOAK") == "1" else 90
+STEPS = 4_000 if os.environ.get("SHARPWAVE_SOAK") == "1" else 75
 GAMMA = 0.97
 
 

@@ -106,7 +106,7 @@ def test_examples_are_those_of_its_own_buffer(strategy: str, infos: bool, handle
     mine, theirs = make(
         envs(), goal_selection_strategy=strategy, copy_info_dict=infos, handle_timeout_termination=handle
     )
-    one, other = (examples(buffer.sample(60_000)) for buffer in (mine, theirs))
+    one, other = (examples(buffer.sample(25_000)) for buffer in (mine, theirs))
     assert one == other
     assert len(one) > 200
 

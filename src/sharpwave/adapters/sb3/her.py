@@ -142,10 +142,6 @@ class HerReplayBuffer(ReplayBuffer, Base):
             self._stream.close()
             self._open_stream()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """As for ``ReplayBuffer``; the environments are left out."""
-        return super().__getstate__()
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         hindsight = self.inner.view.hindsight  # type: ignore[union-attr]
