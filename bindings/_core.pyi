@@ -456,7 +456,7 @@ class Writer:
 
     def __init__(self, table: Table, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool) -> None: ...
 
-    def add(self, *args: object, **kwargs: object) -> None:
+    def add(self, *args: object, **kwargs: object) -> Any:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
     def go_on(self, env: int) -> None: ...
