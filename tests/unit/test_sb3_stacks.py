@@ -21,9 +21,6 @@ from stable_baselines3.common import buffers  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecTransposeImage  # noqa: E402
 
 from sharpwave.adapters.sb3 import ReplayBuffer  # noqa: E402
-from sharpwave.adapters.sb3.columns import HAS_PADDING  # noqa: E402
-
-needs_zeros = pytest.mark.skipif(not HAS_PADDING, reason="Field() pads with the first frame only")
 
 
 class Screen(gym.Env):  # type: ignore[misc]
@@ -92,7 +89,6 @@ def screens(shape: tuple[int, ...], number: int, kind: str = "image") -> DummyVe
     return DummyVecEnv([lambda i=i: Screen(shape, 1_000 * i, kind) for i in range(number)])
 
 
-@needs_zeros
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize(
     ("shape", "order", "transposed"),
@@ -117,7 +113,6 @@ def test_stacks_of_vec_frame_stack_come_back(shape: tuple[int, ...], order: Any,
     assert mine.inner.stats()["resets_unflagged"] == 0
 
 
-@needs_zeros
 @pytest.mark.parametrize("stack", [4, {"image": 4, "place": 4}, {"image": 4}], ids=str)
 def test_dicts_of_stacks_come_back(stack: Any) -> None:
     env = VecFrameStack(screens((5, 6, 2), 2, "dict"), 4)
@@ -127,7 +122,6 @@ def test_dicts_of_stacks_come_back(stack: Any) -> None:
     assert mine.inner.stats()["payload_bytes"] == 60 + 4 * place + 8 + 4 + 1
 
 
-@needs_zeros
 def test_stacks_come_back_with_n_steps_and_compression() -> None:
     env = VecTransposeImage(VecFrameStack(screens((8, 12, 1), 2), 4))
     options: Any = {"n_steps": 3, "gamma": 0.5}
@@ -138,7 +132,6 @@ def test_stacks_come_back_with_n_steps_and_compression() -> None:
     assert_same_examples(mine, theirs, 90, rel=1e-6)
 
 
-@needs_zeros
 def test_dqn_learns_from_single_frames() -> None:
     env = VecFrameStack(screens((36, 36, 1), 2), 4)
     options: Any = {"replay_buffer_kwargs": {"stack": 4}, "buffer_size": 100, "learning_starts": 20, "batch_size": 8}
@@ -178,14 +171,7 @@ def test_stacks_of_gymnasium_come_back(n_envs: int, real: bool) -> None:
         for target in (mine, theirs):
             target.add(obs, after, actions, rewards, terminations, infos)
         obs = next_obs
-    if real or HAS_PADDING:
-        assert_same_examples(mine, theirs, 40 * n_envs)
-        return
-    one, other = (rows_of(buffer.sample(40 * n_envs * 25)) for buffer in (mine, theirs))
-    assert one.keys() == other.keys()
-    for key, row in one.items():
-        assert row["dones"] == other[key]["dones"]
-        assert row["dones"] == [1.0] or row["next_observations"] == other[key]["next_observations"]
+    assert_same_examples(mine, theirs, 40 * n_envs)
 
 
 def test_stacked_buffer_is_saved_and_loaded() -> None:

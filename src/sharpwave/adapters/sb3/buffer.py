@@ -16,7 +16,7 @@ from sharpwave.address import to_path
 from sharpwave.checks import one_of
 from sharpwave.errors import SchemaError, StorageError
 
-from .columns import HAS_PADDING, Column, Columns, action_size, obs_shape, read_obs_columns
+from .columns import Column, Columns, action_size, obs_shape, read_obs_columns
 from .n_step import read_returns
 from .samples import HAS_SB3, DictReplayBufferSamples, PrioritizedSamples, ReplayBufferSamples
 
@@ -218,8 +218,6 @@ class ReplayBuffer(Base):
             now, after = _fit_all(columns, "obs", obs), _fit_all(columns, "next_obs", next_obs)
         else:
             now, after = columns.fit("obs", obs), columns.fit("next_obs", next_obs)  # type: ignore[union-attr]
-        if self._stacks and not HAS_PADDING and done.any():
-            after = self._end_stacks(now, after, done)
         values = {
             "obs": now,
             "action": self._action.fit("action", action),
@@ -243,18 +241,6 @@ class ReplayBuffer(Base):
         state["pos"] += 1
         if state["pos"] == self.buffer_size:
             self.full, self.pos = True, 0
-
-    def _end_stacks(self, now: Any, after: Any, done: np.ndarray[Any, Any]) -> Any:
-        """Next observations of terminated steps with the older frames of their observations. CleanRL's scripts give
-        the reset's stack there, which has other older frames. No target uses it."""
-        if isinstance(after, dict):
-            return {
-                key: self._end_stacks(now[key], part, done) if self._obs[key].stack > 1 else part  # type: ignore[index]
-                for key, part in after.items()
-            }
-        after = after.copy()
-        after[done, :-1] = now[done, 1:]
-        return after
 
     def extend(self, *args: Any) -> None:
         """Adds several steps: each argument is that of ``add`` with an axis of steps before."""

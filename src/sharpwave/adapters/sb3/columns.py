@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,11 +14,9 @@ from sharpwave.arrays import as_array
 from sharpwave.checks import whole
 from sharpwave.errors import SchemaError
 
-__all__ = ["HAS_PADDING", "Column", "Columns", "action_size", "obs_shape", "read_obs_columns"]
+__all__ = ["Column", "Columns", "action_size", "obs_shape", "read_obs_columns"]
 
 Array = np.ndarray[Any, Any]
-# Whether fields can pad stacks with zeros, and keep next observations of another episode's frames.
-HAS_PADDING = "padding" in inspect.signature(sw.Field).parameters
 
 
 class Column:
@@ -55,9 +52,7 @@ class Column:
         """The field of a row that stores it."""
         options: dict[str, Any] = {"compression": compression}
         if self.stack > 1:
-            options["stack"] = self.stack
-            if HAS_PADDING:
-                options["padding"] = padding
+            options |= {"stack": self.stack, "padding": padding}
         return sw.Field(self._frames, self.dtype, **options)
 
     def fit(self, name: str, value: Any) -> Array:
