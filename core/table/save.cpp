@@ -192,11 +192,12 @@ private:
     // alter the run.
     void take_cut() {
         index_.make_room();
-        std::optional<Table::IndexLock> lock;
-        if (plan_.header.sampler) lock.emplace(table_);
-        // No write is between its selector and the mark of its block then.
+        // No write is between its selector and the mark of its block then. Before the index lock: nobody who draws
+        // waits for a write.
         std::optional<Table::WriteLock> writes;
         if (table_.layout().mutable_bytes()) writes.emplace(table_);
+        std::optional<Table::IndexLock> lock;
+        if (plan_.header.sampler) lock.emplace(table_);
         SHARPWAVE_FAULT(save_index_locked);
         index_.copy();
         save_records(kCounters);
