@@ -218,6 +218,40 @@ def test_her_runs_from_the_command_line_and_compares(monkeypatch: Any, capsys: A
     assert "--steps must be at least 1" in capsys.readouterr().err
 
 
+def test_demos_learns_from_both_buffers_and_keeps_the_demonstrations() -> None:
+    demos = load("demos")
+    seen: list[tuple[int, float]] = []
+    config = demos.Config(steps=1_200, demos=3, learning_starts=400, evaluate_every=600, capacity=1_000, seed=5)
+    result = demos.train(config, report=lambda step, value: seen.append((step, value)))
+    assert seen == result.evaluations
+    assert [step for step, _ in seen] == [600, 1_200]
+    online, shown = result.mix.buffers
+    learnt = len(range(400, 1_201, config.learn_every))
+    assert result.mix.stats()["rows_by_buffer"] == [learnt * 32, learnt * 32]
+    assert len(online) == 1_000
+    rows = next(shown.rows())
+    assert rows["done"].sum() == 3  # each demonstration reaches the goal
+    assert (rows["reward"][rows["done"]] > 90).all()
+    assert all(buffer.stats()["updates_applied"] > 0 for buffer in (online, shown))
+    weights = [weight for weight in result.policy.parameters() if weight.isfinite().all()]
+    assert len(weights) == 6
+
+
+def test_demos_compares_draws_and_refuses_zero_steps(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curves.png"
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    demos = load("demos")
+    demos.compare(demos.Config(steps=500, demos=2, learning_starts=400, evaluate_every=250), range(1), str(picture))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["2", "with", "without"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(sys, "argv", ["demos.py", "--steps", "300", "--no-demos"])
+    load("demos").main()
+    assert "mean return of 100 greedy episodes:" in capsys.readouterr().out
+    assert "--steps must be at least 1" in refusal("demos", "--steps", 0)
+
+
 @pytest.mark.parametrize("memoryless", [False, True], ids=["recurrent", "memoryless"])
 def test_r2d2_learns_and_tells_every_windows_priority(memoryless: bool) -> None:
     r2d2 = load("r2d2")
