@@ -416,31 +416,34 @@ def test_updates_take_tensors_and_lists_and_are_awaited() -> None:
     assert asyncio.run(mix.update_priorities_async(batch["indices"], np.ones(8), timeout=1)) == done
 
 
-class Rewritable(sw.ReplayBuffer):
-    """Notes what is written back."""
-
-    def write(self, indices: Any, *, stale: str = "count", timeout: float | None = None, **fields: Any) -> Any:
-        self._noted = indices.tolist(), stale, {name: np.asarray(value).tolist() for name, value in fields.items()}
-        return {"applied": len(indices), "stale": 0}
-
-
 def test_values_written_back_reach_the_rows_of_each_buffer() -> None:
-    one, other = Rewritable(20, obs_shape=(2,), seed=0), Rewritable(20, obs_shape=(2,), seed=1)
+    schema = {"obs": sw.Field((2,)), "action": sw.Field((), mutable=True)}
+    one, other = (sw.ReplayBuffer(20, schema=schema, seed=seed) for seed in (0, 1))
     for buffer in (one, other):
         buffer.add(**rows(range(8)))
     mix = sw.Mix({one: 0.5, other: 0.5})
-    handles = mix.sample(6)["indices"]
-    order = [5, 0, 4, 1, 3, 2]
-    values = np.arange(6.0)
-    done = mix.write([*handles[order], 7], stale="raise", action=[*values, 9.0])
-    assert done == {"applied": 6, "stale": 1}
-    for number, buffer in enumerate((one, other)):
-        serials, stale, fields = buffer._noted
-        mine = [place for place in range(6) if (order[place] >= 3) == bool(number)]
-        assert serials == [int(handles[order[place]]) & (2**50 - 1) for place in mine]
-        assert (stale, fields) == ("raise", {"action": values[mine].tolist()})
-    with pytest.raises(SchemaError, match=r"write\(\): field 'action': expected 6 values, got \(5,\)"):
-        mix.write(handles, action=values[:5])
+    handles = np.unique(mix.sample(12)["indices"])[::-1]
+    count = len(handles)
+    values = np.arange(count) + 100.0
+    assert mix.write(handles, action=values) == {"applied": count, "stale": 0}
+    np.testing.assert_array_equal(mix.get(handles)["action"], values)
+    # Of any shape; -1 is no row.
+    shaped = np.stack([handles, np.full(count, -1)], axis=1)
+    assert mix.write(shaped, action=np.stack([values + 1, values], axis=1)) == {"applied": count, "stale": 0}
+    np.testing.assert_array_equal(mix.get(handles)["action"], values + 1)
+    assert asyncio.run(mix.write_async(handles, action=torch.zeros(count), timeout=5)) == {"applied": count, "stale": 0}
+
+    with pytest.raises(SchemaError, match=rf"write\(\): field 'action': expected .* \({count},\), got shape \(2,\)"):
+        mix.write(handles, action=values[:2])
+    with pytest.raises(StaleHandle, match="1 of the indices are not handles of a mixed batch"):
+        mix.write([*handles, 7], action=[*values, 9.0])
+    assert mix.write([*handles, 7], stale="skip", action=[*values, 9.0]) == {"applied": count, "stale": 1}
+    other.clear()
+    mine = handles[handles >> 50 == 1]  # rows of the first buffer
+    before = mix.get(mine)["action"]
+    with pytest.raises(StaleHandle, match=r"buffer 1 \(memory\)"):
+        mix.write(handles, action=values + 7)
+    np.testing.assert_array_equal(mix.get(mine)["action"], before)
 
 
 # ---- waiting ---------------------------------------------------------------------------------------------------------

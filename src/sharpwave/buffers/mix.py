@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..arrays import priorities as read_priorities
 from ..arrays import refuse_masked
-from ..checks import check_settable, number, seconds, told, whole
+from ..checks import check_settable, number, one_of, seconds, told, whole
 from ..errors import ClosedError, NotReady, SchemaError, SharpwaveError, StaleHandle
 from ..rows.batch_map import read_map
 from ..rows.bell import without_blocking
@@ -294,36 +294,71 @@ class Mix:
             limit,
         )
 
-    def write(self, indices: Any, *, timeout: float | None = None, **values: Any) -> dict[str, Any]:
+    def write(
+        self, indices: Any, *, stale: Literal["error", "skip"] = "error", timeout: float | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """Writes fields of rows back, each in its buffer: ``ReplayBuffer.write`` with the handles of a mixed batch.
 
-        Values have the order of ``indices``. Other arguments of ``ReplayBuffer.write`` go to every buffer. Handles that
-        are not of a mix count as stale.
+        Args:
+            indices: Handles of a mixed batch, of any shape; -1 names no row and is passed over.
+            stale: What to do about rows that are no longer there, and about handles that are not of a mix: ``"error"``
+                raises before anything is written, ``"skip"`` leaves them out. (A row that another process overwrites
+                while the call runs may be noticed after rows of other buffers were written.)
+            timeout: Seconds to wait for other threads and processes that write; None waits for ever.
+            **fields: New values by name, of shape (*indices.shape, *field.shape).
+
+        Returns:
+            ``{"applied": n, "stale": m}``, over all buffers.
         """
         where = "write()"
         self._check_open()
+        one_of(where, "stale", stale, ("error", "skip"))
         limit = seconds(where, timeout)
-        handles, sources = self._split(where, indices)
-        fields = {name: value for name, value in values.items() if name in self._mixture.fields}
-        options = {name: value for name, value in values.items() if name not in fields}
+        shaped = as_handles(where, indices, any_shape=True)
+        handles, sources = self._split(where, shaped.reshape(-1))
+        strange = int(((sources < 0) & (handles != -1)).sum())
         for name, value in leaves(fields):
-            if np.shape(value)[:1] != (len(handles),):
-                raise SchemaError(f"{where}: field {name!r}: expected {len(handles)} values, got {np.shape(value)}")
+            if np.shape(value)[: shaped.ndim] != shaped.shape:
+                raise SchemaError(
+                    f"{where}: field {name!r}: expected a value for each of the indices, whose shape is "
+                    f"{shaped.shape}, got shape {np.shape(value)}"
+                )
+        parts = [(i, np.flatnonzero(sources == i)) for i in range(len(self._buffers)) if (sources == i).any()]
+        if stale == "error":
+            if strange:
+                raise StaleHandle(f"{where}: {strange} of the indices are not handles of a mixed batch")
+            for i, mine in parts:  # before anything is written
+                self._named(where, i, lambda i=i, mine=mine: self._buffers[i].get(serials_of(handles[mine])))
         ends = None if limit is None else time.monotonic() + limit
-        result: dict[str, Any] = {}
-        for i, buffer in enumerate(self._buffers):
-            mine = np.flatnonzero(sources == i)
-            if not len(mine):
-                continue
+        result = {"applied": 0, "stale": strange}
+        for i, mine in parts:
             left = None if ends is None else max(0.0, ends - time.monotonic())
-            write: Callable[..., dict[str, Any]] = buffer.write  # type: ignore[attr-defined]
-            try:
-                done = write(serials_of(handles[mine]), timeout=left, **options, **_rows_of(fields, mine))
-            except SharpwaveError as error:
-                raise named_error(where, f"buffer {i} ({buffer._rows.where})", error) from None
-            result = {name: result.get(name, 0) + count for name, count in done.items()}
-        strange = int((sources < 0).sum())
-        return result | {"stale": result.get("stale", 0) + strange} if strange else result
+            values = _rows_of(fields, mine, shaped.ndim)
+            done = self._named(
+                where,
+                i,
+                lambda i=i, mine=mine, left=left, values=values: self._buffers[i].write(
+                    serials_of(handles[mine]), stale=stale, timeout=left, **values
+                ),
+            )
+            result = {name: count + int(done[name]) for name, count in result.items()}
+        return result
+
+    async def write_async(
+        self, indices: Any, *, stale: Literal["error", "skip"] = "error", timeout: float | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """``write`` for an event loop. If another process writes, a thread waits for it."""
+        limit = seconds("write()", timeout)
+        return await without_blocking(
+            self._buffers[0]._rows, lambda left: self.write(indices, stale=stale, timeout=left, **fields), limit
+        )
+
+    def _named(self, where: str, number: int, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A call on one of the buffers; errors name it."""
+        try:
+            return call()
+        except SharpwaveError as error:
+            raise named_error(where, f"buffer {number} ({self._buffers[number]._rows.where})", error) from None
 
     def _split(self, where: str, indices: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Handles on the host, and the number of the buffer of each; -1 for those that are not of this mix."""
@@ -489,10 +524,11 @@ def _to_host(value: Any) -> Any:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
-def _rows_of(value: Any, which: np.ndarray[Any, Any]) -> Any:
-    """Some rows of nested values."""
+def _rows_of(value: Any, which: np.ndarray[Any, Any], axes: int) -> Any:
+    """Some rows of nested values, whose first axes count rows."""
     if isinstance(value, Mapping):
-        return {name: _rows_of(part, which) for name, part in value.items()}
+        return {name: _rows_of(part, which, axes) for name, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(_rows_of(part, which) for part in value)
-    return value[which] if hasattr(value, "dtype") else np.asarray(value)[which]
+        return tuple(_rows_of(part, which, axes) for part in value)
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    return array.reshape(-1, *array.shape[axes:])[which]
