@@ -316,9 +316,9 @@ class Mix:
             if not len(mine):
                 continue
             left = None if ends is None else max(0.0, ends - time.monotonic())
-            write: Callable[..., dict[str, Any]] = buffer.write  # type: ignore[attr-defined]
+            face: Any = buffer
             try:
-                done = write(serials_of(handles[mine]), timeout=left, **options, **_rows_of(fields, mine))
+                done = face.write(serials_of(handles[mine]), timeout=left, **options, **_rows_of(fields, mine))
             except SharpwaveError as error:
                 raise named_error(where, f"buffer {i} ({buffer._rows.where})", error) from None
             result = {name: result.get(name, 0) + count for name, count in done.items()}
