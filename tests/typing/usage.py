@@ -44,6 +44,13 @@ assert_type(buffer.batches(32, prefetch=2), Iterator[dict[str, Any]])
 assert_type(buffer.update_priorities([1], [0.5]), dict[str, Any])  # tensors where the rows are on a GPU
 assert_type(buffer.pace, sw.Pace | None)
 assert_type(next(sw.collect(object(), lambda obs: 0, buffer, 100)), dict[str, Any])
+assert_type(next(sw.collect(object(), lambda obs: (0, {"logp": 0.0}), buffer, None, every=4)), dict[str, Any])
+assert_type(next(buffer.stream(32, map=lambda batch: batch | {"half": 0.5})), dict[str, Any])
+mix = sw.Mix({buffer: 0.5, short: 0.5})
+assert_type(mix, sw.Mix)
+assert_type(sw.Mix([(buffer, 0.5), (short, 0.5)]).sample(32), dict[str, Any])
+assert_type(mix.buffers, tuple[sw.ReplayBuffer, ...])
+assert_type(mix.batches(32), Iterator[dict[str, Any]])
 sequences = sw.ReplayBuffer(
     1000,
     obs_shape=(4,),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.device_place import PLACES, device_of, here, on_device
+from contract.device_place import HAS_GPU, PLACES, device_of, here, on_device
 from numbered import filled, make, row, rows
 from patience import HANG_S
 
@@ -637,6 +637,32 @@ def test_iterators_and_tensors_of_rows_on_a_device(place: str, and_host: bool) -
     with pytest.raises(SchemaError, match="out: 'obs': expected"):
         mix.sample(4, out=out)
     assert mix.stats()["rows_by_buffer"] == [9, 9]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU here")
+@pytest.mark.parametrize("and_device", [False, True])
+def test_parts_of_the_host_are_transferred_ahead(and_device: bool) -> None:
+    prioritized = make(20, sampler=sw.Prioritized(alpha=1.0, beta=0.5), num_envs=1)
+    prioritized.add(**rows(range(12)), priority=np.arange(1.0, 13))
+    _, queue = queues(0, 12)
+    shares: list[Any] = [(prioritized, 0.5), (queue, 0.5)]
+    if and_device:
+        third = on_device(20, device="cuda", obs_shape=(2,), seed=3)
+        third.add(**rows(range(200, 212)))
+        shares = [(prioritized, 0.5), (queue, 0.25), (third, 0.25)]
+    mix = sw.Mix(shares)
+    made = mix.stream(8, device="cuda", prefetch=2)
+    for _ in range(2):
+        batch = next(made)
+        assert batch["obs"].is_cuda
+        on_host = here(batch)
+        name = on_host["reward"].astype(int)
+        assert (name // 100 == on_host["source"]).all()
+        raw = np.where(on_host["source"] == 0, (12 * (name % 100 + 1) / 78) ** -0.5, 1)
+        assert on_host["weights"] == pytest.approx(raw / raw.max(), rel=1e-4)
+    made.close()  # type: ignore[attr-defined]
+    assert queue.stats()["pace_samples"] == mix.stats()["rows_by_buffer"][1]
 
 
 def test_buffers_for_different_devices_are_refused() -> None:

@@ -178,7 +178,9 @@ class Mixture:
                     if not isinstance(error, SharpwaveError):  # of the user's functions
                         raise
                     if not isinstance(error, NotReady) or waits or left == 0:
-                        text = str(error).replace(f"timeout={limit!r}", f"timeout={timeout!r}")  # as the caller gave it
+                        text = str(error)
+                        if timeout is not None:  # as the caller gave it, not what was left of it
+                            text = text.replace(f"timeout={limit!r}", f"timeout={timeout:g}")
                         raise named_error("sample()", self._name(i), type(error)(text), i) from None
                     missed = i
                     break
