@@ -19,7 +19,7 @@ enum Flag : std::uint64_t {
     kHasFinalObservation = 1 << 6,  // its next observation is in a heap, not in the row after it
     kNextStartsOver = 1 << 7,       // the stack of its next observation is that of an episode's start
     kRetired = 1 << 8,              // kept for the stacks of its neighbours, not drawn, not counted
-    kCut = 1 << 9,      // an agent was truncated and others go on: n-step examples end here
+    kCut = 1 << 9,                  // an agent was truncated and others go on: n-step examples end here
 };
 inline constexpr std::uint64_t kFlagMask = 0x3fc;
 inline constexpr std::uint64_t kEndMask = kTerminated | kTruncated;

@@ -18,8 +18,8 @@ public:
     explicit RewardSums(const RowView& rows) : rows_(rows) {}
 
     void include(std::size_t leaf, const Field& field) {
-        rewards_.push_back({leaf, field.offset, field.full_bytes / field.item_bytes, field.item_bytes == 8,
-                            field.is_mutable});
+        rewards_.push_back(
+            {leaf, field.offset, field.full_bytes / field.item_bytes, field.item_bytes == 8, field.is_mutable});
         items_ += rewards_.back().items;
         is_one_float_ = items_ == 1 && !rewards_[0].is_double && !rewards_[0].is_mutable;
     }
