@@ -49,6 +49,9 @@ struct ExampleWork {
             next_slots.resize(count);
             nexts.resize(count);
             failed.resize(count);
+            own_padded.resize(count);
+            next_padded.resize(count);
+            starts_over.resize(count);
         }
         if (touched.size() < count * rows_each) touched.resize(count * rows_each);
         if (ignored.size() < count * stack) {
@@ -58,9 +61,6 @@ struct ExampleWork {
         if (stack > 1 && own_frames.size() < count * stack) {
             own_frames.resize(count * stack);
             next_frames.resize(count * stack);
-            own_padded.resize(count);
-            next_padded.resize(count);
-            starts_over.resize(count);
         }
         touched_count = over_count = 0;
     }

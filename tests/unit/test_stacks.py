@@ -105,3 +105,18 @@ def test_ring_of_few_blocks_keeps_its_capacity_after_a_clear(capacity: int, befo
         add(number)
         assert len(buffer) <= capacity
         assert sum(len(batch["indices"]) for batch in buffer.rows()) == len(buffer)
+
+
+def test_batches_of_short_stacks_after_few_long_ones() -> None:
+    """What a thread keeps between batches fits each of them: few examples of many frames, then many of few."""
+    buffers = [make("derived", frames=frames) for frames in (64, 2)]
+    for buffer in buffers:
+        for number in range(40):
+            frame = np.full((1, 1), number)
+            buffer.add(obs=frame, action=[0], reward=[0.0], next_obs=frame + 1, done=[number % 5 == 4])
+    for size in (1, 3, 64):
+        for buffer in buffers:
+            batch = buffer.sample(size)
+            starts = batch["obs"][:, -1, 0] // 5 * 5
+            wanted = np.maximum(batch["obs"][:, -1:, 0] - np.arange(batch["obs"].shape[1])[::-1], starts[:, None])
+            assert (batch["obs"][:, :, 0] == wanted).all()
