@@ -613,6 +613,9 @@ int main(int count, char** arguments) {
         const bool is_random = random() % 4 == 0;
         Place place = kPlaces[random() % std::size(kPlaces)];
         while (!suits(*kind, place.fault)) place = kPlaces[random() % std::size(kPlaces)];
+        // Few tables have mutable fields: their places come often enough only if they are preferred there.
+        constexpr std::size_t kOfMutables = std::size(kPlaces) - static_cast<std::size_t>(Fault::mutable_begun);
+        if (kind->mutables && random() % 2) place = kPlaces[std::size(kPlaces) - 1 - random() % kOfMutables];
         const bool survives = !place.first_in && random() % 3 != 0;
         const std::uint64_t steps = std::max<std::uint64_t>(1, kind->capacity / kind->width / 5);
         std::vector<Dead> dead;
