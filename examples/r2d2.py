@@ -35,9 +35,7 @@ class Config:
     memoryless: bool = False  # True begins every step from a state of zeros; everything else stays the same
     corridor: int = 12
     capacity: int = 20_000
-    # Longer than the corridor: only where the turn and the sign are in one window does the turn's error reach what the
-    # network made of the sign.
-    length: int = 16
+    length: int = 16  # longer than the corridor, so that the error of a turn reaches what the network made of the sign
     burn_in: int = 4
     stride: int = 4
     batch_size: int = 32
@@ -145,14 +143,13 @@ def td_errors(online: QNetwork, target: QNetwork, batch: dict[str, Any], gamma: 
         target_values, _ = target(batch["obs"], state)
         best = values.argmax(dim=2, keepdim=True)
         next_value = target_values.gather(2, best).squeeze(2)[:, 1:]
-        # The next place has the value of what came next, where it is a row. Where it is not, an episode was over: at a
-        # turn nothing is to come; cut by the time limit, there is no target and the place is left out.
+        # Where the next place is no row the episode was over: at a turn nothing is to come; else there is no target.
         done = batch["done"][:, :-1]
         goal = batch["reward"][:, :-1] + gamma * next_value * ~done
         learnt = batch["mask"][:, :-1] & (batch["valid"][:, 1:] | done)
     value = values.gather(2, batch["action"].unsqueeze(2)).squeeze(2)[:, :-1]
-    errors = torch.where(learnt, goal - value, 0.0)
-    return nn.functional.pad(errors, (0, 1)), states.detach()  # the last place only serves the target of the one before
+    # The last place only serves the target of the one before.
+    return nn.functional.pad(torch.where(learnt, goal - value, 0.0), (0, 1)), states.detach()
 
 
 def make_buffer(env: gym.Env, config: Config) -> sw.ReplayBuffer:
@@ -162,7 +159,6 @@ def make_buffer(env: gym.Env, config: Config) -> sw.ReplayBuffer:
         capacity=config.capacity,
         schema={"h": sw.Field((config.state_size,), mutable=True)},
         next_obs=None,  # the row after has it, and a window has the row after
-        # "pad": the last steps of an episode, where the turn is, are learnt from however many there are.
         view=sw.Windows(config.length, burn_in=config.burn_in, stride=config.stride, bootstrap=1, place_indices=True),
         sampler=sw.Prioritized(alpha=0.6, beta=0.6),
         seed=config.seed,
@@ -170,15 +166,7 @@ def make_buffer(env: gym.Env, config: Config) -> sw.ReplayBuffer:
 
 
 def train(config: Config, report: Callable[[int, float], None] | None = None) -> Result:
-    """Trains one agent; on the CPU the same config gives the same result.
-
-    Args:
-        config: The run's settings.
-        report: Called with each evaluation: the step and the share of greedy episodes that turn as the sign said.
-
-    Returns:
-        The last policy with its learning curve and buffer.
-    """
+    """Trains one agent and reports each evaluation (step, success); on the CPU one config gives one result."""
     torch.set_num_threads(1)  # networks this small lose more to thread hand-over than they gain
     torch.manual_seed(config.seed)
     random = np.random.default_rng(config.seed)
@@ -215,7 +203,6 @@ def train(config: Config, report: Callable[[int, float], None] | None = None) ->
                 with torch.no_grad():
                     for old, new in zip(target.parameters(), online.parameters(), strict=True):
                         old.lerp_(new, config.target_rate)
-                # One priority a window: 0.9 of its largest error and 0.1 of their mean.
                 buffer.update_priorities(batch["indices"], errors, mask=batch["mask"])
                 # The state after a place belongs to the next one: rows drawn again begin with a state of newer weights.
                 buffer.write(batch["place_indices"][:, 1:], h=states[:, :-1])
@@ -230,12 +217,23 @@ def train(config: Config, report: Callable[[int, float], None] | None = None) ->
     return result
 
 
+def draw(evaluations: list[tuple[int, float]], path: str) -> None:
+    """Writes a picture of the learning curve."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.plot(*zip(*evaluations, strict=True), marker="o")
+    axes.set(xlabel="environment steps", ylabel="share of right turns", ylim=(0, 1.02))
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Trains from the command line and prints a line for each evaluation."""
     parser = argparse.ArgumentParser(description="R2D2 in a T-maze with a Sharpwave buffer.")
     parser.add_argument("--steps", type=int, default=Config.steps, help="environment steps to train for")
     parser.add_argument("--seed", type=int, default=Config.seed, help="seed of everything random")
     parser.add_argument("--memoryless", action="store_true", help="zero the recurrent state at every step")
+    parser.add_argument("--plot", help="write a picture of the learning curve to this file")
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
@@ -243,6 +241,8 @@ def main() -> None:
     result = train(config, lambda step, success: print(f"step {step:6d}  success {success:6.1%}", flush=True))
     print(f"{options.steps} steps in {result.wall_s:.0f} s")
     print(f"turned as the sign said in 500 greedy episodes: {result.success:.1%}")
+    if options.plot:
+        draw(result.evaluations, options.plot)
 
 
 if __name__ == "__main__":

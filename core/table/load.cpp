@@ -164,7 +164,7 @@ void load_heap(Table& table, std::uint64_t block, const std::byte* heap, const s
                 std::byte* at = table.view().rows + slot * table.header().row_bytes + field.offset;
                 HeapPlace place;
                 std::memcpy(&place, at, sizeof place);
-                const std::byte* from = heap + place.offset;
+                const std::byte* from = place.kept_bytes ? heap + place.offset : heap;  // the place of nothing is any
                 place.offset = place_in.allocate(serial_of(word), place.kept_bytes, nobody);
                 std::memcpy(table.region(kHeap) + place.offset, from, place.kept_bytes);
                 std::memcpy(at, &place, sizeof place);
