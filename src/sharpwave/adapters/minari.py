@@ -256,7 +256,8 @@ def _box(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
     if dtype.kind in "iu":
         return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype.type)
-    return spaces.Box(*((0, 1) if dtype.kind == "b" else (-np.inf, np.inf)), shape, dtype.type)
+    low, high = (0.0, 1.0) if dtype.kind == "b" else (-np.inf, np.inf)
+    return spaces.Box(low, high, shape, dtype.type)
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------

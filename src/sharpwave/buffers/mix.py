@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -328,19 +329,14 @@ class Mix:
             if strange:
                 raise StaleHandle(f"{where}: {strange} of the indices are not handles of a mixed batch")
             for i, mine in parts:  # before anything is written
-                self._named(where, i, lambda i=i, mine=mine: self._buffers[i].get(serials_of(handles[mine])))
+                self._named(where, i, functools.partial(self._buffers[i].get, serials_of(handles[mine])))
         ends = None if limit is None else time.monotonic() + limit
         result = {"applied": 0, "stale": strange}
         for i, mine in parts:
             left = None if ends is None else max(0.0, ends - time.monotonic())
             values = _rows_of(fields, mine, shaped.ndim)
-            done = self._named(
-                where,
-                i,
-                lambda i=i, mine=mine, left=left, values=values: self._buffers[i].write(
-                    serials_of(handles[mine]), stale=stale, timeout=left, **values
-                ),
-            )
+            write = functools.partial(self._buffers[i].write, stale=stale, timeout=left, **values)
+            done = self._named(where, i, functools.partial(write, serials_of(handles[mine])))
             result = {name: count + int(done[name]) for name, count in result.items()}
         return result
 

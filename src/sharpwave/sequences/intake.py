@@ -52,7 +52,7 @@ class Intake:
         births: Sequence[int] | None,
         journal: bool,
     ) -> Incoming:
-        parts = list(samples) if type(samples) in (list, tuple) else []
+        parts = list(samples) if isinstance(samples, (list, tuple)) else []
         survey = Survey.of(parts) if parts else None
         if survey is None:
             parts = self.unpack("put()", samples)
@@ -62,8 +62,8 @@ class Intake:
         listed = None if births is None else self._read_births(births, len(parts))
         incoming = self.incoming(parts, survey, versions, listed)
         if journal:
-            is_whole = isinstance(samples, SequenceSample) and parts
-            incoming.body = Body(pack_whole(samples) if is_whole else pack_survey(parts, survey))
+            whole = samples if isinstance(samples, SequenceSample) and parts else None
+            incoming.body = Body(pack_survey(parts, survey) if whole is None else pack_whole(whole))
         return incoming
 
     def prepare(self, incoming: Incoming) -> None:

@@ -181,7 +181,7 @@ class ReplayBuffer(Base):
         self._obs: Columns = read_obs_columns(self.observation_space, n_envs, stack, channels_order)
         self._stacks = max(c.stack for c in (self._obs.values() if isinstance(self._obs, dict) else (self._obs,))) > 1
         # As in Stable-Baselines3: its networks are float32.
-        dtype = np.float32 if dtype == np.float64 else dtype
+        dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
         wrapper = "give actions of the action space, or make the buffer with the environment's own spaces"
         self._action = Column("", (self.action_dim,), dtype, n_envs, mend=wrapper)
         self._reward = Column("", (), np.float32, n_envs, mend="scale the rewards in a wrapper of the environment")
@@ -214,6 +214,8 @@ class ReplayBuffer(Base):
         if inner is None:
             inner = self.inner  # raises
         columns = self._obs
+        now: Any
+        after: Any
         if type(columns) is dict:
             now, after = _fit_all(columns, "obs", obs), _fit_all(columns, "next_obs", next_obs)
         else:

@@ -97,7 +97,8 @@ class HerReplayBuffer(ReplayBuffer, Base):
     def _view(self, n_steps: int, gamma: float) -> sw.Transitions:
         # With infos the rewards are computed after the draw, when the rows are known.
         reward = _no_reward if self.copy_info_dict else self._compute_reward
-        return sw.Transitions(n_steps, gamma, sw.Hindsight(self.goal_selection_strategy, self.her_ratio, reward))
+        strategy: Any = self.goal_selection_strategy  # SB3's enumeration has our names
+        return sw.Transitions(n_steps, gamma, sw.Hindsight(strategy, self.her_ratio, reward))
 
     def _own_fields(self) -> dict[str, Any]:
         return {"info": sw.Field((), "int64")} if self.copy_info_dict else {}
