@@ -534,7 +534,7 @@ def test_killed_while_it_tells_rlinf_the_folder_opens_and_rlinf_reads_it(tmp_pat
         with TrajectoryReplayBuffer(storage_dir=tmp_path, enable_cache=False, sample_window_size=0) as buffer:
             assert len(buffer) >= len(listed["trajectory_id_list"]) > 0
             assert buffer._trajectory_id_list == list(range(len(buffer)))
-            check(buffer.sample(64), 64)
+            check(buffer.sample(6), 6)  # a trajectory: on a busy machine the process is killed early
         assert sorted(read_rlinf(tmp_path)) == list(range(len(buffer)))
 
 
