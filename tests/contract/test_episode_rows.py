@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from contract.device_place import PLACES, device_of, here, on_device
 from model.test_episodes import SHAPES, Pair
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, SchemaError
@@ -137,7 +138,7 @@ def test_an_episode_whose_rows_are_overwritten_meanwhile_is_left_out() -> None:
 def test_a_writer_in_another_thread_never_makes_an_incomplete_episode() -> None:
     schema = {"obs": sw.Field((8,)), "id": sw.Field((), "int64"), "of": sw.Field((), "int64")}
     buffer = sw.ReplayBuffer(1000, schema=schema, next_obs=None, num_envs=1, writers=2, seed=0)
-    stop = threading.Event()
+    stop, begun = threading.Event(), threading.Event()
 
     def write() -> None:
         episode = 0
@@ -146,6 +147,7 @@ def test_a_writer_in_another_thread_never_makes_an_incomplete_episode() -> None:
             done = np.arange(length) == length - 1
             values = {"obs": np.zeros((length, 8), np.float32), "id": np.arange(length), "reward": np.zeros(length)}
             buffer.add(**values, of=np.full(length, episode), done=done)
+            begun.set()
             episode += 1
             if episode % 20 == 0:
                 time.sleep(0.0005)
@@ -153,6 +155,7 @@ def test_a_writer_in_another_thread_never_makes_an_incomplete_episode() -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
+        assert begun.wait(HANG_S)  # on a busy machine 60 looks at an empty buffer are over before the first add
         seen = 0
         for _ in range(60):
             for one in buffer.episodes():
