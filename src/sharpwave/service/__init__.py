@@ -1,0 +1,1 @@
+"""Buffers for other processes and machines: a server, its clients, and the keys that they show."""
