@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-zmq = pytest.importorskip("zmq")
+pytest.importorskip("zmq")
 
+import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sharpwave.errors import SchemaError, StorageError
@@ -176,7 +177,7 @@ def test_bad_names_and_roles_change_nothing(folder: Path) -> None:
     with pytest.raises(StorageError, match="'sharpwave keys revoke actor'"):
         make_key(folder, "actor")
     assert (folder / "actor.key").read_bytes() == before
-    with pytest.raises(StorageError, match="no client 'other'.*known: actor"):
+    with pytest.raises(StorageError, match=r"no client 'other'.*known: actor"):
         revoke_key(folder, "other")
 
 

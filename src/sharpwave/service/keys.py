@@ -159,7 +159,7 @@ def read_clients(folder: Path, where: str = "keys") -> Mapping[str, Client]:
         return MappingProxyType({})
     clients = {}
     for kind, text in lines:
-        public, roles, name = (text.split(" ") + ["", ""])[:3]
+        public, roles, name = [*text.split(" "), "", ""][:3]
         if kind != "client" or not _KEY.fullmatch(public) or not _NAME.fullmatch(name):
             raise StorageError(f"{where}: '{path}' is damaged: a line is not that of a client")
         clients[public] = Client(name, frozenset(roles.split(",")) & frozenset(ROLES))
