@@ -168,7 +168,7 @@ def test_an_existing_buffer_is_opened_from_the_folder_of_the_file(
             "schema.obs: 'shpe' is not an argument of Field; did you mean 'shape'?",
         ),
         (HEAD + "[tables.a.create]\nface='ReplayBuffer'\nobs_shape=[4]", "capacity"),
-        (HEAD + "[tables.a.create]\nface='SequenceBuffer'\ncapacity=4\nflow = 'x'", "flow: expected a list of consumers"),
+        (HEAD + "[tables.a.create]\nface='SequenceBuffer'\ncapacity=4\nflow='x'", "flow: expected a list of consumer"),
         (
             HEAD + "[tables.a.create]\nface='SequenceBuffer'\ncapacity=4\nflow = [{ name = 'x', batchsize = 3 }]",
             "flow[0]: 'batchsize' is not an argument of Consumer; did you mean 'batch_size'?",
@@ -177,8 +177,7 @@ def test_an_existing_buffer_is_opened_from_the_folder_of_the_file(
 )  # fmt: skip
 def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SharpwaveError) as refused:
-        for table in read(tmp_path, text).tables.values():
-            table.make()
+        [table.make() for table in read(tmp_path, text).tables.values()]
     assert said in str(refused.value)
     assert "server.toml" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -191,7 +190,7 @@ def test_addresses_are_served_under_the_last_part_of_their_name() -> None:
         "live": {"address": "file://run/live.sw"},
         "best": {"address": "runs/a=b/replay"},
     }
-    with pytest.raises(SchemaError, match="two tables have the name 'a'; write NAME=file://b/a.sw"):
+    with pytest.raises(SchemaError, match=r"two tables have the name 'a'; write NAME=file://b/a\.sw"):
         ServerConfig.from_addresses(["shm://a", "file://b/a.sw"], "tcp://x", None)
     with pytest.raises(SchemaError, match="expected a name for it; write NAME=file://"):
         ServerConfig.from_addresses(["file://"], "tcp://x", None)
