@@ -214,7 +214,7 @@ class Door:
         self.context = zmq.Context()
         self.gatekeeper = Gatekeeper(self.context, self.keys)
         self.router = self.context.socket(zmq.ROUTER)
-        self.gatekeeper.guard(self.router)
+        self.keys.protect(self.router)
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
         self.visitors = zmq.Context()
 
@@ -222,7 +222,7 @@ class Door:
         """The handshake's event at the visitor, and its value."""
         dealer = self.visitors.socket(zmq.DEALER)
         if key is not None:
-            dealer.curve_publickey, dealer.curve_secretkey = key.public.encode(), key.secret.encode()
+            key.protect(dealer)
             dealer.curve_serverkey = (server or key.server).encode()
         monitor = dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -290,3 +290,18 @@ def test_client_without_a_key_or_for_another_server_gets_no_connection(
 def test_a_context_has_one_gatekeeper(door: Door) -> None:
     with pytest.raises(StorageError, match="has an authenticator already"):
         Gatekeeper(door.context, door.keys)
+
+
+def test_a_protected_socket_without_a_gatekeeper_admits_nobody(folder: Path) -> None:
+    key = ClientKey.read(make_key(folder, "actor"))
+    context = zmq.Context()
+    with context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        Keys.read_folder(folder).protect(router)
+        key.protect(dealer)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        monitor = dealer.get_monitor_socket(events)
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        if monitor.poll(1_000):
+            assert recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        dealer.disable_monitor()
+    context.destroy(0)

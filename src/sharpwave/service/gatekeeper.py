@@ -25,8 +25,9 @@ _VERSION = b"1.0"
 class Gatekeeper:
     """A thread that answers for the sockets of one ``zmq.Context``; make it before such a socket is bound.
 
-    A message that came over a guarded socket names its sender: ``frame.get("User-Id")`` is the client's public key, as
-    authenticated by CURVE (40 characters, as in ``Keys.clients``).
+    The sockets are those that ``Keys.protect`` set up. A message that came over such a socket names its sender:
+    ``frame.get("User-Id")`` is the client's public key, as authenticated by CURVE (40 characters, as in
+    ``Keys.clients``).
     """
 
     def __init__(self, context: Any, keys: Keys) -> None:
@@ -45,15 +46,8 @@ class Gatekeeper:
         self._thread = threading.Thread(target=self._run, name="sharpwave-gatekeeper", daemon=True)
         self._thread.start()
 
-    def guard(self, socket: Any) -> None:
-        """Makes a socket refuse unknown clients and read no plain text; call it before the socket is bound."""
-        socket.zap_domain = b"sharpwave"
-        socket.curve_server = True
-        socket.curve_secretkey = self._keys.secret.encode()
-        socket.curve_publickey = self._keys.public.encode()
-
     def close(self) -> None:
-        """Ends the thread. Sockets that it guards admit nobody afterwards: close them first."""
+        """Ends the thread. The sockets admit nobody afterwards: close them first."""
         if self._thread.is_alive():
             self._end.send(b"")
             self._thread.join()

@@ -79,6 +79,11 @@ class ClientKey:
         _check_pair(where, file, lines, "name", "server")
         return cls(lines["name"], lines["public"], lines["secret"], lines["server"])
 
+    def protect(self, socket: Any) -> None:
+        """Makes a client's socket show this key, and talk to this server only; call it before ``connect``."""
+        socket.curve_serverkey = self.server.encode()
+        socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ClientKey is a secret and is not pickled; pass the path of its file")
 
@@ -132,6 +137,13 @@ class Keys:
             self._read = (None, MappingProxyType({}))
             self.problem = str(error)
         return self._read[1]
+
+    def protect(self, socket: Any) -> None:
+        """Makes a server's socket talk to clients with keys only; call it before ``bind``. It asks a ``Gatekeeper``."""
+        socket.zap_domain = b"sharpwave"
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it ZeroMQ admits everybody where there is no gatekeeper
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self._secret.encode()
 
     def roles_of(self, public_key: str) -> frozenset[str] | None:
         """The roles of a client; None if it is not known (any more). Costs one ``stat``: ask it for every message."""
