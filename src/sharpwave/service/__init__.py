@@ -1,1 +1,1 @@
-"""Buffers for other processes and machines: a server, its clients, and the keys that they show."""
+"""Buffers between machines: a server that holds them, and clients that say the same verbs. See docs/protocol.md."""
