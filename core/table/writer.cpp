@@ -67,10 +67,14 @@ Writer::~Writer() {
     }
 }
 
-void Writer::notice_clear() {
+// (Inlined by order, as check_usable(): with several callers it would be a call, which every add pays for.)
+inline __attribute__((always_inline)) void Writer::notice_clear() {
     const std::uint64_t origin = at_.table.counters().origin_ticket.value.load(std::memory_order_acquire);
-    if (origin == at_.origin) [[likely]]
-        return;
+    if (origin != at_.origin) [[unlikely]]
+        follow_clear(origin);
+}
+
+[[gnu::noinline, gnu::cold]] void Writer::follow_clear(std::uint64_t origin) {
     at_.origin = origin;
     at_.record.live.store(0, std::memory_order_relaxed);
     at_.record.gone.store(0, std::memory_order_relaxed);
@@ -153,7 +157,7 @@ bool Writer::try_append(const RowBatch& batch, std::uint64_t* serials) {
     return true;
 }
 
-inline void Writer::check_usable() {
+inline __attribute__((always_inline)) void Writer::check_usable() {
     at_.table.check_open();
     if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
     notice_clear();

@@ -72,6 +72,7 @@ private:
     bool is_held_back(const RowBatch& batch) const;
     std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void notice_clear();
+    void follow_clear(std::uint64_t origin);
     [[gnu::hot]] void append_row(const RowBatch& batch);
     void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
     std::uint64_t append_later(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials, bool waits);
