@@ -64,7 +64,7 @@ public:
 
 private:
     struct Group;
-    [[gnu::hot]] void append_locked(const RowBatch& batch, bool waits);
+    void append_locked(const RowBatch& batch, bool waits);
     void append_named(const RowBatch& batch, std::uint64_t* serials, bool waits);
     void append_all(const RowBatch& batch, std::uint64_t* serials, bool waits);
     void wait_for_saver(Deadline deadline);
@@ -73,7 +73,7 @@ private:
     std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void notice_clear();
     void follow_clear(std::uint64_t origin);
-    [[gnu::hot]] void append_row(const RowBatch& batch);
+    [[gnu::hot, gnu::noinline]] void append_row(const RowBatch& batch);
     void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
     std::uint64_t append_later(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials, bool waits);
     void append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits);
