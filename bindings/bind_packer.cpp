@@ -171,6 +171,7 @@ void bind_packer(nb::module_& m) {
                 self.last_rows = 0;
             },
             "Takes back the rows of the newest add, if they are pending.")
+        .def_rw("max_rows", &BoundPacker::max_rows, "So many pending rows call full().")
         .def_prop_ro(
             "rows", [](const BoundPacker& self) { return self.packer.rows(); }, "Pending rows.")
         .def_prop_ro(
