@@ -56,7 +56,7 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index, bool ha
     ClientRows client(at_.record);
     accepted_.store(client.accepted());
     client.touch(ClientRows::next_stamp(at_.table));
-    if (stacks_ && accepted() != 0) history_.expect_return();
+    if (stacks_) history_.expect_episodes_inside();
 }
 
 Writer::~Writer() {
