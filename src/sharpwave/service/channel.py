@@ -284,4 +284,3 @@ class Channel:
                     return
         except zmq.ZMQError:
             return
-

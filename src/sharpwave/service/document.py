@@ -54,7 +54,9 @@ class _Encoder:
             return {"$tuple": [self.plain(item) for item in value]}
         if isinstance(value, (bytes, bytearray, memoryview)):
             return {"$bytes": [self._keep(value, len(value)), len(value)]}
-        raise SchemaError(f"expected numbers, text, arrays, and dicts, lists or tuples of them, got {type(value).__name__}")
+        raise SchemaError(
+            f"expected numbers, text, arrays, and dicts, lists or tuples of them, got {type(value).__name__}"
+        )
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
         if array.dtype.kind not in _KINDS or array.dtype.byteorder == ">":

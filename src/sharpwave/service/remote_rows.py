@@ -51,7 +51,13 @@ class RemoteRows:
     def __init__(self, session: Session, table: OpenTable, view: View | None, options: dict[str, Any]) -> None:
         facts = table.facts
         self.spec = RowSpec.of_description(
-            facts["description"], facts["face"], view, facts["capacity"], facts["writers"], facts["seed"], facts["width"]
+            facts["description"],
+            facts["face"],
+            view,
+            facts["capacity"],
+            facts["writers"],
+            facts["seed"],
+            facts["width"],
         )
         self.session, self.table, self.open_options = session, table, options
         self.address: str | None = f"{session.server}/{table.name}"
@@ -124,7 +130,9 @@ class RemoteRows:
         arrays = out
         if out is not None:
             if self.layout is None:
-                raise SchemaError("sample(): out: this view's batches differ in size from one to the next; give no out=")
+                raise SchemaError(
+                    "sample(): out: this view's batches differ in size from one to the next; give no out="
+                )
             arrays = out if device is None else as_host_arrays(out, device)
             self._tree.check_out(count, arrays)
         number = next(self.reservations) if holds and self.spec.settles else 0

@@ -257,5 +257,3 @@ def _serials(reply: Any) -> Any:
     import numpy as np
 
     return np.frombuffer(reply.body, np.int64).copy()
-
-

@@ -152,7 +152,9 @@ class Server:
                 socket.bind(self._endpoint)
         except zmq.ZMQError as error:
             self._end_sockets()
-            raise StorageError(f"{where}: address: cannot listen on {address!r}: {error}; give another address") from None
+            raise StorageError(
+                f"{where}: address: cannot listen on {address!r}: {error}; give another address"
+            ) from None
         self.address: str = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         inside = f"inproc://sharpwave-{id(self)}"
         socket.bind(inside)
@@ -189,7 +191,9 @@ class Server:
                 raise StorageError(f"save(): path: expected a path in the server's folder, got {str(path)!r}")
             return inside
         if not self.has_keys and not self._endpoint.startswith("ipc://"):
-            raise StorageError("save(): the server writes nothing for clients without keys; give serve() folder= or keys=")
+            raise StorageError(
+                "save(): the server writes nothing for clients without keys; give serve() folder= or keys="
+            )
         if not place.is_absolute():
             raise StorageError(f"save(): path: expected an absolute path on the server's machine, got {str(path)!r}")
         return place
@@ -315,7 +319,9 @@ class Server:
             return self._meet_again(guest, line, head)
         if guest.open_calls >= self._limits.calls:
             line.expected += 1
-            return self._keep(guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls"))
+            return self._keep(
+                guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls")
+            )
         line.expected += 1
         guest.open_calls += 1
         body = view[HEAD_BYTES:]
@@ -348,8 +354,12 @@ class Server:
         common = min(most, VERSIONS[1])
         if common < max(least, VERSIONS[0]):
             self._count("version")
-            spoken = f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
-            text = f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            spoken = (
+                f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
+            )
+            text = (
+                f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            )
             return self._reply_bare(who, head, Status.VERSION, text)
         user, roles = "", _ROLES
         if self._keys is not None:
@@ -476,7 +486,9 @@ class Server:
 
     def _check_role(self, guest: Guest, role: str, verb: str) -> None:
         if role not in guest.roles:
-            raise _Forbidden(f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}")
+            raise _Forbidden(
+                f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}"
+            )
 
     def _open(self, guest: Guest, said: Any) -> dict[str, Any]:
         name = said.get("name") if isinstance(said, dict) else None
@@ -517,7 +529,21 @@ class Server:
         if guest.is_gone:
             return
         verb = request.verb
-        head = (MAGIC, guest.version, verb, 0, 0, request.table, guest.session, channel, request.stream, request.call, 0, 0, 0)
+        head = (
+            MAGIC,
+            guest.version,
+            verb,
+            0,
+            0,
+            request.table,
+            guest.session,
+            channel,
+            request.stream,
+            request.call,
+            0,
+            0,
+            0,
+        )
         reply: Any
         if isinstance(result, BaseException):
             status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
@@ -533,7 +559,9 @@ class Server:
                 reply = self._error(head, Status.FAILURE, f"the result cannot be sent: {error}")
         size = len(reply.memory if isinstance(reply, Answer) else reply)
         if size > self._limits.message_bytes:
-            text = f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            text = (
+                f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            )
             reply = self._error(head, Status.SCHEMA, text)
             size = len(reply)
         guest.open_calls -= 1

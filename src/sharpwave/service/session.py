@@ -45,7 +45,9 @@ class OpenTable:
         where = f"{self._session.server}/{self.name}"
         facts = decode(channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=OPEN_S).body)
         if self.facts and _identity(facts) != _identity(self.facts):
-            gone = f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
+            gone = (
+                f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
+            )
             self._lost = (
                 f"{where}: the server was started again with another table (incarnation {_identity(facts)}, was "
                 f"{_identity(self.facts)}){gone}, and handles of the former table name none of its rows; open it again"
@@ -195,6 +197,7 @@ class Session:
                 raise NotReady(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
+            opener.say_goodbye(self._goodbye())
             self.number = 0  # the next call tries again
             raise
         finally:
@@ -308,16 +311,19 @@ class Session:
         if self._is_closed:
             return
         if self._process == os.getpid() and self.number:
-            message = bytearray(HEAD_BYTES)
-            HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
             with contextlib.suppress(StorageError):
-                self.channel().say_goodbye(message)
+                self.channel().say_goodbye(self._goodbye())
         self._is_closed = True
         channel = getattr(self._local, "channel", None)
         if channel is not None:
             channel.close()
             self._local.channel = None
         _sessions.discard(self)
+
+    def _goodbye(self) -> bytearray:
+        message = bytearray(HEAD_BYTES)
+        HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
+        return message
 
     def leave_to_parent(self) -> None:
         """In a forked child: sockets and streams are the parent's."""
