@@ -62,7 +62,7 @@ class _Encoder:
         if array.dtype.kind not in _KINDS or array.dtype.byteorder == ">":
             raise SchemaError(f"expected an array of numbers or truth values, got dtype {array.dtype}")
         flat = np.ascontiguousarray(array)
-        view = memoryview(flat.reshape(-1).view(np.uint8)) if flat.size else b""
+        view = flat.reshape(-1).view(np.uint8).data if flat.size else b""
         return {"$": [array.dtype.str, list(array.shape), self._keep(view, flat.nbytes)]}
 
     def _keep(self, data: Any, size: int) -> int:

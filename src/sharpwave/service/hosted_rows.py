@@ -1,7 +1,7 @@
 """HostedRows: a table of rows for the clients of a server.
 
-A batch is gathered straight into the memory of its reply, and rows that came packed are copied as they are into the ring: no
-loop over rows in Python.
+A batch is gathered straight into the memory of its reply, and rows that came packed are copied as they are into the
+ring: no loop over rows in Python.
 """
 
 from __future__ import annotations
@@ -309,7 +309,8 @@ class HostedRows:
         if known is not None and writer.accepted < known:
             writer.close()
             raise StorageError(
-                f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the buffer again"
+                f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the "
+                "buffer again"
             )
         number = next(self._numbers) % 2**32
         held.streams[number] = Stream(token, writer)

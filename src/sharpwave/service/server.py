@@ -43,16 +43,18 @@ def serve(
 ) -> Server:
     """Serves buffers to other processes and machines. ``sharpwave.open("tcp://host:port/name")`` opens one there.
 
-    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close them.
+    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close
+    them.
 
     Args:
-        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``, ``SequenceBuffer``.
+        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``,
+            ``SequenceBuffer``.
         address: Where to listen: ``"tcp://127.0.0.1:7001"`` or ``"ipc:///path"``. Port 0 takes a free one, which
             ``server.address`` tells.
         keys: A folder of keys that ``sharpwave keys new`` wrote: clients need one of them, and everything is encrypted.
             Without keys the server listens on the loopback or on a local socket only.
-        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases and
-            reservations return.
+        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases
+            and reservations return.
         folder: Where clients may ``save`` to, on this machine. Without it ``save`` needs the role admin of a key, or a
             local socket.
         limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``.
@@ -96,11 +98,11 @@ class Server:
         if keys is not None:
             from .keys import Keys
 
-            self._keys = Keys.read_folder(keys)
+            self._keys = Keys.read_folder(keys, where)
         elif is_reachable_by_others(self._endpoint):
             raise StorageError(
-                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new NAME), or "
-                "listen on tcp://127.0.0.1 or ipc://"
+                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new "
+                "NAME), or listen on tcp://127.0.0.1 or ipc://"
             )
         self.has_keys = self._keys is not None
         self.message_bytes = self._limits.message_bytes
@@ -170,7 +172,8 @@ class Server:
             self._bell.send(b"", self._zmq.NOBLOCK)
 
     def stats(self) -> dict[str, Any]:
-        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that died."""
+        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that
+        died."""
         guests = list(self._guests.values())
         return {
             "address": self.address,
@@ -361,14 +364,14 @@ class Server:
                 f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
             )
             return self._reply_bare(who, head, Status.VERSION, text)
-        user, roles = "", _ROLES
+        user, user_name, roles = "", "", _ROLES
         if self._keys is not None:
             user = self._user(frame)
             found = self._keys.roles_of(user)
             if found is None:
                 self._count("key")
                 return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the key was revoked")
-            roles = found
+            roles, user_name = found, self._keys.name_of(user) or ""
         guest = self._by_token.get(token)
         if guest is not None and guest.user != user:
             self._count("token of another key")
@@ -376,10 +379,10 @@ class Server:
         if guest is None:
             if len(self._guests) >= self._limits.clients:
                 self._count("clients")
-                text = f"the server has {len(self._guests)} clients, its limit; close some, or serve(limits={{'clients': ...}})"
+                text = f"the server has {len(self._guests)} clients, its limit; close some, or give it another limit"
                 return self._reply_bare(who, head, Status.BUSY, text)
             session = secrets.randbits(63) | 1
-            guest = Guest(session, token, about, user, roles, common)
+            guest = Guest(session, token, about, user, user_name, roles, common)
             self._guests[session] = self._by_token[token] = guest
         guest.seen = time.monotonic()
         limits = {"message_bytes": self._limits.message_bytes, "calls": self._limits.calls}

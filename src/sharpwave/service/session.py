@@ -86,7 +86,7 @@ class Session:
         if keys is not None:
             from .keys import ClientKey
 
-            self._key = ClientKey.read(keys)
+            self._key = ClientKey.read(keys, "open(): keys")
         self._is_closed = False
         self._reopened: list[Reopened] = []
         self._begin()
@@ -216,8 +216,8 @@ class Session:
         return table
 
     def meet(self, where: str, timeout: float | None, waits: bool = False) -> None:
-        """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an error
-        as soon as that is known."""
+        """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an
+        error as soon as that is known."""
         if not waits:
             self._doctor = Doctor()
         try:
@@ -270,8 +270,8 @@ class Session:
     def check_size(self, where: str, message: Any) -> None:
         if len(message) > self.message_bytes > 0:
             raise StorageError(
-                f"{where}: the message has {len(message)} bytes, and {self.server} takes at most {self.message_bytes}; send "
-                "less at once, or give serve() limits={'message_bytes': ...}"
+                f"{where}: the message has {len(message)} bytes, and {self.server} takes at most "
+                f"{self.message_bytes}; send less at once, or give serve() limits={'message_bytes': ...}"
             )
 
     def stats(self) -> dict[str, Any]:
@@ -294,7 +294,8 @@ class Session:
         self._undone.pop(number, None)
 
     def beat(self, socket: Any) -> None:
-        """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own socket."""
+        """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own
+        socket."""
         pairs = [number for channel in list(self._channels) for number in (channel.number, channel.oldest)]
         message = bytearray(HEAD_BYTES) + b"".join(number.to_bytes(8, "little") for number in pairs)
         HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BEAT, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
