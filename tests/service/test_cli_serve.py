@@ -125,7 +125,7 @@ def test_ls_info_and_rm_ask_the_server(config: Path) -> None:
         with sw.open(f"{address}/replay") as buffer:
             add(buffer, 1)
         listed = json.loads(sharpwave("ls", address, "--json").stdout)
-        assert listed["replay"] == {"face": "ReplayBuffer", "size": 1, "capacity": 1_000}
+        assert listed[0] == {"name": "replay", "face": "ReplayBuffer", "size": 1, "capacity": 1_000}
         shown = sharpwave("ls", address).stdout.splitlines()
         assert [line.split() for line in shown] == [
             ["address", "face", "size", "capacity"],
@@ -149,7 +149,7 @@ def test_existing_buffers_are_served_by_their_addresses(tmp_path: Path, shm_addr
         with serving(*words) as (_, address):
             assert address == f"ipc://{tmp_path}/socket"
             listed = json.loads(sharpwave("ls", address, "--json").stdout)
-            assert {name: table["size"] for name, table in listed.items()} == {"own": 1, "live": 0}
+            assert {table["name"]: table["size"] for table in listed} == {"own": 1, "live": 0}
             with sw.open(f"{address}/own", direct=False) as remote:
                 add(remote, 2)
             assert len(shared) == 2
@@ -167,7 +167,8 @@ def test_a_server_with_keys_and_the_commands_of_its_clients(config: Path, tmp_pa
         refused = sharpwave("ls", address)
         assert refused.returncode == 1
         assert "keys=" in refused.stderr
-        assert "replay" in json.loads(sharpwave("ls", address, "--json", "--keys", keys / "reader.key").stdout)
+        listed = json.loads(sharpwave("ls", address, "--json", "--keys", keys / "reader.key").stdout)
+        assert [table["name"] for table in listed] == ["replay", "small"]
         info = sharpwave("info", f"{address}/replay", "--json", "--keys", keys / "reader.key")
         assert json.loads(info.stdout)["size"] == 0
         refused = sharpwave("rm", f"{address}/replay", "--keys", keys / "reader.key")

@@ -62,11 +62,12 @@ def test_a_client_with_a_key_does_everything(server, folder: Path) -> None:
         assert ClientKey.read(folder / "all.key").secret not in str(server.stats())
         buffer.clear()
         assert len(buffer) == 0
-    assert list_tables(server.address, keys=folder / "all.key")["replay"]["capacity"] == 100
+    (table,) = list_tables(server.address, keys=folder / "all.key")
+    assert (table["name"], table["capacity"]) == ("replay", 100)
 
 
 def test_no_key_is_told(server) -> None:
-    with refused("keys="):
+    with refused("a client without a key; give keys="):
         sw.open(f"{server.address}/replay")
 
 
@@ -82,13 +83,13 @@ def test_the_key_of_an_unknown_client_is_told(server, folder: Path, tmp_path: Pa
 
 
 def test_the_key_for_another_server_is_told(server, tmp_path: Path) -> None:
-    with refused("do not agree about keys"):
+    with refused("the key is of another server"):
         sw.open(f"{server.address}/replay", keys=make_key(tmp_path / "other", "actor"))
 
 
 def test_a_key_for_a_server_without_keys_is_told(folder: Path) -> None:
     replay = sw.ReplayBuffer(10, obs_shape=(2,))
-    with sw.serve({"replay": replay}, "tcp://127.0.0.1:0") as plain, refused("do not agree about keys"):
+    with sw.serve({"replay": replay}, "tcp://127.0.0.1:0") as plain, refused("the server has no keys"):
         sw.open(f"{plain.address}/replay", keys=folder / "all.key")
 
 
@@ -106,10 +107,8 @@ def test_a_client_that_is_revoked_while_connected_is_refused_at_its_next_call(se
     with sw.open(f"{server.address}/replay", keys=path) as buffer:
         buffer.add(**row(1))
         revoke_key(folder, "actor")
-        begun = time.monotonic()
-        with pytest.raises(SharpwaveError):
-            buffer.add(**row(2), timeout=2.0)
-        assert time.monotonic() - begun < SOON_S
+        with refused("the key of 'actor' was revoked"):
+            buffer.add(**row(2))
     path.write_bytes(text)
     path.chmod(0o600)
     with sw.open(f"{server.address}/replay", keys=folder / "all.key") as buffer:

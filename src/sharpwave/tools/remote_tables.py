@@ -24,10 +24,10 @@ def print_tables(address: str, keys: Path | None, as_json: bool, timeout_s: floa
     shown = Table("address", "face", box=None, pad_edge=False)
     for name in ("size", "capacity"):
         shown.add_column(name, justify="right", no_wrap=True)
-    for name, table in tables.items():
+    for table in tables:
         capacity = table["capacity"]
         shown.add_row(
-            f"{address.rstrip('/')}/{name}",
+            f"{address.rstrip('/')}/{table['name']}",
             table["face"],
             f"{table['size']:,}",
             "-" if capacity is None else f"{capacity:,}",
