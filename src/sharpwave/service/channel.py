@@ -196,19 +196,24 @@ class Channel:
         copies = len(message) < 64 << 10
         while True:
             try:
+                self._socket.send(message, zmq.NOBLOCK, copy=copies)
                 self._session.sent_at = time.monotonic()
-                self._socket.send(message, copy=copies)
                 return
-            except zmq.Again:
+            except zmq.Again:  # there is no connection
                 self._check_time(where, call)
+                self._socket.poll(self._patience_ms(call), zmq.POLLOUT)
+
+    @staticmethod
+    def _patience_ms(call: OpenCall) -> int:
+        """How long one wait for the server may be: a second, and not beyond the end of the call."""
+        if call.deadline is None:
+            return _SILENCE_MS
+        return max(1, min(_SILENCE_MS, int(1e3 * (call.deadline + GRACE_S - time.monotonic())) + 1))
 
     def _receive(self, where: str, call: OpenCall) -> tuple[Head, Any] | None:
         """The next word about the first open call; None: it was about another one, or there was silence."""
         zmq = self._zmq
-        wait = _SILENCE_MS
-        if call.deadline is not None:
-            left = int(1e3 * (call.deadline + GRACE_S - time.monotonic())) + 1
-            wait = max(1, min(wait, left))
+        wait = self._patience_ms(call)
         if wait != self._wait_ms:
             self._socket.setsockopt(zmq.RCVTIMEO, wait)
             self._wait_ms = wait
