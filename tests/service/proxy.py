@@ -152,8 +152,8 @@ class Proxy:
             if fault == "replay" and self._old:
                 await self._replay(self.plan.random.choice(self._old))
             await connection.run(reader)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the server is not there, or one side is gone
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is not there, one side is gone, or the proxy ends
         finally:
             connection.end()
             self._connections.discard(connection)

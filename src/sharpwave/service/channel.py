@@ -203,9 +203,9 @@ class Channel:
     def _send(self, call: OpenCall) -> bool:
         """Never waits; without a connection, all open calls go out when there is one."""
         message = call.message
-        self._session.sent_at = time.monotonic()
         try:
             self._socket.send(message, self._zmq.NOBLOCK, copy=len(message) < 64 << 10)
+            self._session.sent_at = time.monotonic()
         except self._zmq.Again:
             self._is_unsent = True
         return not self._is_unsent

@@ -223,7 +223,7 @@ class Session:
         """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an
         error as soon as that is known."""
         if not waits:
-            self._doctor = Doctor()
+            self._doctor = Doctor(self._key is not None)
         try:
             channel = self.channel()
             self.join(where, channel, 0, None if timeout is None else time.monotonic() + timeout)
