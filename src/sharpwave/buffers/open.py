@@ -17,6 +17,7 @@ from ..files import has_magic
 from ..rows.host import HostRows
 from ..rows.rollout_file import is_rollout_file
 from ..rows.tensors import read_device
+from ..sequences.local import LocalSequences
 from ..trajectories.checkpoint import holds_trajectories
 from ..views import View
 from .distillation import DistillationBuffer
@@ -102,7 +103,7 @@ def _open_sequences(text: str, path: Path | None, recover: bool, **given: Any) -
     for name, value in given.items():
         if value is not None:
             raise SchemaError(f"open(): {name}: {text!r} is a SequenceBuffer, which has no {name}; leave out {name}=")
-    return SequenceBuffer._open(text if path is None else str(path), path is not None, recover)
+    return SequenceBuffer._over(LocalSequences.open(text if path is None else str(path), path is not None, recover))
 
 
 def _open_trajectories(

@@ -11,6 +11,7 @@ import numpy as np
 from ..checks import told, whole
 from ..errors import SchemaError
 from ..files import Body
+from .change import Later
 from .column import Column, concatenate
 from .dataflow import Dataflow
 from .history import pack_samples, pack_survey, pack_whole
@@ -20,15 +21,11 @@ from .lines import HeldSample
 from .sample import SequenceSample
 from .staleness import VERSIONS, first_version
 
-__all__ = ["Intake", "Later", "OtherId", "read_handles", "read_ids"]
+__all__ = ["Intake", "OtherId", "read_handles", "read_ids"]
 
 
 class OtherId(SchemaError):
     """An amend names a handle whose sample has another id."""
-
-
-class Later(Exception):
-    """A put has an id that another one, whose record is being written, will have: its fate decides."""
 
 
 class Intake:
@@ -160,7 +157,7 @@ class Intake:
                         )
                     seen.add(name)
             if not all(names.isdisjoint(other.survey.names) for other in self.coming):
-                raise Later
+                raise Later  # one of them will have the same id
         incoming.forms = self._forms_of("put()", incoming)
 
     def _forms_of(self, where: str, incoming: Incoming) -> dict[str, Form]:
