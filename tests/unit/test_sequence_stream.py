@@ -18,8 +18,7 @@ from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
-from sharpwave.sequences import stream
-from sharpwave.sequences.stream import Puller, Pusher, grouping
+from sharpwave.service.stream import Puller, Pusher, grouping
 
 zmq = pytest.importorskip("zmq")
 
@@ -32,7 +31,7 @@ def sample(name: Any, length: int = 3) -> sw.SequenceSample:
 
 PUSHER = """
 import sys, numpy as np, sharpwave as sw
-from sharpwave.sequences.stream import Pusher
+from sharpwave.service.stream import Pusher
 address, number, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with Pusher(address, window=8) as pusher:
     for at in range(count):
@@ -91,8 +90,7 @@ def test_a_full_buffer_stops_the_pushers() -> None:
     assert seq.ids() == ["1", "2", "3"]
 
 
-def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> None:
-    monkeypatch.setattr(stream, "_AGAIN_S", 0.1)
+def test_what_a_closed_buffer_does_not_take_is_not_acknowledged() -> None:
     seq = sw.SequenceBuffer(1, flow=FLOW)
     seq.put(sample(7))
     with Puller() as puller, Pusher(puller.address) as pusher:
@@ -129,7 +127,7 @@ def test_ids_that_are_held_are_not_put_again() -> None:
 
 RECEIVER = """
 import sys, sharpwave as sw
-from sharpwave.sequences.stream import Puller
+from sharpwave.service.stream import Puller
 flow = sw.Dataflow([sw.Consumer("train", {"x"}, batch_size=1)])
 seq = sw.SequenceBuffer(10_000, flow=flow, journal=sys.argv[2])
 with Puller(sys.argv[1]) as puller:
@@ -156,7 +154,6 @@ def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     slow = PUSHER.replace("pusher.push(", "import time; time.sleep(0.004); pusher.push(").replace(
         "window=8)", "window=8)"
     )
-    slow = slow.replace("import sys,", "import sharpwave.sequences.stream as s; s._AGAIN_S = 0.2\nimport sys,")
     receiver = start(RECEIVER, address, journal)
     assert receiver.stdout is not None
     receiver.stdout.readline()

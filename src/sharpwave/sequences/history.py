@@ -37,6 +37,7 @@ __all__ = [
     "pack_survey",
     "pack_whole",
     "put_head",
+    "read_blocks",
     "read_head",
     "read_options",
     "read_samples",
@@ -190,8 +191,11 @@ def read_samples(body: bytearray) -> list[SequenceSample]:
     Raises:
         ValueError, StorageError: The body is not what ``pack_samples`` made.
     """
-    made: list[SequenceSample] = []
-    view = memoryview(body)
+    return [part for block in read_blocks(memoryview(body)) for part in block.unpack()]
+
+
+def read_blocks(view: memoryview) -> Iterator[SequenceSample]:
+    """The samples of a body as they were packed, several data in one. Raises as ``read_samples``."""
     at = 0
     while at < len(view):
         if len(view) - at < _LENGTH.size:
@@ -200,9 +204,8 @@ def read_samples(body: bytearray) -> list[SequenceSample]:
         at += _LENGTH.size
         if length > len(view) - at:
             raise ValueError(f"samples claim {length} bytes, {len(view) - at} follow")
-        made += decode(view[at : at + length]).unpack()
+        yield decode(view[at : at + length])
         at += length
-    return made
 
 
 def read_head(record: Record) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..errors import SchemaError
+from ..errors import SchemaError, StaleHandle
 from .lines import HeldSample, Line
 from .sample import SequenceSample
 from .staleness import mark_fresh
@@ -122,15 +122,23 @@ class Lender:
             self._store.counters["stale_tokens"] += tokens
         return marked if mask else batch
 
-    def ack(self, claim: Claim, origin: Origin | None = None) -> None:
+    def ack(self, claim: Claim | None, origin: Origin | None = None) -> None:
         self._commits.commit("ack()", lambda: self._plan_ack(claim, origin))
 
-    async def ack_async(self, claim: Claim, origin: Origin | None = None) -> None:
+    async def ack_async(self, claim: Claim | None, origin: Origin | None = None) -> None:
         await self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim, origin))
 
-    def _plan_ack(self, claim: Claim, origin: Origin | None) -> Change[None]:
+    def _plan_ack(self, claim: Claim | None, origin: Origin | None) -> Change[None]:
         self._turns.tick()
-        return self._store.origins.once(origin, lambda: self._store.finish(claim))
+        return self._store.origins.once(origin, lambda: self._plan_finish(claim))
+
+    def _plan_finish(self, claim: Claim | None) -> Change[None]:
+        if claim is None:  # of a client; one that was acknowledged is known by its origin
+            raise StaleHandle(
+                "ack(): the lease is over: the server was restarted, or took this client for dead, and others may have "
+                "the samples"
+            )
+        return self._store.finish(claim)
 
     def give_back(self, claim: Claim) -> None:
         self._gate.check_process("release()")

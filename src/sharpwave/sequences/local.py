@@ -21,7 +21,7 @@ from .commits import Commits
 from .gate import Gate, to_deadline
 from .history import read_options
 from .incoming import Incoming
-from .intake import read_handles, read_ids
+from .intake import read_handles, read_ids, unpack
 from .leases import Claim, Lease, Lender
 from .lines import Line
 from .options import Options
@@ -139,6 +139,15 @@ class LocalSequences:
         incoming.origin = origin
         return incoming
 
+    def has_made(self, origin: Origin) -> bool:
+        """Whether the call of this origin was made.
+
+        Raises:
+            StaleHandle: Its sender has said that it does not ask for it again.
+        """
+        with self.gate.locked("put()"):
+            return self.store.origins.knows(origin)
+
     def amend(self, where: str, handles: Any, samples: Any, origin: Origin | None = None) -> None:
         self.commits.commit(where, self._plan_amend(handles, samples, origin))
 
@@ -148,7 +157,7 @@ class LocalSequences:
     def _plan_amend(self, handles: Any, samples: Any, origin: Origin | None) -> Callable[[], Change[None]]:
         self.gate.check("amend()")
         serials = read_handles("amend()", handles)
-        parts = self.store.intake.unpack("amend()", samples)
+        parts = unpack("amend()", samples)
         if len(parts) != len(serials):
             raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
         body = self.store.intake.body(samples, parts) if self.store.journal is not None else None
