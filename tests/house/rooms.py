@@ -65,6 +65,7 @@ PYTHON = Order(
         ("files",),
         ("device", "sequences", "trajectories"),
         ("returns", "rows"),  # on the GPU they call device
+        ("service",),
         ("buffers",),
         ("collect",),
         ("face",),  # what `import sharpwave` brings

@@ -120,6 +120,12 @@ def _open_at_server(
     from ..service.opening import open_at_server
 
     face, inner = open_at_server(text, keys=keys, direct=direct, view=view, wait=wait, timeout=limit)
+    if face == SequenceBuffer.__name__:
+        for name, value in (("view", view), ("device", device)):
+            if value is not None:
+                inner.close()
+                raise SchemaError(f"open(): {name}: {text!r} is a {face}, which has no {name}; leave out {name}=")
+        return SequenceBuffer._over(inner)
     if device is not None and read_device("open(): device", device)[1].type != "cpu":
         inner.close(False)
         raise SchemaError(

@@ -7,21 +7,20 @@ import contextlib
 import itertools
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from ..checks import seconds, whole
-from ..errors import NotReady, SchemaError, SharpwaveError
+from ..errors import SchemaError, SharpwaveError
 from ..sequences.intake import read_handles, read_ids, unpack
 from ..sequences.leases import Lease
 from ..sequences.options import Options
 from ..sequences.protocol import Handles
 from ..sequences.staleness import Admission
 from .aside import Aside
-from .channel import GRACE_S
+from .channel import NoAnswer
 from .sample_frames import pack_parts, read_batch
 from .session import OpenTable, Session
 
@@ -67,17 +66,15 @@ class RemoteSequences:
         finally:
             self._session.done(number)
 
-    def _waiting(self, key: str, timeout: float | None, call: Callable[[], Any]) -> Any:
+    def _waiting(self, key: str, call: Callable[[], Any]) -> Any:
         """A call that may wait at the server. Given up here, it ends there too."""
-        begun = time.monotonic()
         try:
             return call()
-        except NotReady:
-            if timeout is not None and time.monotonic() - begun >= timeout + GRACE_S:
-                self._cancel(key)  # the server has not answered in time; else this is its answer
+        except NoAnswer:
+            self._cancel(key)
             raise
         except SharpwaveError:
-            raise
+            raise  # the server's answer
         except BaseException:
             self._cancel(key)
             raise
@@ -117,7 +114,7 @@ class RemoteSequences:
         if not parts:
             return np.empty(0, np.int64)
         args = {"samples": pack_parts(parts), "version": version, "births": births, "key": key}
-        made: Handles = self._waiting(key, wait, lambda: self._once(where, "put", args, wait))
+        made: Handles = self._waiting(key, lambda: self._once(where, "put", args, wait))
         return made
 
     def amend(self, where: str, handles: Any, samples: Any) -> None:
@@ -156,7 +153,7 @@ class RemoteSequences:
             "key": key, "where": where, "consumer": consumer, "batch_size": batch_size, "partial": partial,
             "owner": owner,
         }  # fmt: skip
-        said = self._waiting(key, wait, lambda: self._call(where, "get", args, wait))
+        said = self._waiting(key, lambda: self._call(where, "get", args, wait))
         try:
             batch = read_batch(where, said["batch"])
             return Lease(batch, said["versions"], said["handles"], consumer, key, self)

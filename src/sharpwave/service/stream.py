@@ -56,17 +56,26 @@ class Pusher:
         address: Of a puller, or of a server: ``tcp://127.0.0.1:5555`` or ``ipc:///path``.
         window: Most items that are not acknowledged; a further push waits.
         table: The name of a SequenceBuffer that the server has; items are samples then. None for a puller.
+        name: What the server's ``stats()`` call this client; two may have the same.
         keys: A client's key file, where the server has keys.
 
     Raises:
         StorageError: It is no address.
     """
 
-    def __init__(self, address: str, *, window: int = 16, table: str | None = None, keys: Any = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        window: int = 16,
+        table: str | None = None,
+        name: str | None = None,
+        keys: Any = None,
+    ) -> None:
         self.address = address
         self.window = whole("Pusher()", "window", window)
         self._table = _INBOX if table is None else table
-        self._session = Session(read_endpoint("Pusher()", address, named=False).server, keys)
+        self._session = Session(read_endpoint("Pusher()", address, named=False).server, keys, name)
         self._moved = threading.Condition()
         self._waiting: deque[tuple[int, Any]] = deque()  # numbers and messages that are not yet sent
         self._open = 0  # sent, and not answered
@@ -120,7 +129,7 @@ class Pusher:
 
         Raises:
             NotReady: Some were not until the timeout.
-            SchemaError: One was refused, and is lost.
+            SchemaError: One was refused, and is lost; the others are acknowledged.
         """
         if not self._is_open:
             raise ClosedError("flush(): the pusher was closed")
@@ -150,11 +159,11 @@ class Pusher:
         self.close(10.0 if kind is None else 0)
 
     def _wait(self, where: str, most: int, timeout: float | None) -> None:
-        """Until at most so many are not acknowledged."""
+        """Until at most so many are not acknowledged. Then tells of one that was refused."""
         wait = seconds(where, timeout)
 
         def is_over() -> bool:
-            return bool(self._errors) or self._failure is not None or self.unacknowledged <= most
+            return self._failure is not None or self.unacknowledged <= most
 
         with self._moved:
             in_time = self._moved.wait_for(is_over, wait)
