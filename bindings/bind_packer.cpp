@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -157,6 +158,13 @@ void bind_packer(nb::module_& m) {
              nb::arg("max_bytes"), nb::arg("linger_s"))
         .def("take", &take, nb::arg("room"), nb::sig("def take(self, room: int) -> bytearray | None"),
              "The body of all pending rows behind so many free bytes; None if there are none. None is pending then.")
+        .def(
+            "drop_last",
+            [](BoundPacker& self) {
+                self.packer.drop(std::min(self.last_rows, self.packer.rows()));
+                self.last_rows = 0;
+            },
+            "Takes back the rows of the newest add, if they are pending.")
         .def_prop_ro(
             "rows", [](const BoundPacker& self) { return self.packer.rows(); }, "Pending rows.")
         .def_prop_ro(

@@ -65,7 +65,7 @@ PYTHON = Order(
         ("files",),
         ("device", "sequences", "trajectories"),
         ("returns", "rows"),  # on the GPU they call device
-        ("service",),
+        ("service",),  # holds what is behind faces, and stands behind them at the client
         ("buffers",),
         ("collect",),
         ("face",),  # what `import sharpwave` brings

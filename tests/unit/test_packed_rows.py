@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import functools
-import gc
-import struct
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave import _core
 from sharpwave.arrays import prepare, read_leaf
-from sharpwave.errors import NotReady, SchemaError
+from sharpwave.errors import SchemaError
 from sharpwave.schema import Field
 
 TOKEN = bytes(range(16))
@@ -175,10 +169,14 @@ class World:
             values["done"] = make_node(
                 self.fields["done"],
                 lambda field, path: (
-                    np.ones(field.shape, field.dtype) if ends else (random.random(field.shape) < 0.3).astype(field.dtype)
-                )
-                if self.spec.schema.by_agent
-                else np.full(field.shape, ends, field.dtype),
+                    (
+                        np.ones(field.shape, field.dtype)
+                        if ends
+                        else (random.random(field.shape) < 0.3).astype(field.dtype)
+                    )
+                    if self.spec.schema.by_agent
+                    else np.full(field.shape, ends, field.dtype)
+                ),
             )
         is_truncated, is_masked = bool(random.random() < 0.1), bool(random.random() < 0.15)
         if not is_masked:
@@ -212,9 +210,7 @@ class World:
         def flag(values: list[bool]) -> Any:
             return values[0] if is_one else np.array(values).reshape(lead)
 
-        if random.random() < 0.7:
-            kwargs["truncated"] = flag([row[1] for row in rows])
-        elif any(row[1] for row in rows):
+        if random.random() < 0.7 or any(row[1] for row in rows):
             kwargs["truncated"] = flag([row[1] for row in rows])
         if any(row[2] for row in rows):
             kwargs["mask"] = flag([not row[2] for row in rows])

@@ -129,8 +129,8 @@ def _open_at_server(
     if device is not None and read_device("open(): device", device)[1].type != "cpu":
         inner.close(False)
         raise SchemaError(
-            f"open(): device: the rows of {text!r} stay at the server; leave out device=, and let sample(device=...) or "
-            "stream(device=...) bring batches there"
+            f"open(): device: the rows of {text!r} stay at the server; leave out device=, and let sample(device=...) "
+            "or stream(device=...) bring batches there"
         )
     faces: dict[str, Any] = {"ReplayBuffer": ReplayBuffer, "DistillationBuffer": DistillationBuffer}
     if face not in faces:

@@ -143,7 +143,8 @@ class Channel:
                 raise error_of(status, str(frame.buffer[HEAD_BYTES:], "utf-8", "replace"))
 
     def abandon(self) -> None:
-        """No answer is wanted any more: the server drops those that it keeps, and does not begin calls that are lost."""
+        """No answer is wanted any more: the server drops those that it keeps, and does not begin calls that are
+        lost."""
         self._open.clear()
         self._early.clear()
 
@@ -244,8 +245,8 @@ class Channel:
         self._session.check_open(where)
         if call.deadline is not None and time.monotonic() >= call.deadline + GRACE_S:
             raise NoAnswer(
-                f"{where}: {self._session.server} did not answer within timeout={call.timeout:g}; is the server running? a "
-                "call without timeout= waits for it"
+                f"{where}: {self._session.server} did not answer within timeout={call.timeout:g}; is the server "
+                "running? a call without timeout= waits for it"
             )
 
     def greet(self, where: str, message: Any, deadline: float | None) -> tuple[Head, Any]:
@@ -284,4 +285,3 @@ class Channel:
                     return
         except zmq.ZMQError:
             return
-

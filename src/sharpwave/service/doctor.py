@@ -51,9 +51,11 @@ class Doctor:
         if self._has("HANDSHAKE_FAILED_AUTH"):
             return ": it does not know this client's key; give keys= a key file of this server that is not revoked"
         if self._has("HANDSHAKE_FAILED_PROTOCOL", "HANDSHAKE_FAILED_NO_DETAIL"):
-            return ": it and this client do not agree about keys; give keys= a key file of this server, or none if it has none"
+            return ": it and this client do not agree about keys; give keys= a key file of this server, or leave it out"
         if self._has("CONNECTED"):
-            return ": it accepts connections and is silent: another program, a server that needs keys=, or one that hangs"
+            return (
+                ": it accepts connections and is silent: another program, a server that needs keys=, or one that hangs"
+            )
         if self._is_absent():
             return ": nothing listens there; start the server, or wait for it with open(wait=True)"
         if errno.ENOENT in self._errors:

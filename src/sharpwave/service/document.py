@@ -66,13 +66,15 @@ class _Encoder:
             return {"$bytes": [self._keep(value, len(value)), len(value)]}
         if isinstance(value, Pieces):
             return {"$": ["|u1", [value.size], self._keep_pieces(value)]}
-        raise SchemaError(f"expected numbers, text, arrays, and dicts, lists or tuples of them, got {type(value).__name__}")
+        raise SchemaError(
+            f"expected numbers, text, arrays, and dicts, lists or tuples of them, got {type(value).__name__}"
+        )
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
         if array.dtype.kind not in _KINDS or array.dtype.byteorder == ">":
             raise SchemaError(f"expected an array of numbers or truth values, got dtype {array.dtype}")
         flat = np.ascontiguousarray(array)
-        view = memoryview(flat.reshape(-1).view(np.uint8)) if flat.size else b""
+        view = flat.reshape(-1).view(np.uint8).data if flat.size else b""
         return {"$": [array.dtype.str, list(array.shape), self._keep(view, flat.nbytes)]}
 
     def _keep_pieces(self, value: Pieces) -> int:

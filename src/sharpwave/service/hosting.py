@@ -31,12 +31,12 @@ def host(where: str, name: str, buffer: Any, server: Any) -> Hosted:
         return HostedSequences(face, sequences, server)
     if face == "RolloutBuffer":
         raise SchemaError(
-            f"{where}: {name}: a RolloutBuffer is filled and read by the process that computes on it; add() there, and serve a "
-            "ReplayBuffer or a TrajectoryReplayBuffer"
+            f"{where}: {name}: a RolloutBuffer is filled and read by the process that computes on it; add() there, "
+            "and serve a ReplayBuffer or a TrajectoryReplayBuffer"
         )
     if rows is None and hasattr(buffer, "_begin"):
         raise SchemaError(f"{where}: {name}: the fields of this {face} are not decided; give it action_shape=")
-    if getattr(rows, "device", None) is not None:
+    if rows is not None and getattr(rows, "device", None) is not None:
         raise SchemaError(f"{where}: {name}: its rows are on {rows.where}; serve a buffer whose rows are on the host")
     raise SchemaError(
         f"{where}: {name}: expected a ReplayBuffer, DistillationBuffer, TrajectoryReplayBuffer or SequenceBuffer, got "

@@ -51,9 +51,15 @@ class RemoteRows:
     def __init__(self, session: Session, table: OpenTable, view: View | None, options: dict[str, Any]) -> None:
         facts = table.facts
         self.spec = RowSpec.of_description(
-            facts["description"], facts["face"], view, facts["capacity"], facts["writers"], facts["seed"], facts["width"]
+            facts["description"],
+            facts["face"],
+            view,
+            facts["capacity"],
+            facts["writers"],
+            facts["seed"],
+            facts["width"],
         )
-        self.session, self.table, self.open_options = session, table, options
+        self.session, self.table, self._options = session, table, options
         self.address: str | None = f"{session.server}/{table.name}"
         self.where = self.address
         self._dtypes = tuple((name, field.dtype) for name, field in self.spec.schema.leaves)
@@ -63,8 +69,8 @@ class RemoteRows:
             self.layout = BatchLayout(self._tree.new_batch(1))
             if self.layout.describe() != facts["batch"]:
                 raise SchemaError(
-                    f"open(): {self.address}: the server's batches have other arrays than this version of sharpwave makes of the "
-                    "same view; install the same version on both sides"
+                    f"open(): {self.address}: the server's batches have other arrays than this version of sharpwave "
+                    "makes of the same view; install the same version on both sides"
                 )
         hindsight = self.spec.hindsight
         self._places_goals = hindsight is not None and copies_goals(self.spec.schema, hindsight)
@@ -72,6 +78,10 @@ class RemoteRows:
         self._opening = threading.Lock()
         self._writer: RemoteWriter | None = None
         _all.add(self)
+
+    @property
+    def open_options(self) -> dict[str, Any]:
+        return self._options
 
     @property
     def closed(self) -> bool:
@@ -124,7 +134,9 @@ class RemoteRows:
         arrays = out
         if out is not None:
             if self.layout is None:
-                raise SchemaError("sample(): out: this view's batches differ in size from one to the next; give no out=")
+                raise SchemaError(
+                    "sample(): out: this view's batches differ in size from one to the next; give no out="
+                )
             arrays = out if device is None else as_host_arrays(out, device)
             self._tree.check_out(count, arrays)
         number = next(self.reservations) if holds and self.spec.settles else 0
@@ -139,8 +151,8 @@ class RemoteRows:
         if not 0 < count < 2**31:
             whole("sample()", "batch_size", count, self.spec.least_batch, 2**31 - 1)
         reply = self.session.exchange(
-            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number), argument=count, flags=flags,
-            timeout=timeout,
+            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number), argument=count,
+            flags=flags, timeout=timeout,
         )  # fmt: skip
         return self.read_batch(reply, count, number, bool(flags & SAMPLE_TELLS_ODDS))
 

@@ -75,8 +75,8 @@ class RemoteWriter:
         self.number, accepted = told["stream"], told["accepted"]
         if accepted < self._acknowledged:
             self._table.lose(
-                f"the server no longer knows this writer: of the {self._acknowledged} rows that it had acknowledged it names "
-                f"{accepted}; open the buffer again"
+                f"the server no longer knows this writer: of the {self._acknowledged} rows that it had acknowledged "
+                f"it names {accepted}; open the buffer again"
             )
         if not self._sent:
             self._next = max(self._next, accepted) if self._is_unsure else accepted
@@ -154,8 +154,8 @@ class RemoteWriter:
             if deadline is not None and time.monotonic() >= deadline:
                 waiting = self._next - self._acknowledged
                 raise NotReady(
-                    f"add(): {waiting} rows wait for the answer of {self._session.server}, window={self._window}; give a larger "
-                    "timeout= or window="
+                    f"add(): {waiting} rows wait for the answer of {self._session.server}, window={self._window}; "
+                    "give a larger timeout= or window="
                 )
             self._finish_one(deadline)
 
@@ -257,5 +257,3 @@ def _serials(reply: Any) -> Any:
     import numpy as np
 
     return np.frombuffer(reply.body, np.int64).copy()
-
-

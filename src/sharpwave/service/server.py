@@ -43,16 +43,18 @@ def serve(
 ) -> Server:
     """Serves buffers to other processes and machines. ``sharpwave.open("tcp://host:port/name")`` opens one there.
 
-    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close them.
+    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close
+    them.
 
     Args:
-        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``, ``SequenceBuffer``.
+        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``,
+            ``SequenceBuffer``.
         address: Where to listen: ``"tcp://127.0.0.1:7001"`` or ``"ipc:///path"``. Port 0 takes a free one, which
             ``server.address`` tells.
         keys: A folder of keys that ``sharpwave keys new`` wrote: clients need one of them, and everything is encrypted.
             Without keys the server listens on the loopback or on a local socket only.
-        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases and
-            reservations return.
+        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases
+            and reservations return.
         folder: Where clients may ``save`` to, on this machine. Without it ``save`` needs the role admin of a key, or a
             local socket.
         limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``.
@@ -96,11 +98,11 @@ class Server:
         if keys is not None:
             from .keys import Keys
 
-            self._keys = Keys.read_folder(keys)
+            self._keys = Keys.read_folder(keys, where)
         elif is_reachable_by_others(self._endpoint):
             raise StorageError(
-                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new NAME), or "
-                "listen on tcp://127.0.0.1 or ipc://"
+                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new "
+                "NAME), or listen on tcp://127.0.0.1 or ipc://"
             )
         self.has_keys = self._keys is not None
         self.message_bytes = self._limits.message_bytes
@@ -152,7 +154,9 @@ class Server:
                 socket.bind(self._endpoint)
         except zmq.ZMQError as error:
             self._end_sockets()
-            raise StorageError(f"{where}: address: cannot listen on {address!r}: {error}; give another address") from None
+            raise StorageError(
+                f"{where}: address: cannot listen on {address!r}: {error}; give another address"
+            ) from None
         self.address: str = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         inside = f"inproc://sharpwave-{id(self)}"
         socket.bind(inside)
@@ -168,7 +172,8 @@ class Server:
             self._bell.send(b"", self._zmq.NOBLOCK)
 
     def stats(self) -> dict[str, Any]:
-        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that died."""
+        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that
+        died."""
         guests = list(self._guests.values())
         return {
             "address": self.address,
@@ -189,7 +194,9 @@ class Server:
                 raise StorageError(f"save(): path: expected a path in the server's folder, got {str(path)!r}")
             return inside
         if not self.has_keys and not self._endpoint.startswith("ipc://"):
-            raise StorageError("save(): the server writes nothing for clients without keys; give serve() folder= or keys=")
+            raise StorageError(
+                "save(): the server writes nothing for clients without keys; give serve() folder= or keys="
+            )
         if not place.is_absolute():
             raise StorageError(f"save(): path: expected an absolute path on the server's machine, got {str(path)!r}")
         return place
@@ -315,7 +322,9 @@ class Server:
             return self._meet_again(guest, line, head)
         if guest.open_calls >= self._limits.calls:
             line.expected += 1
-            return self._keep(guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls"))
+            return self._keep(
+                guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls")
+            )
         line.expected += 1
         guest.open_calls += 1
         body = view[HEAD_BYTES:]
@@ -348,17 +357,21 @@ class Server:
         common = min(most, VERSIONS[1])
         if common < max(least, VERSIONS[0]):
             self._count("version")
-            spoken = f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
-            text = f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            spoken = (
+                f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
+            )
+            text = (
+                f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            )
             return self._reply_bare(who, head, Status.VERSION, text)
-        user, roles = "", _ROLES
+        user, user_name, roles = "", "", _ROLES
         if self._keys is not None:
             user = self._user(frame)
             found = self._keys.roles_of(user)
             if found is None:
                 self._count("key")
                 return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the key was revoked")
-            roles = found
+            roles, user_name = found, self._keys.name_of(user) or ""
         guest = self._by_token.get(token)
         if guest is not None and guest.user != user:
             self._count("token of another key")
@@ -366,10 +379,10 @@ class Server:
         if guest is None:
             if len(self._guests) >= self._limits.clients:
                 self._count("clients")
-                text = f"the server has {len(self._guests)} clients, its limit; close some, or serve(limits={{'clients': ...}})"
+                text = f"the server has {len(self._guests)} clients, its limit; close some, or give it another limit"
                 return self._reply_bare(who, head, Status.BUSY, text)
             session = secrets.randbits(63) | 1
-            guest = Guest(session, token, about, user, roles, common)
+            guest = Guest(session, token, about, user, user_name, roles, common)
             self._guests[session] = self._by_token[token] = guest
         guest.seen = time.monotonic()
         limits = {"message_bytes": self._limits.message_bytes, "calls": self._limits.calls}
@@ -476,7 +489,9 @@ class Server:
 
     def _check_role(self, guest: Guest, role: str, verb: str) -> None:
         if role not in guest.roles:
-            raise _Forbidden(f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}")
+            raise _Forbidden(
+                f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}"
+            )
 
     def _open(self, guest: Guest, said: Any) -> dict[str, Any]:
         name = said.get("name") if isinstance(said, dict) else None
@@ -517,7 +532,21 @@ class Server:
         if guest.is_gone:
             return
         verb = request.verb
-        head = (MAGIC, guest.version, verb, 0, 0, request.table, guest.session, channel, request.stream, request.call, 0, 0, 0)
+        head = (
+            MAGIC,
+            guest.version,
+            verb,
+            0,
+            0,
+            request.table,
+            guest.session,
+            channel,
+            request.stream,
+            request.call,
+            0,
+            0,
+            0,
+        )
         reply: Any
         if isinstance(result, BaseException):
             status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
@@ -533,7 +562,9 @@ class Server:
                 reply = self._error(head, Status.FAILURE, f"the result cannot be sent: {error}")
         size = len(reply.memory if isinstance(reply, Answer) else reply)
         if size > self._limits.message_bytes:
-            text = f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            text = (
+                f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            )
             reply = self._error(head, Status.SCHEMA, text)
             size = len(reply)
         guest.open_calls -= 1

@@ -45,7 +45,9 @@ class OpenTable:
         where = f"{self._session.server}/{self.name}"
         facts = decode(channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=OPEN_S).body)
         if self.facts and _identity(facts) != _identity(self.facts):
-            gone = f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
+            gone = (
+                f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
+            )
             self._lost = (
                 f"{where}: the server was started again with another table (incarnation {_identity(facts)}, was "
                 f"{_identity(self.facts)}){gone}, and handles of the former table name none of its rows; open it again"
@@ -86,7 +88,7 @@ class Session:
         if keys is not None:
             from .keys import ClientKey
 
-            self._key = ClientKey.read(keys)
+            self._key = ClientKey.read(keys, "open(): keys")
         self._is_closed = False
         self._reopened: list[Reopened] = []
         self._begin()
@@ -198,6 +200,7 @@ class Session:
                 raise NotReady(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
+            opener.say_goodbye(self._goodbye())
             self.number = 0  # the next call tries again
             raise
         finally:
@@ -216,8 +219,8 @@ class Session:
         return table
 
     def meet(self, where: str, timeout: float | None, waits: bool = False) -> None:
-        """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an error
-        as soon as that is known."""
+        """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an
+        error as soon as that is known."""
         if not waits:
             self._doctor = Doctor()
         try:
@@ -270,8 +273,8 @@ class Session:
     def check_size(self, where: str, message: Any) -> None:
         if len(message) > self.message_bytes > 0:
             raise StorageError(
-                f"{where}: the message has {len(message)} bytes, and {self.server} takes at most {self.message_bytes}; send "
-                "less at once, or give serve() limits={'message_bytes': ...}"
+                f"{where}: the message has {len(message)} bytes, and {self.server} takes at most "
+                f"{self.message_bytes}; send less at once, or give serve() limits={'message_bytes': ...}"
             )
 
     def stats(self) -> dict[str, Any]:
@@ -296,7 +299,8 @@ class Session:
             self._undone.pop(number, None)
 
     def beat(self, socket: Any) -> None:
-        """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own socket."""
+        """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own
+        socket."""
         pairs = [number for channel in list(self._channels) for number in (channel.number, channel.oldest)]
         message = bytearray(HEAD_BYTES) + b"".join(number.to_bytes(8, "little") for number in pairs)
         HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BEAT, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
@@ -313,16 +317,19 @@ class Session:
         if self._is_closed:
             return
         if self._process == os.getpid() and self.number:
-            message = bytearray(HEAD_BYTES)
-            HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
             with contextlib.suppress(StorageError):
-                self.channel().say_goodbye(message)
+                self.channel().say_goodbye(self._goodbye())
         self._is_closed = True
         channel = getattr(self._local, "channel", None)
         if channel is not None:
             channel.close()
             self._local.channel = None
         _sessions.discard(self)
+
+    def _goodbye(self) -> bytearray:
+        message = bytearray(HEAD_BYTES)
+        HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
+        return message
 
     def leave_to_parent(self) -> None:
         """In a forked child: sockets and streams are the parent's."""
