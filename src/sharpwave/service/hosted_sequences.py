@@ -96,7 +96,7 @@ class HostedSequences:
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._sequences.store.index.entries), "capacity": self._sequences.options.capacity}
 
-    def exchange(self, guest: Guest, request: Request, line: int) -> Answer | Later:
+    def exchange(self, guest: Guest, request: Request) -> Answer | Later:
         raise SchemaError(f"a {self.face} has no rows; its verbs are {', '.join(self.verbs)}")
 
     def left(self, guest: Guest) -> None:
@@ -173,8 +173,8 @@ class HostedSequences:
         if len(memory) > self._server.message_bytes:
             raise SchemaError(
                 f"{where}: the batch of {len(lease)} samples has {len(memory)} bytes, above the server's "
-                f"limits['message_bytes']={self._server.message_bytes}; give a smaller batch_size=, or serve() a larger "
-                "limit"
+                f"limits['message_bytes']={self._server.message_bytes}; give a smaller batch_size=, or serve() a "
+                "larger limit"
             )
         return Answer(memory)
 

@@ -137,7 +137,7 @@ class HostedInbox:
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._inbox), "capacity": None}
 
-    def exchange(self, guest: Guest, request: Request, line: int) -> Answer | Later:
+    def exchange(self, guest: Guest, request: Request) -> Answer | Later:
         raise SchemaError("an Inbox has no rows; its verb is push")
 
     def left(self, guest: Guest) -> None:

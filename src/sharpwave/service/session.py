@@ -174,7 +174,11 @@ class Session:
             self._joining.release()
 
     def _try_to_join(self, where: str, channel: Channel, deadline: float | None) -> bool:
-        hello = {"versions": list(VERSIONS), "token": self.token.hex(), "client": self._name or f"python, process {os.getpid()}"}
+        hello = {
+            "versions": list(VERSIONS),
+            "token": self.token.hex(),
+            "client": self._name or f"python, process {os.getpid()}",
+        }
         message = encode(hello, HEAD_BYTES)
         HEAD.pack_into(message, 0, MAGIC, VERSIONS[1], Verb.HELLO, 0, 0, 0, 0, channel.number, 0, 0, 0, 0, 0)
         head, frame = channel.greet(where, message, deadline)

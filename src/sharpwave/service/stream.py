@@ -167,10 +167,10 @@ class Pusher:
 
         with self._moved:
             in_time = self._moved.wait_for(is_over, wait)
-            if self._errors:
-                raise self._errors.popleft()
             if self._failure is not None:
                 raise StorageError(f"{where}: {self.address}: {self._failure}")
+            if self._errors and in_time:
+                raise self._errors.popleft()
             if not in_time:
                 raise NotReady(
                     f"{where}: {self.unacknowledged} items wait at {self.address} to be taken; pull faster, or give a "
@@ -303,7 +303,8 @@ class Puller:
             How many data were put.
 
         Raises:
-            SchemaError: The buffer refuses the sample. Its pusher gets the same error; the next call takes the next item.
+            SchemaError: The buffer refuses the sample. Its pusher gets the same error; the next call takes the next
+                item.
         """
         parcel = self._inbox.take("pull_into()", timeout)
         try:
