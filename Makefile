@@ -94,6 +94,7 @@ test-cpp-address: $(GOOGLETEST)/.ready  # with the sanitizers for memory and und
 	$(call cpp_build,address,$(SANITIZED) -DSHARPWAVE_FAULTS=ON -DSHARPWAVE_SANITIZE=address$(COMMA)undefined,all)
 	@$(CPP_BUILD)/address/sharpwave_tests --gtest_brief=1
 	@cd $(CPP_BUILD)/address && ./sharpwave_fuzz --changes 100 $(CORPUS)
+	@$(CPP_BUILD)/address/sharpwave_fuzz_packed --rounds 50000
 	@for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
 		folder=$$place/sharpwave-crash-$$$$; \
 		echo "Processes die, others go on: 50 rounds in $$place, $$locks locks"; \

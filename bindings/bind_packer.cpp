@@ -34,12 +34,12 @@ struct BoundPacker : RowIntake {
                     takes_one_row),
           full(std::move(full_function)),
           packer(met(*tree, fields)),
-          most(table_capacity),
-          step(table_width),
+          there{table_capacity, table_width},
           max_rows(rows_at_most),
           max_bytes(bytes_at_most),
           linger_s(linger) {
-        if (step == 0 || most < step) throw nb::value_error("Packer(): expected a width of at least 1, and a capacity");
+        if (there.step == 0 || there.most < there.step)
+            throw nb::value_error("Packer(): expected a width of at least 1, and a capacity");
     }
 
     static sharpwave::RowPacker met(Tree& tree, const std::vector<sharpwave::Field>& fields) {
@@ -49,8 +49,12 @@ struct BoundPacker : RowIntake {
     }
 
     using Result = Answer;
-    std::uint64_t capacity() const { return most; }
-    std::uint64_t width() const { return step; }
+    struct Elsewhere {
+        std::uint64_t capacity() const { return most; }
+        std::uint64_t width() const { return step; }
+        std::uint64_t most, step;
+    };
+    const Elsewhere& table() const { return there; }
     void check_open() const {}
     template <bool Tells>
     void take(const RowBatch& batch, const Incoming& incoming, Answer* answer) {
@@ -65,14 +69,16 @@ struct BoundPacker : RowIntake {
 
     nb::object full;
     sharpwave::RowPacker packer;
-    std::uint64_t most, step, max_rows, max_bytes;
+    Elsewhere there;
+    std::uint64_t max_rows, max_bytes;
     std::uint64_t last_rows = 0;   // of the newest add
     double linger_s, since_s = 0;  // since_s: when the first pending row came
 };
 
 // `full` sends what is pending. Other threads may add rows meanwhile, so it may be asked again.
 void BoundPacker::make_room(const RowBatch& batch) {
-    for (int asked = 0; packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > most); ++asked) {
+    for (int asked = 0; packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > there.most);
+         ++asked) {
         if (asked == 1000) throw nb::value_error("full() left rows pending that it was called for");
         outlast([&] { full(nb::none(), false); });
     }
@@ -81,7 +87,7 @@ void BoundPacker::make_room(const RowBatch& batch) {
 void BoundPacker::pack(const RowBatch& batch, PyObject* timeout, Answer& answer, PyObject* const* sources,
                        std::size_t source_count) {
     read_deadline(timeout);  // refuses what is no timeout
-    if (packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > most)) [[unlikely]] {
+    if (packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > there.most)) [[unlikely]] {
         const HeldObjects held(sources, source_count);  // Python code that runs meanwhile may drop them
         make_room(batch);
     }

@@ -25,7 +25,7 @@ using sharpwave::RowBatch;
 
 // What a taker of rows knows of them. A taker adds:
 //
-//   capacity(), width()       of the table that the rows go to
+//   table()                   where the rows go: capacity() and width()
 //   check_open()              throws where no rows can be taken any more; values may run Python code
 //   Result                    what its add() returns: is_wanted says whether return_indices=True was given
 //   take<Tells>(batch, incoming, result)     the rows of add_at_once()
@@ -324,9 +324,10 @@ bool add_at_once(Taker& self, PyObject* const* args, std::size_t positional, PyO
             value = nested_value(value, self.counted_path);
         if (!value || !count_rows(counted, value, incoming)) return false;
     }
-    if (incoming.rows == 0 || incoming.rows > self.capacity() || (self.one_row && incoming.rows > 1)) return false;
-    if (self.width() != 1 && incoming.rows % self.width() != 0) return false;
-    if (incoming.lead == 2 && (!self.takes_steps || incoming.lead_shape[1] != static_cast<npy_intp>(self.width()))) {
+    const auto& table = self.table();
+    if (incoming.rows == 0 || incoming.rows > table.capacity() || (self.one_row && incoming.rows > 1)) return false;
+    if (table.width() != 1 && incoming.rows % table.width() != 0) return false;
+    if (incoming.lead == 2 && (!self.takes_steps || incoming.lead_shape[1] != static_cast<npy_intp>(table.width()))) {
         return false;
     }
     for (std::size_t i = 0; i < top.size(); ++i) {

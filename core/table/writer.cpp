@@ -67,10 +67,15 @@ Writer::~Writer() {
     }
 }
 
-void Writer::notice_clear() {
+// (Inlined by order, as check_usable() and append_locked(): with several callers they would be calls, which every add
+// pays for.)
+inline __attribute__((always_inline)) void Writer::notice_clear() {
     const std::uint64_t origin = at_.table.counters().origin_ticket.value.load(std::memory_order_acquire);
-    if (origin == at_.origin) [[likely]]
-        return;
+    if (origin != at_.origin) [[unlikely]]
+        follow_clear(origin);
+}
+
+[[gnu::noinline, gnu::cold]] void Writer::follow_clear(std::uint64_t origin) {
     at_.origin = origin;
     at_.record.live.store(0, std::memory_order_relaxed);
     at_.record.gone.store(0, std::memory_order_relaxed);
@@ -110,6 +115,19 @@ inline bool Writer::is_held_back(const RowBatch& batch) const {
     if (batch.rows <= at_.length - at_.head) [[likely]]
         return false;
     return at_.table.are_adds_held();
+}
+
+inline __attribute__((always_inline)) void Writer::check_usable() {
+    at_.table.check_open();
+    if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
+    notice_clear();
+}
+
+inline __attribute__((always_inline)) void Writer::append_locked(const RowBatch& batch, bool waits) {
+    check_usable();
+    if (is_bare_ && batch.rows == 1 && at_.head != at_.length) [[likely]]
+        return append_row(batch);
+    append_all(batch, nullptr, waits);
 }
 
 void Writer::append(const RowBatch& batch, Deadline deadline) {
@@ -153,12 +171,6 @@ bool Writer::try_append(const RowBatch& batch, std::uint64_t* serials) {
     return true;
 }
 
-inline void Writer::check_usable() {
-    at_.table.check_open();
-    if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
-    notice_clear();
-}
-
 std::uint64_t Writer::append_once(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials,
                                   Deadline deadline) {
     for (;;) {
@@ -180,13 +192,6 @@ bool Writer::try_append_once(const RowBatch& batch, std::uint64_t first_row, std
     check_usable();
     accepted = append_later(batch, first_row, serials, false);
     return true;
-}
-
-void Writer::append_locked(const RowBatch& batch, bool waits) {
-    check_usable();
-    if (is_bare_ && batch.rows == 1 && at_.head != at_.length) [[likely]]
-        return append_row(batch);
-    append_all(batch, nullptr, waits);
 }
 
 void Writer::append_named(const RowBatch& batch, std::uint64_t* serials, bool waits) {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from contract.served import TRANSPORTS, served
 
 import sharpwave as sw
 
@@ -170,6 +171,11 @@ CELLS = [
     Cell(sw.DistillationBuffer, "tensors", distillation(device="cpu"), add_pairs, sample, pairs_held, device="cpu"),
     Cell(sw.DistillationBuffer, "shm", distillation(storage="shm"), add_pairs, sample, pairs_held),
     Cell(sw.DistillationBuffer, "file", distillation(storage="file"), add_pairs, sample, pairs_held),
+    *(Cell(sw.ReplayBuffer, one, served(replay(), one), add_rows, sample, rows_held) for one in TRANSPORTS),
+    *(
+        Cell(sw.DistillationBuffer, one, served(distillation(), one), add_pairs, sample, pairs_held)
+        for one in TRANSPORTS
+    ),
     Cell(sw.RolloutBuffer, "memory", rollout(), add_steps, minibatches, steps_held),
     Cell(sw.RolloutBuffer, "tensors", rollout(device="cpu"), add_steps, minibatches, steps_held, device="cpu"),
     Cell(sw.TrajectoryReplayBuffer, "memory", trajectories(), add_trajectories, sample, trajectories_held),

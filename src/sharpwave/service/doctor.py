@@ -65,4 +65,5 @@ class Doctor:
     def close(self) -> None:
         if self._monitor is not None:
             self._socket.disable_monitor()
+            self._monitor.close(0)
             self._monitor = None

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checks import seconds, whole
 from ..errors import NotReady, SchemaError
+from ..files.save_path import read_save_path
 from ..rows.bell import batches as drawn_ahead
 from ..rows.goals import put_drawn_goals
 from ..rows.handles import as_handles
@@ -305,7 +306,7 @@ class RemoteRows:
         self.call("clear")
 
     def save(self, path: Any, incremental: bool) -> None:
-        self.call("save", path=os.fspath(path), incremental=incremental)
+        self.call("save", path=read_save_path(path), incremental=incremental)
 
     def flush(self) -> None:
         self.call("flush")

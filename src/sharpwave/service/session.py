@@ -236,7 +236,9 @@ class Session:
                 raise
             raise StorageError(str(error)) from None
         finally:
-            self._doctor = None
+            if self._doctor is not None:
+                self._doctor.close()
+                self._doctor = None
 
     def is_hopeless(self) -> bool:
         return self._doctor is not None and self._doctor.is_hopeless()
@@ -342,14 +344,13 @@ class Session:
             self._begin()
 
 
-def list_tables(address: str, keys: Any = None, timeout: float = OPEN_S) -> dict[str, dict[str, Any]]:
-    """What a server has: for each name ``face``, ``size`` and ``capacity``."""
+def list_tables(address: str, keys: Any = None, timeout: float = OPEN_S) -> list[dict[str, Any]]:
+    """What a server has: ``name``, ``face``, ``size`` and ``capacity`` of each table."""
     session = Session(read_endpoint("ls", address, named=False).server, keys)
     try:
         session.meet("ls", timeout)
         reply = session.channel().exchange("ls", Verb.TABLES, bytearray(HEAD_BYTES), timeout=timeout)
-        found: dict[str, dict[str, Any]] = decode(reply.body)
-        return found
+        return [{"name": name, **facts} for name, facts in decode(reply.body).items()]
     finally:
         session.close()
 
