@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -371,4 +372,12 @@ class SequenceBuffer:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a SequenceBuffer lives in one process; let others push into it: sharpwave.sequences.stream")
+        sequences = self._sequences
+        if sequences.address is None:
+            raise TypeError(
+                "a SequenceBuffer lives in one process; serve() it, and let others open it by its address"
+            )
+        sequences.check("pickle")
+        from .open import open
+
+        return functools.partial(open, **sequences.open_options), (sequences.address,)

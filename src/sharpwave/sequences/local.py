@@ -39,7 +39,10 @@ __all__ = ["LocalSequences"]
 class LocalSequences:
     """For threads and coroutines of any event loop at once. A forked child cannot use it: it gets ClosedError."""
 
+    address: str | None = None
+
     def __init__(self, store: Store) -> None:
+        self.open_options: dict[str, Any] = {}
         self.options = store.options
         self.store = store
         self.gate = Gate()

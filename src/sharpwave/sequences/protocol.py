@@ -26,7 +26,10 @@ class Sequences(Protocol):
 
     options: Options
 
-    def about(self) -> str: ...  # for repr: where the samples are and how many; raises nothing and waits for nothing
+    address: str | None  # by which other processes may open them; None where they belong to this process alone
+    open_options: dict[str, Any]  # that an open of the address needs
+
+    def about(self) -> str: ...  # for repr: where the samples are and how many; raises nothing
     def check(self, where: str) -> None: ...  # raises ClosedError in a forked child or after close
 
     # In.

@@ -40,7 +40,7 @@ def open_at_server(
         table = session.open_table(str(endpoint.name), timeout, wait)
         kind = table.facts["kind"]
         if kind == "sequences":
-            return table.facts["face"], RemoteSequences(session, table)
+            return table.facts["face"], RemoteSequences(session, table, {"keys": keys})
         if kind != "rows":
             raise StorageError(f"open(): {address!r} is of a kind that this version does not know: {kind!r}")
         if direct and keys is None and (rows := _attach(table, address, view)) is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ..checks import seconds, whole
 from ..errors import SchemaError, SharpwaveError
+from ..files.save_path import read_save_path
 from ..sequences.intake import read_handles, read_ids, unpack
 from ..sequences.leases import Lease
 from ..sequences.options import Options
@@ -27,6 +27,7 @@ from .session import OpenTable, Session
 __all__ = ["RemoteSequences"]
 
 _CANCEL_S = 5.0
+_REPR_S = 1.0
 
 
 class RemoteSequences:
@@ -36,18 +37,22 @@ class RemoteSequences:
     made once. A lease ends with the server: its ``ack`` and ``renew`` are a StaleHandle after a restart.
     """
 
-    def __init__(self, session: Session, table: OpenTable) -> None:
-        self._session, self._table = session, table
+    def __init__(self, session: Session, table: OpenTable, open_options: dict[str, Any]) -> None:
+        self._session, self._table, self.open_options = session, table, open_options
+        self.address: str | None = f"{session.server}/{table.name}"
         self.options = Options.from_json(table.facts["options"])
         self._aside = Aside()
         self._keys = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
 
     def about(self) -> str:
-        place = f"{self._session.server}/{self._table.name}"
         if self._session.closed:
-            return f"{place}: closed"
+            return f"{self.address}: closed"
+        try:
+            held = self._session.call(self._table, "len", {}, timeout=_REPR_S)
+        except Exception:  # it is silent, closed there, or this client has no right to read
+            held = "?"
         names = ", ".join(consumer.name for consumer in self.options.flow)
-        return f"{place}: capacity {self.options.capacity} samples, consumers {names}"
+        return f"{self.address}: {held} of {self.options.capacity} samples, consumers {names}"
 
     def check(self, where: str) -> None:
         self._session.check_open(where)
@@ -260,7 +265,7 @@ class RemoteSequences:
 
     def save(self, where: str, path: Any) -> None:
         """On the server's machine."""
-        self._call(where, "save", {"path": os.fspath(path), "where": where})
+        self._call(where, "save", {"path": read_save_path(path), "where": where})
 
     async def save_async(self, where: str, path: Any) -> None:
         await self._awaited(None, lambda: self.save(where, path))
