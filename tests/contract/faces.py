@@ -191,6 +191,11 @@ CELLS = [
     Cell(sw.TrajectoryReplayBuffer, "folder", trajectories(on_disk=True), add_trajectories, sample, trajectories_held),
     Cell(sw.SequenceBuffer, "memory", sequences(), put, lease, sequences_held),
     Cell(sw.SequenceBuffer, "journal", sequences(on_disk=True), put, lease, sequences_held),
+    *(Cell(sw.SequenceBuffer, one, served(sequences(), one), put, lease, sequences_held) for one in TRANSPORTS),
+    *(
+        Cell(sw.SequenceBuffer, f"{one} journal", served(sequences(on_disk=True), one), put, lease, sequences_held)
+        for one in TRANSPORTS
+    ),
 ]
 # A SequenceBuffer holds what is put by reference: it has no device of its own.
 ON_GPU = [

@@ -82,10 +82,12 @@ class Session:
     Args:
         server: The server's address, without a table.
         keys: A client's key file, or None.
+        name: What the server's ``stats()`` call it.
     """
 
-    def __init__(self, server: str, keys: Any = None) -> None:
+    def __init__(self, server: str, keys: Any = None, name: str | None = None) -> None:
         self.server = server
+        self._name = name
         self._key: Any = None
         if keys is not None:
             from .keys import ClientKey
@@ -110,6 +112,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._joining = threading.RLock()
         self._origins = itertools.count(1)
+        self._counting = threading.Lock()
         self._undone: dict[int, None] = {}  # numbers of calls that must be executed once, oldest first
         self._process = os.getpid()
         self._doctor: Doctor | None = None
@@ -175,7 +178,11 @@ class Session:
             self._joining.release()
 
     def _try_to_join(self, where: str, channel: Channel, deadline: float | None) -> bool:
-        hello = {"versions": list(VERSIONS), "token": self.token.hex(), "client": f"python, process {os.getpid()}"}
+        hello = {
+            "versions": list(VERSIONS),
+            "token": self.token.hex(),
+            "client": self._name or f"python, process {os.getpid()}",
+        }
         message = encode(hello, HEAD_BYTES)
         HEAD.pack_into(message, 0, MAGIC, VERSIONS[1], Verb.HELLO, 0, 0, 0, 0, channel.number, 0, 0, 0, 0, 0)
         head, frame = channel.greet(where, message, deadline)
@@ -292,12 +299,14 @@ class Session:
 
     def next_origin(self) -> tuple[int, int]:
         """The number of a call that must be executed once, and the least of those that are not over."""
-        number = next(self._origins)
-        self._undone[number] = None
-        return number, next(iter(self._undone))
+        with self._counting:  # a number that comes late among the open ones would be below the oldest that was told
+            number = next(self._origins)
+            self._undone[number] = None
+            return number, next(iter(self._undone))
 
     def done(self, number: int) -> None:
-        self._undone.pop(number, None)
+        with self._counting:
+            self._undone.pop(number, None)
 
     def beat(self, socket: Any) -> None:
         """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own
