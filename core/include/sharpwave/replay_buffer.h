@@ -69,8 +69,8 @@ public:
         batches_.emplace(table_, BatchConfig{ViewConfig{1, 1.0, {{0, Role::own}}}, index_config(config)});
     }
 
-    // A buffer at an address, whose fields are obs, action, reward (float32), next_obs and done (bool), with the sizes of
-    // these types: anything else is ErrorKind::schema. It draws as its sampler says.
+    // A buffer at an address, whose fields are obs, action, reward (float32), next_obs and done (bool), with the sizes
+    // of these types: anything else is ErrorKind::schema. It draws as its sampler says.
     static ReplayBuffer open(const std::string& address, const OpenOptions& options = {}) {
         return ReplayBuffer(sharpwave::open(address, options));
     }
@@ -171,9 +171,10 @@ private:
         bool is_plain = attached_->fields().size() == 5 && attached_->num_envs().value_or(1) == 1;
         for (const FieldInfo& field : attached_->fields()) is_plain = is_plain && !field.is_ragged && field.stack == 1;
         if (!is_plain || probe.array("reward").bytes != sizeof(float)) {
-            throw Error(ErrorKind::schema, "open(): '" + attached_->address() +
-                                               "': expected plain transitions of obs, action, reward, next_obs and done, "
-                                               "one environment and no windows; use sharpwave::open() for others");
+            throw Error(ErrorKind::schema,
+                        "open(): '" + attached_->address() +
+                            "': expected plain transitions of obs, action, reward, next_obs and done, "
+                            "one environment and no windows; use sharpwave::open() for others");
         }
     }
 
@@ -195,7 +196,8 @@ private:
             const std::uint64_t bytes = attached_->batch(1).array(name).bytes;
             if (bytes != sizeof(T)) {
                 throw Error(ErrorKind::schema, "open(): field '" + name + "': expected " + std::to_string(sizeof(T)) +
-                                                   " bytes a row, as the type in C++ has, got " + std::to_string(bytes));
+                                                   " bytes a row, as the type in C++ has, got " +
+                                                   std::to_string(bytes));
             }
             using ItemType = typename ItemOf<T>::type;
             if constexpr (Item<ItemType>) attached_->batch(1).template get<ItemType>(name);  // refuses another dtype
