@@ -10,10 +10,10 @@
 namespace sharpwave {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorKind::schema, "add(): " + what); }
+[[noreturn]] void refuse_add(const std::string& what) { throw Error(ErrorKind::schema, "add(): " + what); }
 
 [[noreturn]] void refuse_field(const Field& field, const std::string& what) {
-    refuse("field '" + field.name + "': " + what);
+    refuse_add("field '" + field.name + "': " + what);
 }
 
 void refuse_type(const Field& field, ItemType got) {
@@ -72,24 +72,24 @@ void GivenRows::match(const RowSpec& spec, std::span<const Given> values) {
             place = &mask_;
         } else if (given.name == "priority") {
             if (!spec.is_prioritized) {
-                refuse("priority: rows are not drawn by priority; give the buffer sampler=Prioritized()");
+                refuse_add("priority: rows are not drawn by priority; give the buffer sampler=Prioritized()");
             }
             place = &priority_;
         } else {
             const bool is_terminated = given.name == "terminated" || given.name.starts_with("terminated/");
             const RowLeaf* leaf =
                 spec.find(is_terminated ? "done" + std::string(given.name.substr(10)) : std::string(given.name));
-            if (!leaf) refuse("unknown field '" + std::string(given.name) + "'; the schema has " + spec.names());
+            if (!leaf) refuse_add("unknown field '" + std::string(given.name) + "'; the schema has " + spec.names());
             place = &by_leaf_[static_cast<std::size_t>(leaf - spec.leaves.data())];
         }
-        if (*place) refuse("field '" + std::string(given.name) + "': given twice; leave one out");
+        if (*place) refuse_add("field '" + std::string(given.name) + "': given twice; leave one out");
         *place = &given.value;
     }
     std::string missing;
     for (std::size_t i = 0; i < by_leaf_.size(); ++i) {
         if (!by_leaf_[i]) missing += (missing.empty() ? "'" : ", '") + spec.leaves[i].field.name + "'";
     }
-    if (!missing.empty()) refuse("missing " + missing + "; the schema has " + spec.names());
+    if (!missing.empty()) refuse_add("missing " + missing + "; the schema has " + spec.names());
 }
 
 void GivenRows::count(const RowSpec& spec) {
@@ -108,17 +108,18 @@ void GivenRows::count(const RowSpec& spec) {
     }
     if (rows_ == 0) refuse_field(field, "expected at least one row, got none");
     if (rows_ > spec.capacity) {
-        refuse("got " + std::to_string(rows_) + " rows, the capacity is " + std::to_string(spec.capacity) +
-               "; add fewer at once or give a larger capacity");
+        refuse_add("got " + std::to_string(rows_) + " rows, the capacity is " + std::to_string(spec.capacity) +
+                   "; add fewer at once or give a larger capacity");
     }
     if (rows_ % spec.width() != 0) {
-        refuse("expected a multiple of num_envs=" + std::to_string(spec.width()) + " rows, got " +
-               std::to_string(rows_));
+        refuse_add("expected a multiple of num_envs=" + std::to_string(spec.width()) + " rows, got " +
+                   std::to_string(rows_));
     }
     if (rows_ > 1 && !spec.num_envs && !spec.order_reason.empty()) {
-        refuse("got " + std::to_string(rows_) + " rows, and " + spec.order_reason +
-               " needs their order; give the buffer num_envs= (1 if they are successive steps of one environment), or "
-               "add one row at a time");
+        refuse_add(
+            "got " + std::to_string(rows_) + " rows, and " + spec.order_reason +
+            " needs their order; give the buffer num_envs= (1 if they are successive steps of one environment), or "
+            "add one row at a time");
     }
 }
 
@@ -192,13 +193,13 @@ void GivenRows::accept_ragged(const RowLeaf& leaf, std::size_t place, const Valu
 
 void GivenRows::flag_truths(const char* name, const Value& value, std::uint8_t flag, bool when) {
     if (value.items() != rows_) {
-        refuse(std::string(name) + ": expected " + std::to_string(rows_) + " truth values, one per row, got " +
-               std::to_string(value.items()));
+        refuse_add(std::string(name) + ": expected " + std::to_string(rows_) + " truth values, one per row, got " +
+                   std::to_string(value.items()));
     }
     for (std::size_t row = 0; row < rows_; ++row) {
         const double truth = number_at(value.type(), value.data() + row * value.type().bytes);
         if (truth != 0 && truth != 1)
-            refuse(std::string(name) + ": expected truth values, got " + name_of(value.type()));
+            refuse_add(std::string(name) + ": expected truth values, got " + name_of(value.type()));
         if ((truth == 1) == when) flags_[row] |= flag;
     }
 }
@@ -211,8 +212,8 @@ void GivenRows::flag(const RowSpec& spec) {
         for (const std::size_t done : spec.dones) agents += spec.leaves[done].frame_items();
         const bool is_told_by_agent = truncated && agents > 1 && truncated->items() == rows_ * agents;
         if (is_told_by_agent && spec.dones.size() > 1) {
-            refuse("truncated: expected one truth value per row where done has several fields, got " +
-                   std::to_string(truncated->items()));
+            refuse_add("truncated: expected one truth value per row where done has several fields, got " +
+                       std::to_string(truncated->items()));
         }
         flag_agents(spec, is_told_by_agent ? truncated : nullptr);
         if (is_told_by_agent) truncated = nullptr;
@@ -255,16 +256,16 @@ void GivenRows::flag_agents(const RowSpec& spec, const Value* truncated) {
 void GivenRows::accept_priorities(const RowSpec& spec) {
     if (!priority_ || !spec.is_prioritized) return;
     if (priority_->items() != rows_) {
-        refuse("priority: expected " + std::to_string(rows_) + " numbers, one per row, got " +
-               std::to_string(priority_->items()));
+        refuse_add("priority: expected " + std::to_string(rows_) + " numbers, one per row, got " +
+                   std::to_string(priority_->items()));
     }
     priorities_.resize(rows_);
     for (std::size_t row = 0; row < rows_; ++row) {
         const double number = number_at(priority_->type(), priority_->data() + row * priority_->type().bytes);
         priorities_[row] = static_cast<float>(std::fabs(number));
         if (!std::isfinite(priorities_[row])) {
-            refuse("priority: expected finite numbers, got " + std::to_string(number) + " at position " +
-                   std::to_string(row) + "; nothing was changed");
+            refuse_add("priority: expected finite numbers, got " + std::to_string(number) + " at position " +
+                       std::to_string(row) + "; nothing was changed");
         }
     }
 }

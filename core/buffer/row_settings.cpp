@@ -11,11 +11,11 @@ namespace {
 
 constexpr std::int64_t kMany = std::numeric_limits<std::int64_t>::max();
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorKind::storage, "JSON: " + what); }
+[[noreturn]] void refuse_settings(const std::string& what) { throw Error(ErrorKind::storage, "JSON: " + what); }
 
 double number_in(const json::Value& plain, const char* name, double least, double most) {
     const double number = plain.at(name, "settings").number(name);
-    if (!(number >= least && number <= most)) refuse(std::string(name) + ": out of its bounds");
+    if (!(number >= least && number <= most)) refuse_settings(std::string(name) + ": out of its bounds");
     return number;
 }
 
@@ -40,7 +40,7 @@ Order order_of(const std::string& kind) {
     if (kind == "Shuffle") return Order::shuffle;
     if (kind == "Fifo") return Order::fifo;
     if (kind == "Lifo") return Order::lifo;
-    refuse("sampler: unknown kind '" + kind + "'");
+    refuse_settings("sampler: unknown kind '" + kind + "'");
 }
 
 void read_priorities(const json::Value& sampler, RowIndexConfig& index) {
@@ -56,7 +56,7 @@ void read_priorities(const json::Value& sampler, RowIndexConfig& index) {
     } else if (normalize == "none") {
         index.normalize = Normalize::none;
     } else {
-        refuse("sampler: normalize: unknown '" + normalize + "'");
+        refuse_settings("sampler: normalize: unknown '" + normalize + "'");
     }
     const json::Value& new_rows = sampler.at("new_rows", "sampler");
     if (new_rows.is_number()) {
@@ -67,7 +67,7 @@ void read_priorities(const json::Value& sampler, RowIndexConfig& index) {
     } else if (new_rows.text("new_rows") == "running_max") {
         index.new_rows = NewRows::running_max;
     } else {
-        refuse("sampler: new_rows: unknown '" + new_rows.text("new_rows") + "'");
+        refuse_settings("sampler: new_rows: unknown '" + new_rows.text("new_rows") + "'");
     }
 }
 
@@ -96,13 +96,13 @@ void RowSettings::read_view(const json::Value& view) {
         }
         return;
     }
-    if (kind != "Windows") refuse("view: unknown kind '" + kind + "'");
+    if (kind != "Windows") refuse_settings("view: unknown kind '" + kind + "'");
     constexpr std::int64_t kMostRows = 1'000'000;
     const std::string& end = view.at("end", "view").text("view: end");
     const std::string& start = view.at("start", "view").text("view: start");
-    if (end != "pad" && end != "stop" && end != "cross") refuse("view: end: unknown '" + end + "'");
+    if (end != "pad" && end != "stop" && end != "cross") refuse_settings("view: end: unknown '" + end + "'");
     if (start != "uniform" && start != "episode" && start != "per_episode")
-        refuse("view: start: unknown '" + start + "'");
+        refuse_settings("view: start: unknown '" + start + "'");
     windows_ = WindowConfig{whole_in(view, "length", 1, kMostRows), whole_in(view, "burn_in", 0, kMostRows),
                             whole_in(view, "bootstrap", 0, kMostRows), end == "cross"};
     has_place_indices_ = truth_or(view, "place_indices", false);
@@ -141,11 +141,11 @@ void RowSettings::read_sampler(const json::Value& sampler) {
 void RowSettings::read_pace(const json::Value& pace) {
     if (pace.is_null()) return;
     const std::vector<json::Value>& numbers = pace.list("pace");
-    if (numbers.size() != 4) refuse("pace: expected four numbers");
+    if (numbers.size() != 4) refuse_settings("pace: expected four numbers");
     pace_ = PaceConfig{numbers[0].number("pace"), numbers[1].number("pace"), numbers[2].number("pace"),
                        numbers[3].number("pace")};
     if (!(pace_->min_size >= 1 && pace_->ratio > 0 && pace_->ratio <= 1e15 && pace_->min_diff <= pace_->max_diff)) {
-        refuse("pace: out of its bounds");
+        refuse_settings("pace: out of its bounds");
     }
 }
 

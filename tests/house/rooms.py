@@ -46,7 +46,7 @@ CPP = Order(
         ("table",),
         ("sampling", "views"),
         ("batches",),
-        ("face",),  # core/include: what a C++ program includes
+        ("face",),  # core/include: what a C++ program includes; core/buffer: what is behind it
         ("bindings",),
     ),
     used_only_by={
@@ -76,7 +76,7 @@ PYTHON = Order(
 
 # Folders and modules whose room is not named after them. compat/__init__.py and adapters/__init__.py are imported with
 # the package, so they may use nothing that their modules use.
-_CPP_NAMES = {"core/include": "face"}
+_CPP_NAMES = {"core/include": "face", "core/buffer": "face"}
 _PYTHON_NAMES = {
     "__init__.py": "face",
     "adapters/__init__.py": "face",
