@@ -476,6 +476,7 @@ void bind_table(nb::module_& m) {
             nb::arg("table"), nb::arg("careful"), nb::sig("def __init__(self, table: Table, careful: object) -> None"));
     bind_direct(m, table);
     bind_write(table);
+    bind_clients(table);
     table
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
                     nb::arg("seed"), nb::arg("checksums"), nb::arg("index").none(), nb::arg("description"),
@@ -622,6 +623,13 @@ void bind_table(nb::module_& m) {
         .def_prop_ro("lost_at_open", [](BoundTable& self) { return self.open()->lost_at_open(); })
         .def_prop_ro("width", [](BoundTable& self) { return self.open()->width(); })
         .def_prop_ro("path", [](BoundTable& self) { return self.open()->path(); })
+        .def_prop_ro(
+            "uuid",
+            [](BoundTable& self) {
+                const std::shared_ptr<sharpwave::Table> table = self.open();
+                return nb::bytes(table->header().uuid, sizeof table->header().uuid);
+            },
+            "Of the table, from its creation on: 16 random bytes.")
         .def_prop_ro(
             "field_names",
             [](BoundTable& self) {

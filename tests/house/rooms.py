@@ -65,6 +65,7 @@ PYTHON = Order(
         ("files",),
         ("device", "sequences", "trajectories"),
         ("returns", "rows"),  # on the GPU they call device
+        ("service",),  # holds what is behind faces, and stands behind them at the client
         ("buffers",),
         ("collect",),
         ("face",),  # what `import sharpwave` brings

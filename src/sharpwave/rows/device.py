@@ -48,6 +48,7 @@ class DeviceRows:
     device, except those that return a Python number or read rows by handle."""
 
     address: str | None = None
+    is_remote = False
 
     def __init__(self, where: str, spec: RowSpec, device: Any, storage: str | None = None) -> None:
         check_on_device(where, spec, storage)
@@ -73,6 +74,10 @@ class DeviceRows:
         is_plain = self.memory.is_flat and not spec.schema.by_agent
         is_plain = is_plain and leaves[spec.schema.dones[0]].dtype.itemsize == 1
         self._fits = [(leaf.name, kind, leaf.shape) for leaf, kind in zip(leaves, dtypes, strict=True) if is_plain]
+
+    @property
+    def open_options(self) -> dict[str, Any]:
+        return {}
 
     @property
     def closed(self) -> bool:
@@ -342,7 +347,7 @@ class DeviceRows:
             raise SchemaError(f"{where}: {name}: expected numbers, got {read.dtype}")
         return load.put(read.detach().to(self.place.torch.float32))
 
-    def writer(self) -> Any:
+    def writer(self, window: int | None) -> Any:
         raise SchemaError(f"writer(): rows on {self.where} have one writer, the buffer's own add(); call that")
 
     # ---- reading ----------------------------------------------------------------------------------------------
@@ -673,7 +678,7 @@ class DeviceRows:
             self.table.clear()
             self._may_have_rows = self._adds_in_graphs  # a graph's replay adds rows without a call of add()
 
-    def save(self, path: str, incremental: bool) -> None:
+    def save(self, path: Any, incremental: bool) -> None:
         """Waits for the device."""
         self.heed("save()")
         if incremental:
