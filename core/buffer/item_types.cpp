@@ -1,8 +1,11 @@
 #include "buffer/item_types.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "base/error.h"
 
 namespace sharpwave {
 namespace {
@@ -64,6 +67,19 @@ ItemType type_of(const Field& field) {
     const bool is_known = kind == 'b' || kind == 'i' || kind == 'u' || (kind == 'f' && field.item_bytes >= 4);
     if (!is_known || field.item_bytes > 8) return {'V', 1};
     return {kind, static_cast<std::uint8_t>(field.item_bytes)};
+}
+
+std::uint32_t dtype_bytes(const std::string& dtype) {
+    std::uint32_t count = 0;
+    if (dtype.size() >= 3) {
+        const char* const last = dtype.data() + dtype.size();
+        const std::from_chars_result read = std::from_chars(dtype.data() + 2, last, count);
+        const bool is_whole = read.ec == std::errc() && (read.ptr == last || *read.ptr == '[');
+        if (!is_whole || count > 1u << 28) count = 0;
+        if (dtype[1] == 'U') count *= 4;
+    }
+    if (count == 0) throw Error(ErrorKind::storage, "expected a dtype of NumPy's, got '" + dtype + "'");
+    return count;
 }
 
 std::string name_of(const Field& field) {

@@ -14,6 +14,9 @@ ItemType type_of(const Field& field);      // 'V' where C++ has no type for it
 std::string name_of(const Field& field);   // of its dtype; NumPy's own where C++ has no type for it
 std::string shape_of(const Field& field);  // "(84, 84)"
 
+// Bytes of an item, from NumPy's name of its dtype: "<f4", "|b1", "<U10", "<M8[ns]". Others are ErrorKind::storage.
+std::uint32_t dtype_bytes(const std::string& dtype);
+
 // Whether items of this C++ type are the bytes of the field.
 bool is_of(ItemType type, const Field& field);
 

@@ -1,10 +1,10 @@
 #include "buffer/row_spec.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "buffer/item_types.h"
 #include "buffer/row_settings.h"
 
 namespace sharpwave {
@@ -20,20 +20,6 @@ bool is_under(std::string_view path, std::string_view name) {
 
 bool is_next(std::string_view path) { return is_under(path, "next_obs"); }
 
-// Of NumPy's name of a dtype: "<f4", "|b1", "<U10", "<M8[ns]".
-std::uint32_t item_bytes(const std::string& dtype) {
-    std::uint32_t count = 0;
-    if (dtype.size() >= 3) {
-        const char* const last = dtype.data() + dtype.size();
-        const std::from_chars_result read = std::from_chars(dtype.data() + 2, last, count);
-        const bool is_whole = read.ec == std::errc() && (read.ptr == last || *read.ptr == '[');
-        if (!is_whole || count > 1u << 28) count = 0;
-        if (dtype[1] == 'U') count *= 4;
-    }
-    if (count == 0) refuse_damage("JSON: schema: expected a dtype of NumPy's, got '" + dtype + "'");
-    return count;
-}
-
 Field read_field(const std::string& path, const json::Value& plain) {
     const std::vector<json::Value>& parts = plain.list("schema");
     if (parts.size() != 3) refuse_damage("JSON: schema: '" + path + "': expected shape, dtype and options");
@@ -46,7 +32,7 @@ Field read_field(const std::string& path, const json::Value& plain) {
         if (items > static_cast<std::uint64_t>(kMostExtent)) refuse_damage("JSON: schema: '" + path + "' is too large");
     }
     field.dtype = parts[1].text("schema: dtype");
-    field.item_bytes = item_bytes(field.dtype);
+    field.item_bytes = dtype_bytes(field.dtype);
     for (const auto& [name, value] : parts[2].object("schema: options")) {
         if (name == "stack") {
             field.stack = static_cast<std::uint32_t>(value.whole("schema: stack", 1, 256));
