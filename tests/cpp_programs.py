@@ -23,6 +23,7 @@ SOURCES = {
     "open_probe": ROOT / "tests/cpp/open_probe.cpp",
 }
 ENGINE = ROOT / "build/cpp/release/libsharpwave_core.a"
+NET = ROOT / "build/cpp/release/libsharpwave_net.a"  # where libzmq is installed
 
 
 def program(*names: str) -> list[Path]:
@@ -39,7 +40,13 @@ def program(*names: str) -> list[Path]:
 
 
 def _is_fresh(made: Path, source: Path) -> bool:
-    needed = [source, ENGINE, *(ROOT / "core/include").rglob("*.h"), *(ROOT / "examples/cpp").glob("*.h")]
+    needed = [
+        source,
+        ENGINE,
+        *([NET] if NET.exists() else []),
+        *(ROOT / "core/include").rglob("*.h"),
+        *(ROOT / "examples/cpp").glob("*.h"),
+    ]
     return made.exists() and made.stat().st_mtime > max(path.stat().st_mtime for path in needed)
 
 
@@ -47,7 +54,15 @@ def _compile(compiler: str, folder: Path, names: list[str]) -> None:
     found = importlib.util.find_spec("blosc2")
     blosc2 = Path(found.submodule_search_locations[0]) / "lib/libblosc2.a" if found else None
     flags = ["-std=c++20", "-O1", f"-I{ROOT / 'core'}", f"-I{ROOT / 'core/include'}"]
-    libraries = [str(ENGINE), *([str(blosc2)] if blosc2 and blosc2.exists() else []), "-ldl", "-pthread"]
+    net = ["-Wl,--undefined=sharpwave_net_open", str(NET), "-lzmq"] if NET.exists() else []
+    libraries = [
+        *net[:2],
+        str(ENGINE),
+        *net[2:],
+        *([str(blosc2)] if blosc2 and blosc2.exists() else []),
+        "-ldl",
+        "-pthread",
+    ]
     running = [
         subprocess.Popen(
             [compiler, *flags, str(SOURCES[name]), "-o", str(folder / name), *libraries],
@@ -58,6 +73,12 @@ def _compile(compiler: str, folder: Path, names: list[str]) -> None:
     ]
     said = [process.communicate()[1] for process in running]
     assert not any(process.returncode for process in running), "\n".join(said)
+
+
+def needs_net() -> None:
+    """Skips the tests of the C++ client where it was not built."""
+    if not NET.exists():
+        pytest.skip("sharpwave::net was not built: libzmq is missing (Debian: libzmq3-dev)", allow_module_level=True)
 
 
 class CppError(Exception):
@@ -71,10 +92,10 @@ class CppError(Exception):
 class Probe:
     """tests/cpp/open_probe.cpp with a buffer open: the calls of a C++ program, with NumPy arrays."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout: float = 10, keys: object = "") -> None:
         (path,) = program("open_probe")
         self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.ask(f"open {address}")
+        self.ask(f"open {address} {timeout} {keys}")
 
     def __enter__(self) -> Probe:
         return self

@@ -13,7 +13,7 @@
 namespace sharpwave::net {
 namespace {
 
-constexpr int kReconnectMs = 20, kMostReconnectMs = 500;
+constexpr int kReconnectMs = 20, kMostReconnectMs = 500, kPingMs = 1000, kSilenceMs = 3000;
 
 [[noreturn]] void fail(const std::string& what) {
     throw Error(ErrorKind::storage, what + ": " + zmq_strerror(zmq_errno()));
@@ -44,6 +44,10 @@ Socket::Socket(std::shared_ptr<Context> context, const std::string& endpoint, co
     const auto set = [&](int option, int value) { zmq_setsockopt(socket_, option, &value, sizeof value); };
     set(ZMQ_LINGER, 0);
     set(ZMQ_IMMEDIATE, 1);  // nothing is queued for a server that is not there: PROBE finds out what was lost
+    // Connections that are open and lead nowhere are given up and made anew.
+    set(ZMQ_HEARTBEAT_IVL, kPingMs);
+    set(ZMQ_HEARTBEAT_TIMEOUT, kSilenceMs);
+    set(ZMQ_HANDSHAKE_IVL, kSilenceMs);
     set(ZMQ_RECONNECT_IVL, kReconnectMs);
     set(ZMQ_RECONNECT_IVL_MAX, kMostReconnectMs);
     set(ZMQ_IPV6, 1);

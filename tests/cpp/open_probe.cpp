@@ -1,7 +1,7 @@
 // A C++ program at the other end of a pipe: tests in Python tell it, line by line, what to call on a buffer, and
 // compare what it answers with their own. Bytes are hexadecimal, so that they are compared exactly.
 //
-//     open ADDRESS [TIMEOUT]
+//     open ADDRESS [TIMEOUT [KEYS]]
 //     add NAME=HEX ...        rows by field; NAME=HEX@2,0,1 has the lengths of a ragged field
 //     sample N [TIMEOUT]      one line for each array: name, dtype, shape, bytes; or 'ragged' and the bytes of each
 //     example update HEX HEX          int64 indices, float32 priorities size | stats NAME | clear | flush | close
@@ -43,7 +43,7 @@ std::span<const T> as(const Bytes& bytes) {
     return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
 }
 
-void add(sharpwave::Buffer& buffer, std::istringstream& words) {
+void add(sharpwave::Buffer& buffer, std::istringstream& words, std::optional<double> timeout_s) {
     std::vector<Bytes> values;
     std::vector<std::string> names;
     std::vector<std::optional<std::vector<std::size_t>>> lengths;
@@ -69,7 +69,7 @@ void add(sharpwave::Buffer& buffer, std::istringstream& words) {
             given.push_back({names[i], values[i]});
         }
     }
-    buffer.add(given);
+    buffer.add(given, timeout_s);
 }
 
 void tell(const sharpwave::Batch& batch) {
@@ -92,6 +92,7 @@ void tell(const sharpwave::Batch& batch) {
 
 int main() {
     std::optional<sharpwave::Buffer> buffer;
+    double wait_s = -1;
     for (std::string line; std::getline(std::cin, line);) {
         std::istringstream words(line);
         std::string verb, address;
@@ -99,11 +100,15 @@ int main() {
         try {
             if (verb == "open") {
                 double timeout_s = 10;
-                words >> address >> timeout_s;
+                std::string keys;
+                words >> address >> timeout_s >> keys;
                 buffer.reset();
-                buffer.emplace(sharpwave::open(address, {.timeout_s = timeout_s}));
+                buffer.emplace(sharpwave::open(address, {.timeout_s = timeout_s, .keys = keys}));
+            } else if (verb == "timeout") {
+                wait_s = -1;
+                words >> wait_s;
             } else if (verb == "add") {
-                add(*buffer, words);
+                add(*buffer, words, wait_s < 0 ? std::nullopt : std::optional(wait_s));
             } else if (verb == "sample") {
                 std::size_t count = 0;
                 double timeout_s = 10;

@@ -29,11 +29,12 @@ namespace sharpwave {
 class BufferRows;
 
 struct OpenOptions {
-    bool wait = false;                // for the buffer to be created
-    std::optional<double> timeout_s;  // seconds; nothing waits, 0 tries once: for the creator, and for other openers
-    std::string keys;                 // a server with keys: the path of this client's key file
-    bool recover = false;             // opens a damaged file too, without the rows that the damage hit
-    bool verify = true;  // compares the rows of a file with their checksums, if no other process has it open
+    bool wait = false;  // for the buffer to be created
+    std::optional<double> timeout_s =
+        {};                 // seconds; nothing waits, 0 tries once: for the creator, and for other openers
+    bool recover = false;   // opens a damaged file too, without the rows that the damage hit
+    bool verify = true;     // compares the rows of a file with their checksums, if no other process has it open
+    std::string keys = {};  // a server with keys: the path of this client's key file
 };
 
 // A field as add() and batches name it: "obs", or "obs/image" where observations are nested.
