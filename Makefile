@@ -35,7 +35,7 @@ $(BIN)/.torch: $(BIN)/.tools
 $(WHEELS)/.built: $(BIN)/.tools $(SOURCES)
 	@rm -rf $(WHEELS)
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEELS) \
-		--config-settings=build-dir=$(CPP_BUILD)/release --config-settings=build.targets="_core;_core_stub" .
+		--config-settings=build-dir=$(CPP_BUILD)/release --config-settings=build.targets="_core;_core_stub;sharpwave_cpp" .
 	@touch $@
 
 # In two steps: pip would leave an older build of the same version where it is.
@@ -81,6 +81,7 @@ test-cpp: $(GOOGLETEST)/.ready $(WHEELS)/.built
 
 test-cpp-release: $(GOOGLETEST)/.ready $(WHEELS)/.built  # what users get, and the example against it, installed
 	@echo "C++ tests on the library of the wheel"
+	@[ -f $(CPP_BUILD)/release/libsharpwave_net.a ] || echo "libzmq is missing (Debian: libzmq3-dev): the C++ client of servers was left out"
 	$(call cpp_build,release,,sharpwave_tests)
 	@$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1
 	@$(BIN)/cmake --install $(CPP_BUILD)/release --component cpp --prefix $(CPP_BUILD)/installed >/dev/null
