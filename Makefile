@@ -113,7 +113,7 @@ test-cpp-thread: $(GOOGLETEST)/.ready  # with the thread sanitizer: all files wi
 # loads libraries of its own first and catches abi::__forced_unwind, a null reference to the sanitizer; GPUs and adapters.
 PY_ADDRESS := $(CPP_BUILD)/python-address
 PY_ADDRESS_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,attributes bad_input bad_values compression derived files \
-	format hindsight_calls inputs life masked_draws order_calls pace_calls priorities results stacks threads window_calls))
+	format hindsight_calls inputs life masked_draws order_calls pace_calls packed_rows priorities results stacks threads window_calls))
 
 test-python-address: $(BIN)/.test  # part of `make soak`
 	@echo "Python tests with the address and undefined-behaviour sanitizers"

@@ -404,10 +404,6 @@ class Table:
     def path(self) -> str: ...
 
     @property
-    def uuid(self) -> bytes:
-        """Of the table, from its creation on: 16 random bytes."""
-
-    @property
     def field_names(self) -> list[str]: ...
 
     @property
@@ -498,9 +494,6 @@ class Packer:
         """
         The body of all pending rows behind so many free bytes; None if there are none. None is pending then.
         """
-
-    def drop_last(self) -> None:
-        """Takes back the rows of the newest add, if they are pending."""
 
     @property
     def rows(self) -> int:

@@ -12,6 +12,7 @@
 #include "held.h"
 #include "row_intake.h"
 #include "table/packed_rows.h"
+#include "table/stack_memory.h"
 
 namespace {
 
@@ -33,7 +34,9 @@ struct BoundPacker : RowIntake {
         : RowIntake(std::move(of), std::move(prepare_function), std::move(read_leaf_function), takes_steps_axis,
                     takes_one_row),
           full(std::move(full_function)),
-          packer(met(*tree, fields)),
+          layout(fields),
+          packer(met(*tree, layout)),
+          memory(layout, table_width),
           there{table_capacity, table_width},
           max_rows(rows_at_most),
           max_bytes(bytes_at_most),
@@ -42,10 +45,9 @@ struct BoundPacker : RowIntake {
             throw nb::value_error("Packer(): expected a width of at least 1, and a capacity");
     }
 
-    static sharpwave::RowPacker met(Tree& tree, const std::vector<sharpwave::Field>& fields) {
-        const sharpwave::RowLayout layout(fields);
+    static const sharpwave::RowLayout& met(Tree& tree, const sharpwave::RowLayout& layout) {
         tree.meet(layout);
-        return sharpwave::RowPacker(layout);
+        return layout;
     }
 
     using Result = Answer;
@@ -68,7 +70,9 @@ struct BoundPacker : RowIntake {
     void make_room(const RowBatch& batch);
 
     nb::object full;
+    const sharpwave::RowLayout layout;
     sharpwave::RowPacker packer;
+    sharpwave::StackMemory memory;
     Elsewhere there;
     std::uint64_t max_rows, max_bytes;
     std::uint64_t last_rows = 0;   // of the newest add
@@ -93,7 +97,9 @@ void BoundPacker::pack(const RowBatch& batch, PyObject* timeout, Answer& answer,
     }
     const double now = now_s();
     if (packer.rows() == 0) since_s = now;
+    if (memory.has_stacks()) memory.check(batch);
     packer.add(batch);
+    if (memory.has_stacks()) memory.remember(batch);
     last_rows = batch.rows;
     const bool has_timeout = timeout && timeout != Py_None;
     const bool is_due = packer.rows() >= max_rows || now - since_s >= linger_s || packer.bytes() >= max_bytes;
@@ -171,6 +177,7 @@ void bind_packer(nb::module_& m) {
                 self.last_rows = 0;
             },
             "Takes back the rows of the newest add, if they are pending.")
+        .def_rw("max_rows", &BoundPacker::max_rows, "So many pending rows call full().")
         .def_prop_ro(
             "rows", [](const BoundPacker& self) { return self.packer.rows(); }, "Pending rows.")
         .def_prop_ro(

@@ -61,7 +61,10 @@ class Remote:
             return None
         assert message[:ROOM] == bytes(ROOM)
         assert self.packer.rows == 0
-        answer = self.writer.append_packed(memoryview(message)[ROOM:], self.sent, wants_indices, timeout)
+        try:
+            answer = self.writer.append_packed(memoryview(message)[ROOM:], self.sent, wants_indices, timeout)
+        except SchemaError as error:
+            raise AssertionError("rows were packed that are refused") from error
         self.sent += rows
         accepted, indices = answer if wants_indices else (answer, None)
         assert accepted == self.sent == self.writer.accepted
@@ -277,6 +280,43 @@ def test_packed_rows_arrive_as_added_ones(case: str, seed: int, calls: int, max_
     assert content(here) == content(there)
     batches = [buffer.sample(16) if len(buffer) else {} for buffer in (here, there)]  # priorities arrive too
     assert plain(batches[0]) == plain(batches[1])
+
+
+def corrupt(random: np.random.Generator, world: World, value: Any) -> Any:
+    """Another number in one frame, or in none."""
+    if isinstance(value, dict):
+        return {name: corrupt(random, world, part) for name, part in value.items()}
+    changed = np.array(value)
+    if changed.size and random.random() < 0.5:
+        changed.flat[int(random.integers(changed.size))] += 1
+    return changed
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from([name for name in CASES if name.startswith("frames")]),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 25),
+)
+def test_stacks_that_a_table_refuses_are_not_packed(case: str, seed: int, calls: int) -> None:
+    here, there = (sw.ReplayBuffer(1000, **{"seed": 0, **CASES[case]}) for _ in range(2))
+    remote, world = Remote(there, max_rows=20), World(here, seed)
+    for _ in range(calls):
+        if world.random.random() < 0.1:  # a reset that no flag tells
+            world.past[int(world.random.integers(world.envs))] = [world.new_obs()]
+        call = world.call()
+        if world.random.random() < 0.2:
+            name = "obs" if world.random.random() < 0.5 else "next_obs"
+            call[name] = corrupt(world.random, world, call[name])
+        errors: list[str | None] = [None, None]
+        for i, to in enumerate((here, remote)):
+            try:
+                to.add(**call)
+            except SchemaError as error:
+                errors[i] = str(error)
+        assert errors[0] == errors[1]
+    remote.flush()  # and what was packed is not refused there
+    assert content(here) == content(there)
 
 
 # ---- packing --------------------------------------------------------------------------------------------------------

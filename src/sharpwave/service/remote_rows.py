@@ -78,6 +78,7 @@ class RemoteRows:
         self.reservations = itertools.count(1)
         self._opening = threading.Lock()
         self._writer: RemoteWriter | None = None
+        self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()  # those with a window
         _all.add(self)
 
     @property
@@ -89,7 +90,7 @@ class RemoteRows:
         return self.session.closed
 
     def leave_to_parent(self) -> None:
-        self._opening, self._writer = threading.Lock(), None
+        self._opening, self._writer, self._writers = threading.Lock(), None, weakref.WeakSet()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,10 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        return RemoteWriter(self.session, self.table, self.spec, window)
+        writer = RemoteWriter(self.session, self.table, self.spec, window)
+        if window is not None:
+            self._writers.add(writer)
+        return writer
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -312,9 +316,15 @@ class RemoteRows:
         self.call("flush")
 
     def close(self, unlink: bool) -> None:
-        if unlink and not self.closed:
-            self.call("remove")
-        self.session.close()
+        if self.closed:
+            return
+        try:
+            for writer in list(self._writers):
+                writer.close()  # rows that are on their way arrive
+            if unlink:
+                self.call("remove")
+        finally:
+            self.session.close()
 
 
 class _Number:

@@ -69,6 +69,8 @@ class RemoteWriter:
 
     def reopen(self, channel: Channel) -> None:
         """In a new session: the server says how many rows of this stream it has."""
+        if self._table.is_lost:
+            return
         message = encode({"verb": "open_stream", "args": {"token": self._token.hex()}}, HEAD_BYTES)
         reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=5.0)
         told = decode(reply.body)
@@ -179,7 +181,7 @@ class RemoteWriter:
         """The answer to the oldest message. NotReady: none until the deadline; the message stays under way."""
         assert self._own is not None
         try:
-            reply = self._own.finish("add()", deadline)
+            reply = self._own.finish_until("add()", deadline)
         except NoAnswer:
             raise
         except SharpwaveError as error:
@@ -242,6 +244,7 @@ class RemoteWriter:
                     self._session.call(self._table, "close_stream", {"stream": self.number})
             finally:
                 self._is_closed = True
+                self._packer.max_rows = 1  # the next add is told at once
                 self._session.forget(self)
                 if self._own is not None:
                     self._own.close()

@@ -56,6 +56,10 @@ class OpenTable:
         if not self.facts:
             self.facts = facts
 
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
     def lose(self, why: str) -> None:
         self._lost = why
 
@@ -273,7 +277,7 @@ class Session:
         if len(message) > self.message_bytes > 0:
             raise StorageError(
                 f"{where}: the message has {len(message)} bytes, and {self.server} takes at most "
-                f"{self.message_bytes}; send less at once, or give serve() limits={'message_bytes': ...}"
+                f"{self.message_bytes}; send less at once, or give serve() limits={{'message_bytes': ...}}"
             )
 
     def stats(self) -> dict[str, Any]:
