@@ -307,8 +307,8 @@ class Server:
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
         if verb == Verb.BYE:
-            self._reply_bare(who, head, Status.OK)
-            return self._part(guest)
+            self._part(guest)
+            return self._reply_bare(who, head, Status.OK)
         line = guest.lines.get(channel)
         if line is None:
             if len(guest.lines) >= self._limits.channels:
