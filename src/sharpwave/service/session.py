@@ -280,7 +280,7 @@ class Session:
         if len(message) > self.message_bytes > 0:
             raise StorageError(
                 f"{where}: the message has {len(message)} bytes, and {self.server} takes at most "
-                f"{self.message_bytes}; send less at once, or give serve() limits={'message_bytes': ...}"
+                f"{self.message_bytes}; send less at once, or give serve() limits={{'message_bytes': ...}}"
             )
 
     def stats(self) -> dict[str, Any]:
