@@ -77,6 +77,8 @@ private:
     void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
     std::uint64_t append_later(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials, bool waits);
     void append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits);
+    void append_held(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
+    bool hold_block(bool waits);
     std::size_t piece_rows() const;
     void ensure_step();
     void tell_serials(const RowBatch& batch, std::size_t first, std::size_t count, std::uint64_t* serials) const;

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gc
+import struct
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave import _core
 from sharpwave.arrays import prepare, read_leaf
-from sharpwave.errors import SchemaError
+from sharpwave.errors import NotReady, SchemaError
 from sharpwave.schema import Field
 
 TOKEN = bytes(range(16))
@@ -61,7 +67,10 @@ class Remote:
             return None
         assert message[:ROOM] == bytes(ROOM)
         assert self.packer.rows == 0
-        answer = self.writer.append_packed(memoryview(message)[ROOM:], self.sent, wants_indices, timeout)
+        try:
+            answer = self.writer.append_packed(memoryview(message)[ROOM:], self.sent, wants_indices, timeout)
+        except SchemaError as error:
+            raise AssertionError("rows were packed that are refused") from error
         self.sent += rows
         accepted, indices = answer if wants_indices else (answer, None)
         assert accepted == self.sent == self.writer.accepted
@@ -279,6 +288,43 @@ def test_packed_rows_arrive_as_added_ones(case: str, seed: int, calls: int, max_
     assert plain(batches[0]) == plain(batches[1])
 
 
+def corrupt(random: np.random.Generator, world: World, value: Any) -> Any:
+    """Another number in one frame, or in none."""
+    if isinstance(value, dict):
+        return {name: corrupt(random, world, part) for name, part in value.items()}
+    changed = np.array(value)
+    if changed.size and random.random() < 0.5:
+        changed.flat[int(random.integers(changed.size))] += 1
+    return changed
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from([name for name in CASES if name.startswith("frames")]),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 25),
+)
+def test_stacks_that_a_table_refuses_are_not_packed(case: str, seed: int, calls: int) -> None:
+    here, there = (sw.ReplayBuffer(1000, **{"seed": 0, **CASES[case]}) for _ in range(2))
+    remote, world = Remote(there, max_rows=20), World(here, seed)
+    for _ in range(calls):
+        if world.random.random() < 0.1:  # a reset that no flag tells
+            world.past[int(world.random.integers(world.envs))] = [world.new_obs()]
+        call = world.call()
+        if world.random.random() < 0.2:
+            name = "obs" if world.random.random() < 0.5 else "next_obs"
+            call[name] = corrupt(world.random, world, call[name])
+        errors: list[str | None] = [None, None]
+        for i, to in enumerate((here, remote)):
+            try:
+                to.add(**call)
+            except SchemaError as error:
+                errors[i] = str(error)
+        assert errors[0] == errors[1]
+    remote.flush()  # and what was packed is not refused there
+    assert content(here) == content(there)
+
+
 # ---- packing --------------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +457,59 @@ def test_error_of_full_comes_through_and_a_full_that_sends_nothing_is_told() -> 
         with pytest.raises((NotReady, RuntimeError), match=message):
             add(packer, 1, priority=0.5)
         assert packer.rows == 1
+
+
+def test_stack_that_was_not_sent_may_be_given_again() -> None:
+    buffer = sw.ReplayBuffer(100, schema={"obs": sw.Field((1,), stack=3)}, num_envs=1, seed=0)
+    sends = Remote(buffer, max_rows=1)
+    is_away = False
+
+    def full(timeout: Any, wants_indices: bool) -> Any:
+        if is_away:
+            packer.take(0)
+            raise NotReady("the server is away")
+        rows, body = packer.rows, packer.take(0)
+        sends.sent = sends.writer.append_packed(body, sends.sent, False, timeout)
+        return rows
+
+    packer = packer_of(buffer._rows.spec, full, max_rows=1)
+
+    def add_stack(*frames: int) -> None:
+        obs, after = np.array(frames).reshape(1, 3, 1), np.array([*frames[1:], frames[-1] + 1]).reshape(1, 3, 1)
+        packer.add(obs=obs, reward=[0.0], next_obs=after, done=[False])
+
+    add_stack(1, 1, 1)
+    add_stack(1, 1, 2)
+    for is_away in (True, True, False):
+        if is_away:
+            with pytest.raises(NotReady):
+                add_stack(1, 2, 3)
+        else:
+            add_stack(1, 2, 3)
+    add_stack(2, 3, 4)
+    with pytest.raises(SchemaError, match="does not go on from the frames added before"):
+        add_stack(2, 3, 9)
+    (rows,) = buffer.rows()
+    assert rows["obs"][:, :, 0].tolist() == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("case", ["ragged", "ragged, derived", "nested", "nested, derived"])
+def test_rows_taken_back_leave_those_before_them(case: str) -> None:
+    buffer = sw.ReplayBuffer(100, **{"seed": 0, **CASES[case]})
+    world = World(buffer, 3)
+    bodies = []
+    first, second = world.call(), world.call()
+    for drops in (False, True):
+        packer = packer_of(buffer._rows.spec, lambda *args: None, max_rows=1000)
+        packer.add(**first)
+        rows, bytes_before = packer.rows, packer.bytes
+        if drops:
+            packer.add(**second | {"truncated": None, "mask": None})
+            assert packer.rows > rows
+            packer.drop_last()
+        assert (packer.rows, packer.bytes) == (rows, bytes_before)
+        bodies.append(packer.take(0))
+    assert bodies[0] == bodies[1]
 
 
 def test_packer_and_what_holds_it_go_together() -> None:

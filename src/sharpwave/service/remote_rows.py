@@ -78,6 +78,7 @@ class RemoteRows:
         self.reservations = itertools.count(1)
         self._opening = threading.Lock()
         self._writer: RemoteWriter | None = None
+        self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()  # those with a window
         _all.add(self)
 
     @property
@@ -89,7 +90,7 @@ class RemoteRows:
         return self.session.closed
 
     def leave_to_parent(self) -> None:
-        self._opening, self._writer = threading.Lock(), None
+        self._opening, self._writer, self._writers = threading.Lock(), None, weakref.WeakSet()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,10 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        return RemoteWriter(self.session, self.table, self.spec, window)
+        writer = RemoteWriter(self.session, self.table, self.spec, window)
+        if window is not None:
+            self._writers.add(writer)
+        return writer
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -162,13 +166,14 @@ class RemoteRows:
         if self.layout is None:
             found = decode(reply.body)
             odds = found.pop("odds", None)
-            if self.spec.hindsight is not None:
-                try:
-                    put_drawn_goals(self.spec, self._places_goals, found)
-                except BaseException:  # out of the user's functions: the caller does not get the batch
-                    if number:
-                        self.settle(number, False)
-                    raise
+            if self.spec.hindsight is None:
+                return found["batch"], odds
+            try:
+                put_drawn_goals(self.spec, self._places_goals, found)
+            except BaseException:  # out of the user's functions: the caller does not get the batch
+                if number:
+                    self.settle(number, False)
+                raise
             batch: Batch = spread(self.spec, found["batch"])
             return batch, odds
         memory = reply.frame.buffer
@@ -312,9 +317,15 @@ class RemoteRows:
         self.call("flush")
 
     def close(self, unlink: bool) -> None:
-        if unlink and not self.closed:
-            self.call("remove")
-        self.session.close()
+        if self.closed:
+            return
+        try:
+            for writer in list(self._writers):
+                writer.close()  # rows that are on their way arrive
+            if unlink:
+                self.call("remove")
+        finally:
+            self.session.close()
 
 
 class _Number:

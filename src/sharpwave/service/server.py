@@ -301,6 +301,8 @@ class Server:
             if self._keys is not None and guest is not None:
                 self._count("session of another key")
             return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
+        if self._keys is not None and not self._is_still_known(guest):
+            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} was revoked")
         guest.seen = now = time.monotonic()
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
@@ -347,6 +349,17 @@ class Server:
             return str(frame.get("User-Id"))
         except self._zmq.ZMQError:
             return ""
+
+    def _is_still_known(self, guest: Guest) -> bool:
+        """A key may be revoked, and its roles may change, while its client is connected."""
+        assert self._keys is not None
+        roles = self._keys.roles_of(guest.user)
+        if roles is None:
+            self._count("key")
+            self._part(guest)
+            return False
+        guest.roles = roles
+        return True
 
     def _greet(self, who: bytes, frame: Any, version: int, channel: int, view: Any) -> None:
         head = (MAGIC, version, Verb.HELLO, 0, 0, 0, 0, channel, 0, 0, 0, 0, 0)

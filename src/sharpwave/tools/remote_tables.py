@@ -6,11 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-__all__ = ["is_remote", "print_tables", "remove"]
-
-
-def is_remote(address: str) -> bool:
-    return address.startswith(("tcp://", "ipc://"))
+__all__ = ["print_tables", "remove"]
 
 
 def print_tables(address: str, keys: Path | None, as_json: bool, timeout_s: float) -> None:
