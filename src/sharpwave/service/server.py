@@ -57,7 +57,8 @@ def serve(
             and reservations return.
         folder: Where clients may ``save`` to, on this machine. Without it ``save`` needs the role admin of a key, or a
             local socket.
-        limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``.
+        limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``,
+            ``waiting_bytes``.
 
     Raises:
         StorageError: It cannot listen there, or others could connect without keys.
