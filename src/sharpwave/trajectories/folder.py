@@ -21,6 +21,7 @@ from .index import CLAIM, INDEX, KIND, OPENED, Missing, TrajectoryEntry, Traject
 from .kinds import Kinds
 from .layout import FORMATS
 from .links import is_link, link, size_of
+from .origins import Origin
 from .trajectory import Leaf
 from .upstream import METADATA, NAMES, is_upstream, read_upstream, write_upstream
 
@@ -118,7 +119,7 @@ class Folder(Kinds):
         """Takes over a folder that RLinf wrote to last: writes our index, then marks RLinf's metadata as ours. If the
         process is killed in between, the next opening does it again; nothing was added yet."""
         index, found = _read_theirs(self.path, self._where, self._allow_pickle, None if is_new else ours)
-        index.opens = ours.opens
+        index.opens, index.origins = ours.opens, ours.origins
         elsewhere = [entry for entry in index.entries if found[entry.id].parent.resolve() != self.path.resolve()]
         if elsewhere:
             self.claim([index.name(entry) for entry in elsewhere])
@@ -216,9 +217,17 @@ class Folder(Kinds):
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def load(self, where: str, held: list[TrajectoryEntry], index: TrajectoryIndex, sources: dict[int, Path]) -> None:
+    def load(
+        self,
+        where: str,
+        held: list[TrajectoryEntry],
+        index: TrajectoryIndex,
+        sources: dict[int, Path],
+        origin: Origin | None = None,
+    ) -> None:
         """Replaces the trajectories that are drawn from by those of an index, by links to their files. Those that the
         folder held are set aside: their files and records stay. Where the index has the same id, they get another.
+        Calls of clients that the folder or the index remembers are remembered, and ``origin``, the call that loads.
 
         If the process is killed, the folder is either as before, except for those ids, or as after.
         """
@@ -275,7 +284,10 @@ class Folder(Kinds):
                 layouts=list(old.layouts),
                 generations=list(old.generations),
                 former=dict(old.former),
+                origins=old.origins.joined(index.origins),
             )
+            if origin is not None:
+                combined.origins.add(origin)
             if old.leaves is not None and set(old.leaves) != set(index.leaves or ()):
                 combined.former[old.generation] = old.leaves
                 combined.generation = max([old.generation, *old.former]) + 1
