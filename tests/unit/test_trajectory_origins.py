@@ -230,3 +230,21 @@ def test_clients_that_were_silent_for_longest_are_forgotten() -> None:
     for row in origins.rows():
         again.take_row(row)
     assert again.rows() == origins.rows()
+
+
+@pytest.mark.parametrize("leave", [close, copy])
+def test_folder_that_is_opened_again_is_known_by_its_uuid(
+    tmp_path: Path, leave: Callable[[TrajectoryStore, Path], Path]
+) -> None:
+    store = open_store(tmp_path / "live")
+    add(store, [0], ONE, 0)
+    store.save("save()", tmp_path / "saved")
+    store.load("load()", tmp_path / "saved", None)
+    again = open_store(leave(store, tmp_path / "live"))
+    assert again.uuid == store.uuid
+    other = open_store(None)
+    known = other.uuid
+    other.load("load()", tmp_path / "saved", None)
+    assert other.uuid == known != store.uuid
+    for one in (again, other, store):
+        one.close("close()")

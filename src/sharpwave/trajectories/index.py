@@ -7,8 +7,8 @@ Each record is a JSON object; its kind says which:
     3 ADD     {"add": [[id, uuid, steps, ...], ...]}                        trajectories whose files are whole
     4 DROP    {"drop": [id, ...]}                                           deleted; their files may still exist
     5 CLEAR   {"clear": true}                                               all are deleted; the leaves may change
-    6 OPENED  {"opened": 3}                                                 opened for the third time
-    7 STATE   {"seed", "calls", "opens", "next_id", "id_step"}              last record of a folder that was closed
+    6 OPENED  {"opened": 3, "uuid"}                                         opened for the third time
+    7 STATE   {"seed", "calls", "opens", "next_id", "id_step", "uuid"}      last record of a folder that was closed
     8 ASIDE   {"aside": [id, ...]}                                          kept, and no longer drawn from
     9 CLAIM   {"ids": [first, end]} or {"names": [...]}                     files that will be written
    10 ORIGINS {"origins": [[token, oldest, [number, ...]], ...]}            calls of clients that were executed
@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from .. import files
 from ..errors import StorageError
@@ -127,6 +128,7 @@ class TrajectoryIndex:
     claimed_names: set[str] = field(default_factory=set)
     lost: int = 0  # trajectories that are unreadable because the journal is damaged
     origins: Origins = field(default_factory=Origins)
+    uuid: str = field(default_factory=lambda: uuid4().hex)  # of the folder
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _STATE}
@@ -206,7 +208,10 @@ class TrajectoryIndex:
         return taken
 
     def state_record(self) -> files.Entry:
-        return files.Entry(STATE, self.state())
+        return files.Entry(STATE, {**self.state(), "uuid": self.uuid})
+
+    def opened_record(self) -> files.Entry:
+        return files.Entry(OPENED, {"opened": self.opens, "uuid": self.uuid})
 
 
 def rows_record(generation: int, leaves: tuple[Leaf, ...]) -> files.Entry:
@@ -351,10 +356,12 @@ class _Reader:
             self._read_origins(said)
         elif kind == OPENED:
             index.opens = _number(said["opened"], 2**23)
+            self._read_uuid(said)
         elif kind == STATE:
             for name, (least, most) in _STATE.items():
                 setattr(index, name, _number(said[name], most, least))
             index.was_closed = True
+            self._read_uuid(said)
         elif kind == ASIDE:
             for number in said["aside"]:
                 if number in self._entries:
@@ -412,6 +419,12 @@ class _Reader:
         if _number(number, 2**32) in self._layouts:
             raise ValueError(f"layout {number} is there twice")
         self._layouts[number] = generation, layout
+
+    def _read_uuid(self, said: dict[str, Any]) -> None:
+        uuid = said.get("uuid", self._index.uuid)  # folders of former versions have none
+        if type(uuid) is not str or len(uuid) != 32:
+            raise ValueError(f"expected a uuid of 32 letters, got {str(uuid)[:60]!r}")
+        self._index.uuid = uuid
 
     def _read_origins(self, said: dict[str, Any]) -> None:
         for row in said.get("origins", ()):

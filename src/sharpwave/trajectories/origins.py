@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-__all__ = ["TOKEN_BYTES", "Origin", "Origins", "read_row", "to_row"]
+__all__ = ["TOKEN_BYTES", "Origin", "Origins", "read_origin", "read_row", "to_row"]
 
 TOKEN_BYTES = 16
 _MOST_TOKENS = 4_096  # clients; of more than that, those that were silent for longest are forgotten
@@ -81,6 +81,16 @@ class Origins:
         known, more = self._done.pop(_token(token), (0, set[int]()))
         oldest = max(_number(oldest), known)
         self._put(_token(token), oldest, {number for number in read | more if number >= oldest})
+
+
+def read_origin(token: bytes, said: Any) -> Origin:
+    """The origin of a client's call: of what it says, ``[number, oldest]``.
+
+    Raises:
+        ValueError: The journal cannot have such numbers.
+    """
+    number, oldest = said
+    return Origin(token, _number(number), _number(oldest))
 
 
 def to_row(origin: Origin) -> list[Any]:

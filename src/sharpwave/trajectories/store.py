@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import told, whole
+from ..checks import told
 from ..errors import ClosedError, SchemaError, SharpwaveError, StaleHandle, StorageError
 from ..files.save_path import make_parents
 from .checkpoint import link_from, open_checkpoint, shard, write_checkpoint, write_held
 from .contents import Contents
 from .folder import Folder
 from .host_arrays import DrawnArrays, TrajectoryArrays
-from .index import MOST_WEIGHTS_ID, TrajectoryEntry, TrajectoryIndex, is_weights_id, rows_record
+from .incoming import Incoming, read_incoming
+from .index import TrajectoryEntry, TrajectoryIndex, rows_record
 from .kinds import Kinds
 from .layout import Layout, capture, plan
 from .mapped import read_slab
 from .origins import Origin
 from .saver import Drop, Note, SavedCallback, Saver, Work, together
-from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange, read
+from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange
 from .upstream import storage_dir_of
 
 __all__ = ["DEFAULT_FORMAT", "TrajectoryStore", "to_folder"]
@@ -157,6 +158,11 @@ class TrajectoryStore:
         return None if self._folder is None else self._folder.path
 
     @property
+    def uuid(self) -> str:
+        """Identifies these trajectories; a folder that is opened again has the same."""
+        return self._kinds.index.uuid
+
+    @property
     def seed(self) -> int:
         """Of the draws; after a load, that of the checkpoint."""
         return self._contents.seed
@@ -215,29 +221,26 @@ class TrajectoryStore:
                 and the next add, flush or close tries again.
         """
         self._check_process(where)
-        parts, facts = [], []
-        for trajectory in _each(where, trajectories):
-            parts.append(read(where, trajectory, self._drops_non_arrays))
-            facts.append(_read_facts(where, trajectory))
-        if not self._add(where, parts, facts, origin) or origin is None:
+        incoming = read_incoming(where, trajectories, self._drops_non_arrays)
+        if not self._add(where, incoming, origin) or origin is None:
             return
         saver = self._saver
         if saver is not None:
             saver.wait(where)  # without a lock: others may add, and one pass of the thread writes the files of all
 
-    def _add(self, where: str, parts: list[Parts], facts: list[tuple[int, str]], origin: Origin | None) -> bool:
+    def _add(self, where: str, incoming: list[Incoming], origin: Origin | None) -> bool:
         """Returns whether there is something to be saved, from this call or from an earlier one of the same origin."""
         with self._adding:
             self.check_open(where)
-            if not parts:
+            if not incoming:
                 return False
             if origin is not None and origin in self._kinds.index.origins:
                 return True
             leaves = self._kinds.index.leaves
             if leaves is None:
-                leaves = parts[0].leaves
+                leaves = incoming[0].parts.leaves
                 self._check_leaves(where, leaves)
-            parts = [arrange(where, part, leaves, number) for number, part in enumerate(parts)]
+            parts = [arrange(where, one.parts, leaves, number) for number, one in enumerate(incoming)]
             layouts = [self._plan(where, leaves, part) for part in parts]
             for layout in layouts:
                 if self._max_bytes is not None and layout.bytes > self._max_bytes:
@@ -249,7 +252,7 @@ class TrajectoryStore:
                 self._saver.admit(where, sum(layout.bytes for layout in layouts))
             slabs = [capture(part, layout) for part, layout in zip(parts, layouts, strict=True)]
             with self._lock:
-                self._append(leaves, parts, layouts, slabs, facts, origin)
+                self._append(leaves, parts, layouts, slabs, incoming, origin)
             return True
 
     def _append(
@@ -258,7 +261,7 @@ class TrajectoryStore:
         parts: list[Parts],
         layouts: list[Layout],
         slabs: list[np.ndarray[Any, Any]],
-        facts: list[tuple[int, str]],
+        incoming: list[Incoming],
         origin: Origin | None,
     ) -> None:
         """Every check is done before: nothing in here raises."""
@@ -266,8 +269,9 @@ class TrajectoryStore:
         if index.leaves is None:
             self._kinds.set_leaves(leaves)
             work.append(Note(rows_record(index.generation, leaves)))
-        for part, layout, slab, (length, weights_id) in zip(parts, layouts, slabs, facts, strict=True):
-            note, save = self._contents.append(part, layout, slab, leaves, length, weights_id)
+        for part, layout, slab, one in zip(parts, layouts, slabs, incoming, strict=True):
+            facts = one.max_episode_length, one.weights_id
+            note, save = self._contents.append(part, layout, slab, leaves, *facts)
             work += [save] if note is None else [note, save]
             gone = self._contents.drop_oldest(self.capacity, self._max_bytes)
             if gone:
@@ -461,7 +465,8 @@ class TrajectoryStore:
             with self._lock, _as_storage_error(where):
                 self._keep_format(index)
                 if self._folder is None:
-                    self._kinds = Kinds(replace(index, aside=[], origins=known.joined(index.origins)))
+                    mine = {"origins": known.joined(index.origins), "uuid": self.uuid}
+                    self._kinds = Kinds(replace(index, aside=[], **mine))
                     if origin is not None:
                         self._kinds.index.origins.add(origin)
                 else:
@@ -626,25 +631,6 @@ def to_folder(where: str, name: str, value: Any) -> Path:
     if not isinstance(value, (str, os.PathLike)) or value == "" or "\0" in os.fspath(value):
         raise SchemaError(f"{where}: {name}: expected a path, got {told(value)}")
     return Path(value)
-
-
-def _each(where: str, trajectories: Any) -> Iterator[Any]:
-    try:
-        every = iter(trajectories)
-    except TypeError:
-        kind = type(trajectories).__name__
-        raise SchemaError(f"{where}: trajectories: expected a list of Trajectory, got {kind}") from None
-    yield from every
-
-
-def _read_facts(where: str, trajectory: Any) -> tuple[int, str]:
-    name = getattr(trajectory, "model_weights_id", None)
-    if not is_weights_id(name):
-        raise SchemaError(
-            f"{where}: model_weights_id: expected a string of at most {MOST_WEIGHTS_ID} bytes without '/', as it "
-            f"is part of a file's name, got {name!r}"
-        )
-    return whole(where, "max_episode_length", getattr(trajectory, "max_episode_length", 0), 0), str(name)
 
 
 @contextmanager

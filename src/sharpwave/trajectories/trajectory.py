@@ -14,6 +14,7 @@ __all__ = [
     "BITS",
     "DTYPES",
     "FIELDS",
+    "Bits",
     "Leaf",
     "Parts",
     "Trajectory",
@@ -108,6 +109,17 @@ class Trajectory:
 FIELDS = tuple(
     name for name in Trajectory.__dataclass_fields__ if name not in ("max_episode_length", "model_weights_id")
 )
+
+
+class Bits(NamedTuple):
+    """Values of a dtype that NumPy lacks (a key of ``BITS``), as an array of integers of the same size."""
+
+    dtype: str
+    array: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
 
 
 class Leaf(NamedTuple):
@@ -269,7 +281,10 @@ def walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[
 
 
 def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    if isinstance(value, np.ndarray):
+    dtype: str | None
+    if isinstance(value, Bits):
+        dtype, array = value.dtype, value.array
+    elif isinstance(value, np.ndarray):
         dtype = _FROM_NUMPY.get(value.dtype)
         array = value
     elif hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor
