@@ -21,6 +21,7 @@ void bind_tree(nb::module_& m);
 void bind_table(nb::module_& m);
 void bind_streams(nb::module_& m);
 void bind_writer(nb::module_& m);
+void bind_packer(nb::module_& m);
 void bind_columns(nb::module_& m);
 void bind_returns(nb::module_& m);
 void bind_trajectories(nb::module_& m);
@@ -108,3 +109,4 @@ struct BoundStreams {
 
 void bind_direct(nb::module_& m, nb::class_<BoundTable>& table);
 void bind_write(nb::class_<BoundTable>& table);
+void bind_clients(nb::class_<BoundTable>& table);

@@ -476,6 +476,7 @@ void bind_table(nb::module_& m) {
             nb::arg("table"), nb::arg("careful"), nb::sig("def __init__(self, table: Table, careful: object) -> None"));
     bind_direct(m, table);
     bind_write(table);
+    bind_clients(table);
     table
         .def_static("create", &create, nb::arg("fields"), nb::arg("capacity"), nb::arg("width"), nb::arg("writers"),
                     nb::arg("seed"), nb::arg("checksums"), nb::arg("index").none(), nb::arg("description"),

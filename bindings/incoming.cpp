@@ -46,6 +46,19 @@ bool read_other(PyObject* value, Incoming& incoming, GivenArray& given) {
 
 }  // namespace
 
+bool is_done(const PyArray_Descr* dtype, const std::byte* item, bool& done) {
+    const auto size = static_cast<std::size_t>(PyDataType_ELSIZE(dtype));
+    const auto real = [&](auto number) {
+        std::memcpy(&number, item, sizeof number);
+        done = number != 0;
+        return number == number;
+    };
+    if (dtype->type_num == NPY_FLOAT) return real(float{});
+    if (dtype->type_num == NPY_DOUBLE) return real(double{});
+    done = std::any_of(item, item + size, [](std::byte part) { return part != std::byte{0}; });
+    return PyTypeNum_ISBOOL(dtype->type_num) || PyTypeNum_ISINTEGER(dtype->type_num);
+}
+
 bool count_odd_rows(const Leaf& leaf, PyObject* value, Incoming& incoming) {
     if (leaf.is_ragged) return false;
     GivenArray& given = incoming.counted_given;
@@ -168,20 +181,6 @@ namespace {
 
 // What the agents of each row are, gathered leaf by leaf.
 enum AgentState : std::uint8_t { kNotDone = 1, kGoesOn = 2, kTold = 4 };
-
-// Everything but zero. False: a dtype whose zeros are not all made of zero bytes, or NaN; the careful way knows them.
-bool is_done(const PyArray_Descr* dtype, const std::byte* item, bool& done) {
-    const auto size = static_cast<std::size_t>(PyDataType_ELSIZE(dtype));
-    const auto real = [&](auto number) {
-        std::memcpy(&number, item, sizeof number);
-        done = number != 0;
-        return number == number;
-    };
-    if (dtype->type_num == NPY_FLOAT) return real(float{});
-    if (dtype->type_num == NPY_DOUBLE) return real(double{});
-    done = std::any_of(item, item + size, [](std::byte part) { return part != std::byte{0}; });
-    return PyTypeNum_ISBOOL(dtype->type_num) || PyTypeNum_ISINTEGER(dtype->type_num);
-}
 
 // `told`: one truth value for each agent of the leaf, or null.
 bool gather_states(const Leaf& leaf, const std::uint8_t* told, const Incoming& incoming, std::uint8_t* states) {

@@ -1,4 +1,4 @@
-// The rows of one add on their way from Python to the engine. The usual values are accepted in bind_writer.cpp; here
+// The rows of one add on their way from Python to the engine. The usual values are accepted in row_intake.h; here
 // are those that must be converted.
 #pragma once
 
@@ -64,6 +64,10 @@ PyObject* read_mapping(PyObject* value, Incoming& incoming);
 
 // One priority a row, by magnitude.
 const float* accept_priorities(PyObject* value, Incoming& incoming);
+
+// Whether an item of this dtype is anything but zero. False: a dtype whose zeros are not all made of zero bytes, or
+// NaN; the careful way knows them.
+bool is_done(const PyArray_Descr* dtype, const std::byte* item, bool& done);
 
 // The row flags that a value holds, ORed in, where its truth is `when`.
 bool flag_rows(PyObject* value, std::uint8_t flag, bool when, Incoming& incoming, std::uint8_t* flags);

@@ -39,6 +39,7 @@ NB_MODULE(_core, m) {
     bind_table(m);
     bind_streams(m);
     bind_writer(m);
+    bind_packer(m);
     bind_columns(m);
     bind_returns(m);
     bind_trajectories(m);

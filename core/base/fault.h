@@ -58,7 +58,12 @@ namespace sharpwave {
     X(write_half_copied)     /* one field of a place is new, the others are not, nobody reads it */    \
     X(write_copied)          /* all are, the selector still names the other place */                   \
     X(write_published)       /* the selector names it, the block is not marked as changed */           \
-    X(write_marked)          /* it is; other rows of the same write are not written yet */
+    X(write_marked)          /* it is; other rows of the same write are not written yet */             \
+    X(client_named)          /* a record has a client's token, and does not say that it holds */       \
+    X(piece_begun)           /* a piece of a client's rows is said to begin, none is written */        \
+    X(piece_written)         /* all are written, the client's count does not say so */                 \
+    X(piece_accepted)        /* it does */                                                             \
+    X(client_settled)        /* a dead writer's piece has its new bound, its count is the one before */
 
 #if defined(SHARPWAVE_FAULTS)
 enum class Fault : int {

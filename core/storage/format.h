@@ -171,10 +171,14 @@ struct alignas(128) WriterRecord {
     std::atomic<std::uint64_t> retiring;
     std::atomic<std::int64_t> gone_then;
     std::uint64_t reserved;
-    // Reserved for writers behind a network, zeros in this version: whose rows these are, the last request whose rows
-    // are all committed, and the one being written with the position at which it is.
-    std::uint64_t client_token[2], client_sequence, pending_sequence, pending_position;
-    std::uint64_t reserved2[11];
+    // Whose rows these are, where a client numbers them so that each is taken once (table/client_rows.h); they hold
+    // if `client_used` is not 0. Kept when the writer ends, until another one takes the record.
+    std::atomic<std::uint64_t> client_token[2];
+    std::atomic<std::uint64_t> client_sequence;   // rows of that client accepted for certain
+    std::atomic<std::uint64_t> pending_sequence;  // accepted once the running piece is written; equal: none runs
+    std::atomic<std::uint64_t> pending_position;  // where the running piece begins, as `position`
+    std::atomic<std::uint64_t> client_used;       // larger in records that were used later; 0: no client
+    std::uint64_t reserved2[10];
 };
 static_assert(sizeof(WriterRecord) == 256 && offsetof(WriterRecord, indexed_ticket) == 72 &&
               offsetof(WriterRecord, client_token) == 128);

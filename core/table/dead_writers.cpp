@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/fault.h"
+#include "table/client_rows.h"
 #include "table/heap.h"
 
 namespace sharpwave {
@@ -56,6 +57,7 @@ std::uint64_t DeadWriters::finish_steps(std::uint64_t ticket, std::uint64_t head
 
 bool DeadWriters::settle(std::uint64_t writer) {
     WriterRecord& record = table_.writer_record(writer);
+    ClientRows::settle(table_, writer);  // first: half-written steps look finished once they are VOID
     const auto [ticket, reached] = table_.position(writer);
     if (ticket == kNone) return true;
     bool is_settled = true;
@@ -195,6 +197,8 @@ void DeadWriters::reclaim() {
         free_blocks(i);
         SHARPWAVE_FAULT(reclaim_freed);
         table_.counters().writers_reclaimed.value.fetch_add(1, std::memory_order_relaxed);
+        if (ClientRows client(table_.writer_record(i)); client.has_client())
+            client.touch(ClientRows::next_stamp(table_));
         table_.writer_record(i).owner.store(0, std::memory_order_release);
     }
 }

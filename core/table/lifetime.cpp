@@ -8,6 +8,7 @@
 #include "base/process.h"
 #include "storage/new_file.h"
 #include "table/check.h"
+#include "table/client_rows.h"
 #include "table/dead_writers.h"
 #include "table/geometry.h"
 #include "table/recovery.h"
@@ -181,6 +182,9 @@ void Table::mend(const Opening& opening, bool remakes, bool was_cut_off, bool is
     Recovery recovery(*this);
     counters_->clean.value.store(kInRecovery, std::memory_order_release);  // counts mean nothing meanwhile
     const bool drops = opening.recover || (was_cut_off && opening.verify);
+    // Rows that were accepted may be gone: counts of them would promise too much.
+    for (std::uint64_t i = 0; (opening.recover || was_cut_off) && i < header_->max_writers; ++i)
+        ClientRows(writers_[i]).forget();
     if (opening.recover && is_seal_broken) recovery.forget_index();
     const std::uint64_t lost_before = counters_->rows_lost.value.load();
     const std::uint64_t counted = drops ? TableCheck(*this).rows_counted() : 0;

@@ -58,6 +58,7 @@ void StackHistory::check(const RowBatch& batch) {
     const std::vector<Field>& fields = at_.table.layout().fields();
     resets_.assign(batch.rows, 0);
     starts_over_.assign(batch.rows, 0);
+    if (!returned_.empty()) goes_on_.assign(batch.rows, 0);
     each_next(batch, [&](const Field& field, const FieldInput& own, const FieldInput& after) {
         check_next(batch, field, own, after);
     });
@@ -107,14 +108,19 @@ void StackHistory::check_field(const RowBatch& batch, const Field& field, const 
         if (is_void(batch, i)) continue;
         const std::byte* newest = own.flat + i * own.stride;
         const std::size_t before = row_before(batch, i, width);
-        const std::uint64_t open_row = at_.open_rows[(at_.head + i) % width];
+        const std::uint64_t env = (at_.head + i) % width, open_row = at_.open_rows[env];
         const bool starts = before != i ? ends_episode(batch, before) : open_row == 0;
         const bool goes_on =
             !starts &&
             (before != i ? std::memcmp(newest - older, own.flat + before * own.stride - older + bytes, older) == 0
-                         : goes_on_from(field, open_row - 1, newest - bytes, own.frames - 1));
+                         : goes_on_from(field, open_row - 1, newest - bytes, own.frames - 1,
+                                        !lacking_.empty() && lacking_[env] != 0));
         if (goes_on) continue;
         const bool is_first = is_start(field, newest, own.frames);
+        if (!is_first && starts && before == i && !returned_.empty() && returned_[env]) {
+            goes_on_[i] = 1;
+            continue;
+        }
         if (!is_first && starts && field.pads_zero) {
             refuse(field, "the stack that starts an episode holds frames before the first that are not zero",
                    "the field has padding='zero': give padding='repeat', pass single frames, or pad that way");
@@ -133,8 +139,8 @@ void StackHistory::check_field(const RowBatch& batch, const Field& field, const 
 }
 
 // Whether the frames of the rows from `serial` backwards are those at `newest` and before it, `count` of them.
-bool StackHistory::goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest,
-                                std::uint32_t count) const {
+bool StackHistory::goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count,
+                                bool is_cut_off) const {
     std::uint64_t slot = at_.table.slot_of(serial), word = Word(at_.table.word(slot)).load(std::memory_order_relaxed);
     if (serial_of(word) != serial || state_of(word) != kCommitted) return true;  // nothing left to compare with
     std::vector<std::byte> decoded(field.is_in_heap() ? field.full_bytes : 0);
@@ -151,7 +157,7 @@ bool StackHistory::goes_on_from(const Field& field, std::uint64_t serial, const 
         if (std::memcmp(frame, newest, field.full_bytes) != 0) return false;
         // At the episode's start the same frame stands for all before it, or zeros do.
         if (at_.table.predecessor(slot, word, gone)) continue;
-        if (gone) return true;
+        if (gone || is_cut_off) return true;
         if (field.pads_zero && k + 1 < count) return is_start(field, newest, count - k);
     }
     return true;
@@ -199,6 +205,16 @@ void StackHistory::retire_ahead(std::size_t count) {
     }
     // Steps that an env was masked out of lie between a row and its history, or several writers share the ring.
     if (early) at_.table.counters().rows_retired.value.fetch_add(early, std::memory_order_relaxed);
+}
+
+bool StackHistory::lacks_frames(std::size_t row, std::uint64_t env, bool is_end) {
+    if (returned_.empty()) return false;
+    returned_[env] = 0;
+    if (resets_[row]) lacking_[env] = 0;
+    if (goes_on_[row]) lacking_[env] = at_.table.layout().stack() - 1;
+    const bool lacks = lacking_[env] != 0;
+    lacking_[env] = lacks && !is_end ? lacking_[env] - 1 : 0;
+    return lacks;
 }
 
 bool StackHistory::is_whole(std::uint64_t serial) const {

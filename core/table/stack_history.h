@@ -27,6 +27,17 @@ public:
     // Whether the next observation of an episode's last row is the first one of the episode after it.
     bool starts_over(std::size_t row) const { return starts_over_[row] != 0; }
 
+    // A client that was here before may go on in the middle of an episode, with stacks whose first frames are of rows
+    // before. Such an episode starts here, and its first rows lack frames: they are kept for the rows after them.
+    void expect_return() {
+        returned_.assign(at_.open_rows.size(), 1);
+        lacking_.assign(at_.open_rows.size(), 0);
+    }
+
+    // Whether a row of the batch that was checked last is such a one. Asked once for each row, in order, as it is
+    // written.
+    bool lacks_frames(std::size_t row, std::uint64_t env, bool is_end);
+
     // Retires the rows that lie `spare_rows` ahead of the next `count` rows, so that no more than the capacity can be
     // drawn, and the rows whose stacks reach back to the rows about to be written over.
     void retire_ahead(std::size_t count);
@@ -40,11 +51,15 @@ private:
     void check_next(const RowBatch& batch, const Field& field, const FieldInput& own, const FieldInput& after);
     void check_starts(const RowBatch& batch, const Field& field, const FieldInput& after) const;
     void check_field(const RowBatch& batch, const Field& field, const FieldInput& own);
-    bool goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count) const;
+    bool goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count,
+                      bool is_cut_off) const;
     void retire_one_ahead(std::size_t ahead, std::uint64_t least, std::uint64_t writers);
 
     WriterPlace& at_;
     std::vector<std::uint8_t> resets_, starts_over_;  // one a row of the batch
+    std::vector<std::uint8_t> goes_on_;               // of a client that returned: those that lack their first frames
+    std::vector<std::uint8_t> returned_;              // one an env that has no row yet since; empty: no client that did
+    std::vector<std::uint32_t> lacking_;              // one an env: so many of its next rows lack frames
 };
 
 }  // namespace sharpwave

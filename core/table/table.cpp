@@ -8,6 +8,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/fault.h"
+#include "table/client_rows.h"
 #include "table/dead_writers.h"
 #include "table/writer.h"
 
@@ -64,24 +65,42 @@ bool Table::is_worth_filling(const Position& position) const {
 std::unique_ptr<Writer> Table::writer() {
     check_open();
     DeadWriters(*this).reclaim();
-    const std::uint64_t me = owner_word(seat(), tag());
+    return make_writer(take_record(owner_word(seat(), tag())), nullptr);
+}
+
+std::unique_ptr<Writer> Table::make_writer(std::uint64_t record, const ClientToken* client) {
+    SHARPWAVE_FAULT(writer_taken);
+    std::uint64_t used = counters_->writers_used.value.load(std::memory_order_relaxed);
+    while (used < record + 1 && !counters_->writers_used.value.compare_exchange_weak(used, record + 1)) {
+    }
+    try {
+        return std::make_unique<Writer>(shared_from_this(), record, client != nullptr);
+    } catch (...) {
+        writers_[record].owner.store(0, std::memory_order_release);
+        throw;
+    }
+}
+
+std::uint64_t Table::take_record(std::uint64_t me) {
+    const auto take = [&](std::uint64_t i) {
+        std::uint64_t nobody = 0;
+        if (!writers_[i].owner.compare_exchange_strong(nobody, me, std::memory_order_acq_rel)) return false;
+        ClientRows(writers_[i]).forget();
+        return true;
+    };
     // Records with a half-full block first, then any.
     for (const bool choosy : {true, false}) {
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) {
-            if (choosy && !is_worth_filling(position(i))) continue;
-            std::uint64_t nobody = 0;
-            if (!writers_[i].owner.compare_exchange_strong(nobody, me, std::memory_order_acq_rel)) continue;
-            SHARPWAVE_FAULT(writer_taken);
-            std::uint64_t used = counters_->writers_used.value.load(std::memory_order_relaxed);
-            while (used < i + 1 && !counters_->writers_used.value.compare_exchange_weak(used, i + 1)) {
-            }
-            try {
-                return std::make_unique<Writer>(shared_from_this(), i);
-            } catch (...) {
-                writers_[i].owner.store(0, std::memory_order_release);
-                throw;
-            }
+            if (ClientRows(writers_[i]).has_client() || (choosy && !is_worth_filling(position(i)))) continue;
+            if (take(i)) return i;
         }
+    }
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> by_age;
+    for (std::uint64_t i = 0; i < header_->max_writers; ++i)
+        by_age.emplace_back(writers_[i].client_used.load(std::memory_order_acquire), i);
+    std::sort(by_age.begin(), by_age.end());
+    for (const auto& [used, i] : by_age) {
+        if (take(i)) return i;
     }
     std::map<std::uint64_t, int> holders;  // by process id, 0 for those whose process is gone
     for (std::uint64_t i = 0; i < header_->max_writers; ++i) {

@@ -10,11 +10,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/divide.h"
@@ -31,6 +34,9 @@
 namespace sharpwave {
 
 class Writer;
+
+// Names a client that numbers its rows: see table/client_rows.h.
+using ClientToken = std::array<std::uint64_t, 2>;
 
 // The columns that a table has for an index over its rows. The index itself is the sampling room's.
 struct IndexColumns {
@@ -104,7 +110,17 @@ public:
     TableStats stats();  // gives back the records of dead writers first
 
     // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full.
+    // Records without a client's token come first, then those whose client was here longest ago: those tokens are
+    // forgotten.
     std::unique_ptr<Writer> writer();
+
+    // The same for a client's rows: goes on after those accepted before, see Writer::append_once(). A token that a live
+    // writer holds is ErrorKind::not_ready.
+    std::unique_ptr<Writer> writer(const ClientToken& token);
+
+    // How many rows of a client were accepted; none: its token is not known here. All clients that are known.
+    std::optional<std::uint64_t> accepted(const ClientToken& token);
+    std::vector<std::pair<ClientToken, std::uint64_t>> clients();
 
     // ---- reading ------------------------------------------------------------------------------------------------
 
@@ -309,7 +325,11 @@ public:
     std::int64_t lose(std::uint64_t serial, format::WriterRecord& by);
     std::uint32_t* checksums() const { return checksums_; }
     format::Position position(std::uint64_t writer) const {
-        return format::unpack(writers_[writer].position.load(std::memory_order_acquire), head_bits_);
+        return unpacked(writers_[writer].position.load(std::memory_order_acquire));
+    }
+    format::Position unpacked(std::uint64_t position) const { return format::unpack(position, head_bits_); }
+    std::uint64_t packed(std::uint64_t ticket, std::uint64_t head) const {
+        return format::pack(ticket, head, head_bits_);
     }
     void set_position(format::WriterRecord& record, std::uint64_t ticket, std::uint64_t head) {
         record.position.store(format::pack(ticket, head, head_bits_), std::memory_order_release);
@@ -326,6 +346,9 @@ public:
 private:
     class Retiring;
     Table(Storage storage, RowLayout layout);
+    // Takes a free record for `owner` and returns its number; its client is forgotten.
+    std::uint64_t take_record(std::uint64_t owner);
+    std::unique_ptr<Writer> make_writer(std::uint64_t record, const ClientToken* client);
     bool far_predecessor(std::uint64_t& slot, std::uint64_t& seen, bool& gone) const;
     bool far_successor(std::uint64_t& slot, std::uint64_t& word, bool across) const;
     [[noreturn]] void refuse() const;

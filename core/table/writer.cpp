@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/fault.h"
+#include "table/client_rows.h"
 #include "table/mutable_values.h"
 
 namespace sharpwave {
@@ -28,7 +29,7 @@ void add_to(auto& counter, auto value) {
 
 }  // namespace
 
-Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
+Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index, bool has_client)
     : table_(std::move(table)),
       at_(*table_, record_index),
       next_(at_),
@@ -40,7 +41,8 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
       has_mutables_(at_.table.layout().mutable_bytes() != 0),
       is_plain_(!derives_ && !at_.table.layout().uses_heap() && at_.table.header().spare_rows == 0),
       fetched_bytes_(at_.table.layout().word_is_embedded() ? at_.table.header().row_bytes : 0),
-      is_bare_(is_plain_ && at_.table.width() == 1 && !at_.table.given() && !at_.table.checksums() && !has_mutables_) {
+      is_bare_(is_plain_ && at_.table.width() == 1 && !at_.table.given() && !at_.table.checksums() && !has_mutables_),
+      has_client_(has_client) {
     for (const Field& field : at_.table.layout().fields())
         row_moves_.push_back({field.offset, field.bytes, nullptr, 0});
     at_.origin = at_.table.counters().origin_ticket.value.load(std::memory_order_acquire);
@@ -50,6 +52,11 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index)
         at_.record.origin.store(at_.origin, std::memory_order_release);
     }
     claim_.resume();
+    if (!has_client_) return;
+    ClientRows client(at_.record);
+    accepted_.store(client.accepted());
+    client.touch(ClientRows::next_stamp(at_.table));
+    if (stacks_ && accepted() != 0) history_.expect_return();
 }
 
 Writer::~Writer() {
@@ -152,6 +159,29 @@ inline void Writer::check_usable() {
     notice_clear();
 }
 
+std::uint64_t Writer::append_once(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials,
+                                  Deadline deadline) {
+    for (;;) {
+        {
+            const auto guard = lock(deadline);
+            if (!is_held_back(batch)) {
+                check_usable();
+                return append_later(batch, first_row, serials, true);
+            }
+        }
+        wait_for_saver(deadline);
+    }
+}
+
+bool Writer::try_append_once(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials,
+                             std::uint64_t& accepted) {
+    const std::unique_lock<std::timed_mutex> guard(mutex_, std::try_to_lock);
+    if (!guard.owns_lock() || is_held_back(batch)) return false;
+    check_usable();
+    accepted = append_later(batch, first_row, serials, false);
+    return true;
+}
+
 void Writer::append_locked(const RowBatch& batch, bool waits) {
     check_usable();
     if (is_bare_ && batch.rows == 1 && at_.head != at_.length) [[likely]]
@@ -171,14 +201,14 @@ void Writer::tell_serials(const RowBatch& batch, std::size_t first, std::size_t 
 }
 
 inline __attribute__((always_inline)) void Writer::append_groups(const RowBatch& batch, std::uint64_t* serials,
-                                                                 std::size_t& done, bool waits) {
-    while (done < batch.rows) {
+                                                                 std::size_t& done, std::size_t end, bool waits) {
+    while (done < end) {
         if (at_.head == at_.length) {
             claim_.claim(waits);
             notice_clear();
             if (at_.head == at_.length) continue;  // cleared between the two: the block just claimed is history
         }
-        std::size_t count = std::min<std::size_t>({kGroupRows, batch.rows - done, at_.length - at_.head});
+        std::size_t count = std::min<std::size_t>({kGroupRows, end - done, at_.length - at_.head});
         // Where a row looks at its env's last one, a group is of one step.
         if (derives_ || stacks_)
             count = std::min<std::size_t>(count, at_.open_rows.size() - at_.head % at_.open_rows.size());
@@ -199,13 +229,52 @@ inline __attribute__((always_inline)) void Writer::append_groups(const RowBatch&
     if (stacks_) history_.check(batch);
     std::size_t done = 0;
     try {
-        append_groups(batch, serials, done, waits);
+        append_groups(batch, serials, done, batch.rows, waits);
     } catch (const Error& error) {
         // What earlier groups wrote over is gone: they cannot be taken back, so they are told.
         if (done == 0) throw;
         throw Error(error.kind(), std::string(error.what()) + "; the first " + std::to_string(done) + " of the " +
                                       std::to_string(batch.rows) + " rows were added, the others were not");
     }
+}
+
+// Of a piece at the head. Where space may be lacking, it is one group: what an error leaves unwritten is whole steps.
+std::size_t Writer::piece_rows() const {
+    const std::size_t width = at_.open_rows.size(), left = at_.length - at_.head;
+    if (is_plain_) return left;
+    return std::min<std::size_t>(left, width < kGroupRows ? kGroupRows / width * width : width);
+}
+
+// Space for all groups of a step, before the first of them.
+void Writer::ensure_step() {
+    const std::size_t width = at_.open_rows.size();
+    if (at_.table.layout().uses_heap()) at_.heap.ensure(width * at_.table.layout().heap_row_bytes());
+    if (derives_) next_.ensure_space(width);
+}
+
+// [done, done + what fits the block) of the batch, and said in the record before and after.
+[[gnu::noinline, gnu::cold]] void Writer::append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done,
+                                                       bool waits) {
+    if (at_.head == at_.length) {
+        claim_.claim(waits);
+        notice_clear();
+        if (at_.head == at_.length) return;  // cleared between the two: the block just claimed is history
+    }
+    const std::size_t begin = done, end = begin + std::min(piece_rows(), batch.rows - begin);
+    if (!is_plain_ && at_.open_rows.size() > 1) ensure_step();
+    ClientRows client(at_.record);
+    client.begin_piece(at_.table.packed(at_.ticket, at_.head), end - begin);
+    const auto finish = [&] {
+        client.end_piece(done - begin);
+        accepted_.store(client.accepted(), std::memory_order_release);
+    };
+    try {
+        append_groups(batch, serials, done, end, waits);
+    } catch (...) {
+        finish();
+        throw;
+    }
+    finish();
 }
 
 // The shortest way of a row: what append_locked() and write_group() come to where there is nothing else to look at.
@@ -368,7 +437,10 @@ void Writer::copy_apart(const RowBatch& batch, const Group& group, FieldMove* mo
 // not drawn.
 void Writer::retire_incomplete(Group& group) {
     for (std::size_t i = 0; i < group.count; ++i) {
-        if (group.before[i] == 0 || history_.is_whole(group.before[i] - 1)) continue;
+        if (state_of(group.commit[i]) == kVoid) continue;
+        const bool lacks = history_.lacks_frames(group.first + i, (at_.head + i) % at_.open_rows.size(),
+                                                 (group.commit[i] & kEndMask) != 0);
+        if (!lacks && (group.before[i] == 0 || history_.is_whole(group.before[i] - 1))) continue;
         group.commit[i] |= kRetired;
         --group.gained;
         at_.table.mark_uneven(at_.block);
@@ -452,6 +524,7 @@ void Writer::close() {
     // Whatever happens to the last rows, the place is given back.
     const auto give_back = [&](std::uint64_t owner) {
         claim_.let_go();
+        if (has_client_) ClientRows(at_.record).touch(ClientRows::next_stamp(at_.table));
         at_.record.owner.store(owner, std::memory_order_release);
     };
     try {

@@ -5,6 +5,7 @@
 // stacks (StackHistory), derived next observations (NextObservations), values of no fixed size (HeapValues).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -22,7 +23,7 @@ namespace sharpwave {
 
 class Writer {
 public:
-    Writer(std::shared_ptr<Table> table, std::uint64_t record_index);
+    Writer(std::shared_ptr<Table> table, std::uint64_t record_index, bool has_client = false);
     ~Writer();
     Writer(const Writer&) = delete;
     Writer& operator=(const Writer&) = delete;
@@ -40,6 +41,18 @@ public:
     // from the others, which pay nothing for it.
     void append(const RowBatch& batch, std::uint64_t* serials, Deadline deadline = Deadline::never());
     bool try_append(const RowBatch& batch, std::uint64_t* serials);
+
+    // A client's rows, see table/client_rows.h: `first_row` is the number that the client gives to the first of them.
+    // Those that were accepted before are skipped, their serials are kNone. Returns how many are accepted now. Rows
+    // whose number is larger than that of the next one expected are ErrorKind::schema. Where an error comes in the
+    // middle, accepted() counts the rows before it.
+    std::uint64_t append_once(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials = nullptr,
+                              Deadline deadline = Deadline::never());
+    bool try_append_once(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials,
+                         std::uint64_t& accepted);
+    void check_once(const RowBatch& batch, std::uint64_t first_row) const;  // throws what append_once() would
+    std::uint64_t accepted() const { return accepted_.load(std::memory_order_acquire); }
+    bool has_client() const { return has_client_; }
 
     // Before an env's first row: it goes on in an episode whose earlier rows are not in the table.
     void go_on(std::uint64_t env) { at_.open_rows.at(env) = format::kMaxSerial + 1; }
@@ -60,7 +73,11 @@ private:
     std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void notice_clear();
     [[gnu::hot]] void append_row(const RowBatch& batch);
-    void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits);
+    void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
+    std::uint64_t append_later(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials, bool waits);
+    void append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits);
+    std::size_t piece_rows() const;
+    void ensure_step();
     void tell_serials(const RowBatch& batch, std::size_t first, std::size_t count, std::uint64_t* serials) const;
     void write_group(const RowBatch& batch, std::size_t first, std::size_t count);
     void make_room(const RowBatch& batch, Group& group, FieldMove* moves);
@@ -87,6 +104,8 @@ private:
     std::timed_mutex mutex_;
     bool closed_ = false;
     std::vector<FieldMove> row_moves_;  // append_row(): where each field stands in a row
+    const bool has_client_;
+    std::atomic<std::uint64_t> accepted_{0};  // the record's count, also after the record has gone to another writer
 };
 
 }  // namespace sharpwave

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .buffers.trajectory import TrajectoryReplayBuffer
     from .sequences.dataflow import Consumer, Dataflow
     from .sequences.sample import SequenceSample
+    from .service.server import serve
     from .trajectories.trajectory import Trajectory
 
     __version__: str
@@ -63,6 +64,7 @@ __all__ = [
     "errors",
     "open",
     "returns",
+    "serve",
 ]
 
 # Imported when first used: together they take as long as all the rest. The module `collect` is not among them, because
@@ -78,6 +80,7 @@ _LATER = {
     "Trajectory": ".trajectories.trajectory",
     "TrajectoryReplayBuffer": ".buffers.trajectory",
     "open": ".buffers.open",
+    "serve": ".service.server",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name

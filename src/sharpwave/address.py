@@ -1,4 +1,5 @@
-"""Where a buffer lives, as a string: ``shm://name`` or ``file://path``; nothing is memory of this process."""
+"""Where a buffer lives, as a string: ``shm://name``, ``file://path``, or ``tcp://host:port/name`` and ``ipc:///path/name`` of
+a server; nothing is memory of this process."""
 
 from __future__ import annotations
 
@@ -10,9 +11,14 @@ from typing import Any
 from . import _core
 from .errors import StorageError
 
-__all__ = ["identity", "to_address", "to_path"]
+__all__ = ["identity", "is_remote", "to_address", "to_path"]
 
 _SHM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+
+def is_remote(address: Any) -> bool:
+    """Whether it names a buffer of a server."""
+    return isinstance(address, str) and address.startswith(("tcp://", "ipc://"))
 
 
 def to_address(address: Any, where: str) -> str:

@@ -13,7 +13,6 @@ from ..address import to_address, to_path
 from ..arrays import as_array, prepare
 from ..checks import check_settable, one_of, random_seed, seconds, truth, whole, whole_steps
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
-from ..files.save_path import save_path
 from ..rows.batch_map import read_map
 from ..rows.bell import without_blocking
 from ..rows.columns import Torch, place_of, read_names, read_node
@@ -186,7 +185,9 @@ class DistillationBuffer:
     async def add_async(
         self, obs: Any, action: Any, done: Any = None, *, timeout: float | None = None, **teacher: Any
     ) -> None:
-        """``add`` for an event loop. It does not wait: the buffer has no pace."""
+        """``add`` for an event loop. It waits for nothing but a server: the buffer has no pace."""
+        if self._rows is not None and self._rows.is_remote:
+            return await self._rows.in_thread(lambda: self.add(obs, action, done, timeout=timeout, **teacher))
         self.add(obs, action, done, timeout=timeout, **teacher)
 
     def _begin(self, values: dict[str, Any], lead: tuple[int, ...]) -> Rows:
@@ -427,7 +428,7 @@ class DistillationBuffer:
         self._check_open()
         if self._rows is None:
             raise NotReady("save(): the action's shape is not known yet; give action_shape=, or add() first")
-        self._rows.save(str(save_path(path)), False)
+        self._rows.save(path, False)
 
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` in a thread; the event loop continues meanwhile."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _core
-from ..address import to_address, to_path
+from ..address import is_remote, to_address, to_path
 from ..checks import number, told, truth
 from ..errors import NotReady, SchemaError, StorageError
 from ..files import has_magic
@@ -39,13 +39,16 @@ def open(
     recover: bool = False,
     verify: bool = True,
     device: Any = None,
+    keys: str | os.PathLike[str] | None = None,
+    direct: bool = True,
 ) -> Any:
     """Opens a buffer that exists. The file says which face it is.
 
     Args:
         address: A path that ``save`` wrote is loaded into memory, as a copy. ``"file://path"`` and ``"shm://name"``
             continue in place: rows that one process adds can be drawn by all others. A folder of trajectories and the
-            journal of a ``SequenceBuffer`` are continued by one process at a time.
+            journal of a ``SequenceBuffer`` are continued by one process at a time. ``"tcp://host:port/name"`` and
+            ``"ipc:///path/name"`` are buffers of a server (``sharpwave.serve``).
         wait: Whether to wait until the buffer is created. Without it, an absent buffer is an error at once.
         timeout: Seconds to wait, for the creator with ``wait``, and for processes that are opening or closing the same
             buffer. None waits, 0 tries once.
@@ -59,6 +62,9 @@ def open(
             always checked.
         device: Where a saved buffer is loaded to: ``"cuda"`` puts its rows on the GPU, ``"cpu"`` gives batches as
             tensors.
+        keys: Of a server's buffer: the key file of this client, where the server asks for one.
+        direct: Of a server's buffer: whether a process of the same machine and user may use the buffer's own file
+            instead of asking the server. ``stats()["server"]`` tells. With keys it never does.
 
     Raises:
         StorageError: It is absent, foreign, cut or damaged, or belongs to another user; the message says which.
@@ -67,6 +73,11 @@ def open(
     if not isinstance(address, (str, os.PathLike)):
         raise StorageError(f"open(): address: expected 'shm://name', 'file://path' or a path, got {told(address)}")
     text = os.fspath(address)
+    if is_remote(text):
+        return _open_at_server(text, wait, timeout, view, recover, verify, device, keys, direct)
+    for name, is_given in (("keys", keys is not None), ("direct", direct is not True)):
+        if is_given:
+            raise SchemaError(f"open(): {name}: {text!r} is not at a server; leave out {name}=")
     in_place = to_path(text, "open()")
     path = Path(text) if in_place is None else in_place
     seconds = _FOREVER_S if timeout is None else number("open()", "timeout", timeout, 0, _FOREVER_S)
@@ -95,6 +106,29 @@ def open(
     if lost:
         warnings.warn(f"open(): {text!r} was damaged: {lost} rows are lost, {len(buffer)} are whole", stacklevel=2)
     return buffer if device is None else _move(rows, face, text, device)
+
+
+def _open_at_server(
+    text: str, wait: Any, timeout: Any, view: Any, recover: Any, verify: Any, device: Any, keys: Any, direct: Any
+) -> Any:
+    truth("open()", "wait", wait)
+    limit = None if timeout is None else number("open()", "timeout", timeout, 0, _FOREVER_S)
+    for name, is_given in (("recover", recover is not False), ("verify", verify is not True)):
+        if is_given:
+            raise SchemaError(f"open(): {name}: {text!r} is open at a server already; leave out {name}=")
+    from ..service.opening import open_at_server
+
+    face, inner = open_at_server(text, keys=keys, direct=direct, view=view, wait=wait, timeout=limit)
+    if device is not None and read_device("open(): device", device)[1].type != "cpu":
+        inner.close(False)
+        raise SchemaError(
+            f"open(): device: the rows of {text!r} stay at the server; leave out device=, and let sample(device=...) or "
+            "stream(device=...) bring batches there"
+        )
+    faces: dict[str, Any] = {"ReplayBuffer": ReplayBuffer, "DistillationBuffer": DistillationBuffer}
+    if face not in faces:
+        raise StorageError(f"open(): {text!r} is a {face}, which this version does not know")
+    return faces[face]._over(inner, device)
 
 
 def _open_sequences(text: str, path: Path | None, recover: bool, **given: Any) -> SequenceBuffer:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import check_settable, one_of, random_seed, seconds, told, truth, whole, whole_steps
 from ..errors import ClosedError, SchemaError
-from ..files.save_path import save_path
 from ..pace import Pace
 from ..rows.batch_map import read_map
 from ..rows.bell import without_blocking
@@ -198,13 +197,18 @@ class ReplayBuffer:
             self.__dict__["add"] = add
         return add(*args, **kwargs)
 
-    def writer(self) -> Writer:
+    def writer(self, *, window: int | None = None) -> Writer:
         """A new writer, for one thread. Threads that share a writer wait for each other, and their rows mix.
+
+        Args:
+            window: How many rows may be on their way to a server: ``add`` returns before the server has them, and
+                ``flush()`` waits for all. None waits in every ``add``. A buffer of this machine has every row when ``add``
+                returns, whatever the window.
 
         Raises:
             BufferFull: All ``writers=`` are taken; the message names the processes that hold them.
         """
-        writer: Writer = self._rows.writer()
+        writer: Writer = self._rows.writer(None if window is None else whole("writer()", "window", window))
         return writer
 
     # ---- reading ------------------------------------------------------------------------------------------------
@@ -248,7 +252,7 @@ class ReplayBuffer:
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """``sample`` for an event loop, which continues while this call waits for the pace."""
-        if self.pace is None:
+        if self.pace is None or self._rows.is_remote:
             limit = seconds("sample()", timeout)
             return await without_blocking(
                 self._rows, lambda left: self.sample(batch_size, out=out, device=device, timeout=left), limit
@@ -257,6 +261,8 @@ class ReplayBuffer:
 
     async def add_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """``add`` for an event loop, which continues while this call waits for the pace."""
+        if self._rows.is_remote:
+            return await self._rows.in_thread(lambda: self.add(*args, timeout=timeout, **kwargs))
         if self.pace is None:
             return self.add(*args, **kwargs) if timeout is None else self.add(*args, timeout=timeout, **kwargs)
         return await self._rows.in_turn(lambda: self.add(*args, timeout=0, **kwargs), timeout)
@@ -553,7 +559,7 @@ class ReplayBuffer:
             NotReady: Rows are overwritten faster than they can be copied.
         """
         truth("save()", "incremental", incremental)
-        self._rows.save(str(save_path(path)), incremental)
+        self._rows.save(path, incremental)
 
     async def save_async(self, path: str | os.PathLike[str], *, incremental: bool = False) -> None:
         """``save`` in a thread; the event loop continues meanwhile."""
@@ -593,7 +599,7 @@ class ReplayBuffer:
             raise TypeError(f"pickle: a buffer {where} belongs to one process; {mend}")
         from .open import open
 
-        return functools.partial(open, view=rows.spec.view), (rows.address,)
+        return functools.partial(open, view=rows.spec.view, **rows.open_options), (rows.address,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplayBuffer:
         return self._again("deepcopy")

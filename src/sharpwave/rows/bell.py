@@ -34,6 +34,8 @@ async def without_blocking(rows: Rows, attempt: Callable[[float | None], _Result
         attempt: The call, with its timeout.
         timeout: Seconds, checked; None waits for ever.
     """
+    if rows.is_remote:
+        return await rows.in_thread(lambda: attempt(timeout))
     begun = time.monotonic()
     try:
         return attempt(0)

@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class DeviceRows:
     device, except those that return a Python number or read rows by handle."""
 
     address: str | None = None
+    is_remote = False
+    open_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, where: str, spec: RowSpec, device: Any, storage: str | None = None) -> None:
         check_on_device(where, spec, storage)
@@ -342,7 +344,7 @@ class DeviceRows:
             raise SchemaError(f"{where}: {name}: expected numbers, got {read.dtype}")
         return load.put(read.detach().to(self.place.torch.float32))
 
-    def writer(self) -> Any:
+    def writer(self, window: int | None) -> Any:
         raise SchemaError(f"writer(): rows on {self.where} have one writer, the buffer's own add(); call that")
 
     # ---- reading ----------------------------------------------------------------------------------------------
@@ -673,7 +675,7 @@ class DeviceRows:
             self.table.clear()
             self._may_have_rows = self._adds_in_graphs  # a graph's replay adds rows without a call of add()
 
-    def save(self, path: str, incremental: bool) -> None:
+    def save(self, path: Any, incremental: bool) -> None:
         """Waits for the device."""
         self.heed("save()")
         if incremental:

@@ -16,6 +16,7 @@ from ..errors import NotReady
 from ..schema import Field, Node
 from ..views import Windows
 from .protocol import BatchMap
+from .ragged import spread
 from .tensors import read_device, torch_converter
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class GpuFeed:
                 return self._stage(size, timeout, odds)
         if self.rows.spec.schema.ragged:
             arrays = self.rows.fill(size, None, timeout, False, odds)
-            batch = self.convert(self.rows.spread(arrays))
+            batch = self.convert(spread(self.rows.spec, arrays))
             return batch, arrays["indices"], tuple(_tensors(batch)), None
         from ..device.pinned_memory import views_of
 

@@ -8,10 +8,17 @@ import numpy as np
 
 from ..errors import SchemaError
 from ..views import Hindsight
+from .spec import RowSpec
 
-__all__ = ["put_goals"]
+__all__ = ["put_drawn_goals", "put_goals"]
 
 Array = np.ndarray[Any, Any]
+
+
+def put_drawn_goals(spec: RowSpec, placed: bool, drawn: dict[str, Any]) -> None:
+    """``put_goals`` for a batch of ``HostRows.draw_goals``, here or at the client of a server."""
+    assert spec.hindsight is not None
+    put_goals(spec.hindsight, n_step=spec.n_step, gamma=getattr(spec.view, "gamma", 1.0), placed=placed, **drawn)
 
 
 def put_goals(

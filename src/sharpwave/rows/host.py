@@ -8,16 +8,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
 from .. import _core
 from ..address import identity, to_address, to_path
-from ..arrays import prepare, read_leaf, refuse_masked
-from ..arrays import priorities as read_priorities
+from ..arrays import prepare, read_leaf
 from ..checks import whole
 from ..errors import SchemaError, StorageError
+from ..files.save_path import save_path
 from ..sampling import (
     Linear,
     Prioritized,
@@ -28,18 +28,18 @@ from ..sampling import (
     sampler_from_plain,
     sampler_to_plain,
 )
-from ..schema import Field
 from ..settings import achieved_leaf, copies_goals, engine_settings, index_setup
-from ..views import Hindsight, View, Windows
+from ..views import View
 from .bell import Bell, batches
 from .feed import GpuFeed
-from .goals import put_goals
+from .goals import put_drawn_goals
 from .handles import as_handles, lap_positions
-from .priorities import one_each, window_priorities
+from .priorities import read_update
 from .protocol import Batch, BatchMap, Drawn
+from .ragged import spread
 from .spec import RowSpec, damaged
 from .tensors import as_host_arrays, read_device, torch_converter
-from .write_back import fit_value, leaf_values
+from .write_back import fit_values, leaf_values
 
 __all__ = ["HostRows", "Writer"]
 
@@ -53,6 +53,8 @@ class HostRows:
     """
 
     device: Any = None
+    is_remote = False
+    open_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, table: _core.Table, face: str, address: str | None, view: View | None = None) -> None:
         spec = RowSpec.of_table(table, face, view)
@@ -71,14 +73,14 @@ class HostRows:
             field = schema.leaves[leaf][1]
             shape = (field.stack, *field.shape) if field.stack > 1 else field.shape
             self._goals = shape, field.dtype, copies_goals(schema, hindsight), leaf
-        # The discounts of agents by name are parts of one array.
-        self._splits = spec.n_step > 1 and schema.by_agent and not isinstance(schema.fields["done"], Field)
+        self._splits = spec.splits_discounts
         # Whether the engine's own sample() does all that a draw takes.
         self._is_plain = spec.pace is None and hindsight is None and not schema.ragged and not self._splits
         self.dtypes = tuple((name, field.dtype) for name, field in schema.leaves)
         self._feeds: dict[str, GpuFeed | None] = {}
         self._to_tensors: dict[str, Callable[[Batch], Batch]] = {}  # by the names of the CPU that were given so far
         self.registered: Any = None  # the rows' memory, where a GPU reads it
+        self.served_at: str | None = None  # the address under which it was opened, if a server has it open too
         path = None if address is None else to_path(address, "open()")
         self._identity = None if path is None else identity(path)  # the file that close(unlink=True) may remove
         self._opening = threading.RLock()  # around the first writer, and a forked child's own table
@@ -168,7 +170,7 @@ class HostRows:
         if self._writer is None:
             with self._opening:
                 if self._writer is None:
-                    self._writer = self._new_writer()
+                    self._writer = self.new_writer()
         return self._writer.add
 
     def write_with(self, writer: _core.Writer) -> _core.Writer:
@@ -176,15 +178,12 @@ class HostRows:
         self._writer = writer
         return writer
 
-    def writer(self) -> Writer:
-        return Writer(self._new_writer())
+    def writer(self, window: int | None) -> Writer:
+        return Writer(self.new_writer())
 
-    def _new_writer(self) -> _core.Writer:
-        spec = self.spec
-        one_row = None if spec.num_envs is not None else spec.order_reason
-        careful = functools.partial(prepare, spec.schema, spec.capacity, spec.num_envs, one_row, spec.is_prioritized)
-        read = functools.partial(read_leaf, spec.schema)
-        return _core.Writer(self.table, careful, read, spec.num_envs is not None, one_row is not None)
+    def new_writer(self, client: bytes | None = None) -> _core.Writer:
+        """``client``: the token of a stream of a server's client, whose rows are numbered."""
+        return _core.Writer(self.table, *reading_of(self.spec), client)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -231,7 +230,7 @@ class HostRows:
         batch = self.fill(batch_size, arrays, timeout, deliver, odds)
         if out is not None:
             return out
-        batch = self.spread(batch)
+        batch = spread(self.spec, batch)
         return batch if convert is None else convert(batch)
 
     def draw(
@@ -250,52 +249,33 @@ class HostRows:
         """A draw into these arrays, or into new ones; ragged fields are padded until ``spread``."""
         if self.spec.hindsight is None:
             return self.table.sample_in_turn(batch_size, arrays, timeout, deliver, odds)
-        return self._fill_goals(self.spec.hindsight, batch_size, arrays, timeout, deliver, odds)
+        return self._fill_goals(batch_size, arrays, timeout, deliver, odds)
 
-    def _fill_goals(
-        self, hindsight: Hindsight, batch_size: int, arrays: Any, timeout: float | None, deliver: bool, odds: Any
-    ) -> Batch:
-        count = whole("sample()", "batch_size", batch_size)
-        shape, dtype, placed, leaf = self._goals
-        n_step, gamma = self.spec.n_step, getattr(self.spec.view, "gamma", 1.0)
+    def _fill_goals(self, batch_size: int, arrays: Any, timeout: float | None, deliver: bool, odds: Any) -> Batch:
+        drawn = self.draw_goals(whole("sample()", "batch_size", batch_size), arrays, timeout, odds)
+        try:
+            put_drawn_goals(self.spec, self._goals[2], drawn)
+        except BaseException:  # out of the user's functions: the caller does not get the batch
+            self.settle(drawn["batch"]["indices"], False)
+            raise
+        if deliver:
+            self.settle(drawn["batch"]["indices"], True)
+        batch: Batch = drawn["batch"]
+        return batch
+
+    def draw_goals(self, count: int, arrays: Any, timeout: float | None, odds: Any) -> dict[str, Any]:
+        """A batch for hindsight, with what its functions need. Its rows stay reserved until ``settle``."""
+        shape, dtype, _, leaf = self._goals
+        n_step = self.spec.n_step
         goals = np.empty((count, *shape), dtype)
         after = np.empty((count, n_step, *shape), dtype) if n_step > 1 else None
         steps = np.empty(count, np.uint32) if n_step > 1 else None
         batch, rows, desired, achieved = self.table.sample_goals(
             count, arrays, timeout, goals, after, steps, leaf, odds
         )
-        try:
-            put_goals(hindsight, batch, rows, desired, achieved, n_step, gamma, after, steps, placed)
-        except BaseException:  # out of the user's functions: the caller does not get the batch
-            self.settle(batch["indices"], False)
-            raise
-        if deliver:
-            self.settle(batch["indices"], True)
-        return batch
-
-    def spread(self, batch: Batch) -> Batch:
-        """Ragged fields in the form of the schema: concatenated with offsets, or padded with a mask."""
-        schema = self.spec.schema
-        if self._splits and "discount" in batch:
-            batch["discount"] = schema.split_discounts(batch["discount"])
-        if not schema.ragged:
-            return batch
-        for leaf, lengths in zip(schema.ragged, batch.pop("lengths"), strict=True):
-            path, field = schema.leaves[leaf]
-            *nest, last = path.split("/")
-            holder: Any = batch
-            for key in nest:
-                holder = holder[int(key)] if isinstance(holder, tuple) else holder[key]
-            values = holder[last]
-            lead = values.shape[: values.ndim - len(field.shape)]  # examples, or examples and places
-            mask = (np.arange(field.shape[0]) < lengths[:, None]).reshape(*lead, field.shape[0])
-            if field.ragged == "padded":
-                holder[last] = {"values": values, "mask": mask}
-            else:
-                offsets = np.zeros(len(lengths) + 1, np.int64)
-                np.cumsum(lengths, out=offsets[1:])
-                holder[last] = {"values": values[mask], "offsets": offsets}
-        return batch
+        return {
+            "batch": batch, "rows": rows, "desired": desired, "achieved": achieved, "after": after, "steps": steps,
+        }  # fmt: skip
 
     def settle(self, handles: Any, delivered: bool) -> None:
         self.table.settle(handles, delivered)
@@ -345,14 +325,14 @@ class HostRows:
         return lap_positions(handles, int(stats["blocks"] * stats["block_rows"]), self.spec.capacity)
 
     def get(self, handles: Any, device: Any = None) -> Batch:
-        batch = self.spread(self.table.read(as_handles("get()", handles), False))
+        batch = spread(self.spec, self.table.read(as_handles("get()", handles), False))
         return batch if device is None else torch_converter(device, self.dtypes)(batch)
 
     def rows(self, batch_size: int, ids: bool = False) -> Iterator[Batch]:
         handles = self.handles()
         streams = _core.Streams(self.table) if ids else None
         parts = (handles[start : start + batch_size] for start in range(0, len(handles), batch_size))
-        read = (self.spread(self.table.read(part, True, streams)) for part in parts)
+        read = (spread(self.spec, self.table.read(part, True, streams)) for part in parts)
         return (batch for batch in read if len(batch["indices"]))
 
     def episodes(self, partial: bool, unfinished: bool) -> Iterator[Batch]:
@@ -361,29 +341,17 @@ class HostRows:
         def given() -> Iterator[Batch]:
             while (episode := found.next(partial, unfinished)) is not None:
                 handles, stream, first = episode
-                batch = self.spread(self.table.read(handles, True))
+                batch = spread(self.spec, self.table.read(handles, True))
                 if len(batch["indices"]) == len(handles):  # else rows were overwritten during the copy
                     yield batch | {"stream": stream, "episode": first}
 
         return given()
 
     def update_priorities(self, handles: Any, priorities: Any, mask: Any, timeout: float | None) -> dict[str, Any]:
-        where = "update_priorities()"
         done = None if mask is not None else self.table.update_at_once(handles, priorities, timeout)
         if done is not None:
             return done
-        refuse_masked(f"{where}: indices", handles)
-        refuse_masked(f"{where}: priorities", priorities)
-        priorities, mask = _to_host(priorities), _to_host(mask)
-        view = self.spec.view
-        serials = as_handles(where, handles)
-        if mask is None:
-            priorities = one_each(priorities, len(serials))
-        if isinstance(view, Windows) and np.ndim(priorities) == 2:
-            priorities = window_priorities(where, view, priorities, mask)
-        elif mask is not None:
-            raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
-        values = read_priorities(where, "priorities", priorities, (len(serials),))
+        serials, values = read_update(self.spec.view, handles, priorities, mask)
         applied, stale = self.table.update_priorities(serials, values, timeout)
         return {"applied": applied, "stale": stale}
 
@@ -392,19 +360,7 @@ class HostRows:
         done = self.table.write(handles, leaves, values, skips_stale, timeout)
         if done is not None:
             return done
-        serials = as_handles("write()", handles, any_shape=True)
-        named = [self.spec.schema.leaves[leaf] for leaf in leaves]
-        arrays = [
-            fit_value(name, field, _to_host(value), serials.shape)
-            for (name, field), value in zip(named, values, strict=True)
-        ]
-        done = self.table.write(
-            serials.reshape(-1),
-            leaves,
-            [array.reshape(-1, *field.shape) for array, (_, field) in zip(arrays, named, strict=True)],
-            skips_stale,
-            timeout,
-        )
+        done = self.table.write(*fit_values(self.spec.schema, handles, fields), skips_stale, timeout)
         assert done is not None
         return done
 
@@ -431,7 +387,9 @@ class HostRows:
         return sampler_from_plain(sampler_to_plain(built) | {"alpha": exponents.alpha, "beta": beta})
 
     def stats(self) -> dict[str, Any]:
-        stats = {"storage": self.where, **self.table.stats()}
+        stats: dict[str, Any] = {"storage": self.where, **self.table.stats()}
+        if self.served_at is not None:
+            stats["server"] = {"address": self.served_at, "is_direct": True}
         feeds = {name: feed.describe() for name, feed in self._feeds.items() if feed is not None}
         return stats | {"feeds": feeds} if feeds else stats
 
@@ -441,8 +399,8 @@ class HostRows:
     def clear(self) -> None:
         self.table.clear()
 
-    def save(self, path: str, incremental: bool) -> None:
-        self.table.save(path, incremental)
+    def save(self, path: Any, incremental: bool) -> None:
+        self.table.save(str(save_path(path)), incremental)
 
     def flush(self) -> None:
         self.table.flush()
@@ -464,6 +422,14 @@ class HostRows:
         self.table.close()
 
 
+def reading_of(spec: RowSpec) -> tuple[Any, ...]:
+    """How the engine reads the arguments of ``add``: who words its errors, who reads the rarest values, whether rows may
+    come as (steps, num_envs), and whether only one at a time."""
+    one_row = None if spec.num_envs is not None else spec.order_reason
+    careful = functools.partial(prepare, spec.schema, spec.capacity, spec.num_envs, one_row, spec.is_prioritized)
+    return careful, functools.partial(read_leaf, spec.schema), spec.num_envs is not None, one_row is not None
+
+
 class Writer:
     """A stream of rows of its own into a buffer; ``add`` is the buffer's. Made by ``buf.writer()``."""
 
@@ -472,6 +438,9 @@ class Writer:
     def __init__(self, writer: _core.Writer) -> None:
         self._writer = writer
         self.add = writer.add
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when every row that was added through this writer is in the buffer: at once, unless a server has it."""
 
     def close(self) -> None:
         """Ends open episodes as truncated; another writer may then be opened. A second call does nothing."""
@@ -518,9 +487,3 @@ def _copied(serials: Any) -> np.ndarray[Any, Any]:
     """On the host, for ``settle``: the caller may write to those of the batch."""
     copy: np.ndarray[Any, Any] = serials.cpu().numpy().copy() if hasattr(serials, "cpu") else serials.copy()
     return copy
-
-
-def _to_host(value: Any) -> Any:
-    """A tensor of a GPU as one of the host: what is computed from batches on a GPU is there."""
-    has_device = hasattr(value, "detach") and value.device.type not in ("cpu", "meta")
-    return value.detach().cpu() if has_device else value

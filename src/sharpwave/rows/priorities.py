@@ -6,10 +6,30 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import priorities as read_priorities
+from ..arrays import refuse_masked
 from ..errors import SchemaError
-from ..views import Windows
+from ..views import View, Windows
+from .handles import as_handles
+from .tensors import to_host
 
-__all__ = ["one_each", "window_priorities"]
+__all__ = ["one_each", "read_update", "window_priorities"]
+
+
+def read_update(view: View, handles: Any, priorities: Any, mask: Any) -> tuple[Any, Any]:
+    """The arguments of ``update_priorities`` as serials and float32 numbers, one each."""
+    where = "update_priorities()"
+    refuse_masked(f"{where}: indices", handles)
+    refuse_masked(f"{where}: priorities", priorities)
+    priorities, mask = to_host(priorities), to_host(mask)
+    serials = as_handles(where, handles)
+    if mask is None:
+        priorities = one_each(priorities, len(serials))
+    if isinstance(view, Windows) and np.ndim(priorities) == 2:
+        priorities = window_priorities(where, view, priorities, mask)
+    elif mask is not None:
+        raise SchemaError(f"{where}: mask: expected with Windows() and one error a place, shape (windows, places)")
+    return serials, read_priorities(where, "priorities", priorities, (len(serials),))
 
 
 def one_each(priorities: Any, count: int) -> Any:

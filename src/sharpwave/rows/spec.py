@@ -10,7 +10,7 @@ from .. import _core
 from ..errors import SchemaError, StorageError
 from ..pace import Pace, check_pace
 from ..sampling import KINDS, Fifo, Lifo, Prioritized, Sampler, Shuffle, Uniform, sampler_from_plain, sampler_to_plain
-from ..schema import Schema
+from ..schema import Field, Schema
 from ..settings import achieved_leaf, check_agents, check_together
 from ..views import Hindsight, Transitions, View, Windows, view_from_plain, view_to_plain
 
@@ -92,6 +92,11 @@ class RowSpec:
         return None if self.hindsight is None else "hindsight"
 
     @property
+    def splits_discounts(self) -> bool:
+        """Whether the discounts of agents by name are parts of one array."""
+        return self.n_step > 1 and self.schema.by_agent and not isinstance(self.schema.fields["done"], Field)
+
+    @property
     def is_prioritized(self) -> bool:
         return isinstance(self.sampler, Prioritized)
 
@@ -134,19 +139,28 @@ class RowSpec:
             face: The class that opens it.
             view: The functions of its view, which a file cannot hold.
         """
+        stats = table.stats()
+        spec = cls.of_description(
+            table.description, face, view, table.capacity, stats["max_writers"], stats["seed"], table.width
+        )
+        if [field.name for field in spec.schema.engine_fields()] != table.field_names:
+            raise damaged(face)  # the names are in the fields' records too
+        return spec
+
+    @classmethod
+    def of_description(
+        cls, description: str, face: str, view: View | None, capacity: int, writers: int, seed: int, width: int
+    ) -> RowSpec:
+        """Read from the JSON that ``to_json`` wrote, and the engine's numbers."""
         try:
-            plain: dict[str, Any] = json.loads(table.description)
-            schema = Schema.from_plain(plain["schema"])
-            if [field.name for field in schema.engine_fields()] != table.field_names:
-                raise ValueError  # the names are in the fields' records too
-            stats = table.stats()
+            plain: dict[str, Any] = json.loads(description)
             spec = cls(
                 face=face,
-                schema=schema,
-                capacity=table.capacity,
+                schema=Schema.from_plain(plain["schema"]),
+                capacity=capacity,
                 num_envs=plain["num_envs"],
-                writers=stats["max_writers"],
-                seed=stats["seed"],
+                writers=writers,
+                seed=seed,
                 sampler=sampler_from_plain(plain["sampler"]),
                 view=view_from_plain(plain["view"], view),
                 pace=None if plain["pace"] is None else Pace(*plain["pace"]),
@@ -155,7 +169,7 @@ class RowSpec:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise damaged(face) from None
-        if plain.get("face") != face or (spec.num_envs or 1) != table.width:
+        if plain.get("face") != face or (spec.num_envs or 1) != width:
             raise StorageError(f"open(): the table was not written by a {face} of the Python package")
         return spec
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..checks import told
 from ..errors import SchemaError
 
-__all__ = ["TensorConverter", "as_host_arrays", "read_device", "torch_converter"]
+__all__ = ["TensorConverter", "as_host_arrays", "read_device", "to_host", "torch_converter"]
 
 
 class TensorConverter:
@@ -67,6 +67,12 @@ def read_device(where: str, device: Any) -> tuple[Any, Any]:
         reason = str(error).splitlines()[0]
         raise SchemaError(f"{where}: torch cannot use {device!r} here ({reason}); give device='cpu'") from None
     return torch, read
+
+
+def to_host(value: Any) -> Any:
+    """A tensor of a GPU as one of the host: what is computed from batches on a GPU is there."""
+    has_device = hasattr(value, "detach") and value.device.type not in ("cpu", "meta")
+    return value.detach().cpu() if has_device else value
 
 
 def as_host_arrays(out: Any, device: Any) -> Any:

@@ -10,8 +10,10 @@ import numpy as np
 from ..arrays import as_array, cast_value
 from ..errors import SchemaError
 from ..schema import Field, Node, Schema
+from .handles import as_handles
+from .tensors import to_host
 
-__all__ = ["fit_value", "leaf_values", "refuse_shape"]
+__all__ = ["fit_value", "fit_values", "leaf_values", "refuse_shape"]
 
 
 def leaf_values(schema: Schema, fields: Mapping[str, Any]) -> tuple[list[int], list[Any]]:
@@ -54,6 +56,17 @@ def leaf_values(schema: Schema, fields: Mapping[str, Any]) -> tuple[list[int], l
             raise SchemaError(f"write(): unknown field {name!r}; the schema has {', '.join(schema.names)}")
         take(name, schema.fields[name], value)
     return leaves, values
+
+
+def fit_values(schema: Schema, handles: Any, fields: dict[str, Any]) -> tuple[Any, list[int], list[Any]]:
+    """The arguments of ``write`` as serials, numbers of fields and one array each, (serials, *shape)."""
+    leaves, values = leaf_values(schema, fields)
+    serials = as_handles("write()", handles, any_shape=True)
+    arrays = []
+    for leaf, value in zip(leaves, values, strict=True):
+        name, field = schema.leaves[leaf]
+        arrays.append(fit_value(name, field, to_host(value), serials.shape).reshape(-1, *field.shape))
+    return serials.reshape(-1), leaves, arrays
 
 
 def refuse_shape(name: str, lead: tuple[int, ...], field: Field, got: tuple[int, ...]) -> SchemaError:

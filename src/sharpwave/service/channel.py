@@ -1,0 +1,287 @@
+"""Channel: one socket of a client. Calls go out in order, several at once if wanted, and each has one answer."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NotReady
+from .message import HEAD, HEAD_BYTES, MAGIC, Head, Status, Verb, error_of, to_microseconds
+from .zeromq import load_zmq
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Channel", "NoAnswer", "OpenCall", "Reply"]
+
+_SILENCE_MS = 1000  # without a word for so long, the client asks what became of its call
+GRACE_S = 0.25  # longer than its timeout waits a call for the server's own answer
+
+
+class NoAnswer(NotReady):
+    """The server was silent until the deadline."""
+
+
+class OpenCall:
+    """A call without an answer. ``message`` is kept until the answer is there: it may have to be sent again."""
+
+    __slots__ = ("argument", "call", "deadline", "flags", "message", "stream", "table", "timeout", "verb")
+
+    def __init__(
+        self, verb: int, message: Any, table: Any, stream: Any, argument: int, flags: int, timeout: float | None
+    ) -> None:
+        self.verb, self.message, self.table, self.stream = verb, message, table, stream
+        self.argument, self.flags, self.timeout = argument, flags, timeout
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.call = 0
+
+
+class Reply:
+    __slots__ = ("argument", "frame")
+
+    def __init__(self, frame: Any, argument: int) -> None:
+        self.frame, self.argument = frame, argument
+
+    @property
+    def body(self) -> memoryview:
+        view: memoryview = self.frame.buffer[HEAD_BYTES:]
+        return view
+
+
+class Channel:
+    """Used by one thread at a time."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session, self.number = session, number
+        self._zmq = load_zmq()
+        self._socket = session.connect()
+        self._next = 1
+        self._open: deque[OpenCall] = deque()
+        self._early: dict[int, tuple[Head, Any]] = {}  # answers to later calls than the first open one
+        # Of the session that the numbers of this channel's calls belong to; another thread may have made a newer one.
+        self._generation, self._session_number = session.generation, session.number
+        self._wait_ms = _SILENCE_MS
+        self.resent = 0
+
+    def __del__(self) -> None:
+        socket = getattr(self, "_socket", None)
+        if socket is not None:
+            socket.close(0)
+
+    def close(self) -> None:
+        self._socket.close(0)
+
+    @property
+    def oldest(self) -> int:
+        """The least call whose answer is still wanted."""
+        return self._open[0].call if self._open else self._next
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._open)
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        where: str,
+        verb: int,
+        message: Any,
+        *,
+        table: Any = None,
+        stream: Any = None,
+        argument: int = 0,
+        flags: int = 0,
+        timeout: float | None = None,
+    ) -> Reply:
+        """One call, with a wait for its answer. A call that is given up is forgotten by both sides."""
+        call = OpenCall(verb, message, table, stream, argument, flags, timeout)
+        try:
+            self.begin(where, call)
+            return self.finish(where)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def begin(self, where: str, call: OpenCall) -> None:
+        session = self._session
+        session.check_open(where)
+        if session.generation != self._generation or self._session_number == 0:
+            self._join(where, call.deadline)
+        self._number(call)
+        self._open.append(call)
+        self._send(where, call.message, call)
+
+    def finish(self, where: str, deadline: float | None = None) -> Reply:
+        """The answer to the first open call. NoAnswer: it did not come until the deadline, or its own; the call stays
+        open."""
+        call = self._open[0]
+        if deadline is not None:
+            call.deadline, call.timeout = deadline, max(0.0, deadline - time.monotonic())
+        while True:
+            frame = self._early.pop(call.call, None)
+            if frame is None:
+                found = self._receive(where, call)
+                if found is None:
+                    continue
+                head, frame = found
+            else:
+                head, frame = frame
+            status = head.status
+            if status == Status.OK:
+                self._open.popleft()
+                return Reply(frame, head.argument)
+            if status == Status.WORKING:
+                continue
+            if status == Status.UNKNOWN_CALL:
+                self._send_all(where)
+            elif status == Status.UNKNOWN_SESSION:
+                self._join(where, call.deadline)
+            else:
+                self._open.popleft()
+                raise error_of(status, str(frame.buffer[HEAD_BYTES:], "utf-8", "replace"))
+
+    def abandon(self) -> None:
+        """No answer is wanted any more: the server drops those that it keeps, and does not begin calls that are lost."""
+        self._open.clear()
+        self._early.clear()
+
+    # ---- below ------------------------------------------------------------------------------------------------------
+
+    def _number(self, call: OpenCall) -> None:
+        call.call = self._next
+        self._next += 1
+        self._write_head(call)
+
+    def _write_head(self, call: OpenCall) -> None:
+        session = self._session
+        HEAD.pack_into(
+            call.message, 0, MAGIC, session.version, call.verb, 0, call.flags,
+            0 if call.table is None else call.table.number, self._session_number, self.number,
+            0 if call.stream is None else call.stream.number, call.call,
+            self._open[0].call if self._open else call.call, to_microseconds(call.timeout), call.argument,
+        )  # fmt: skip
+
+    def _join(self, where: str, deadline: float | None) -> None:
+        """Makes the session anew, if no other thread did, and sends all open calls under new numbers."""
+        session = self._session
+        session.join(where, self, self._generation, deadline)
+        self.follow()
+        calls = list(self._open)
+        self._open.clear()
+        self._early.clear()
+        for call in calls:
+            if call.table is not None:
+                call.table.check(where)
+            self._number(call)
+            self._open.append(call)
+        if calls:
+            self._send_all(where)
+
+    def follow(self) -> None:
+        """Goes on in the present session, which counts calls anew."""
+        session = self._session
+        self._generation, self._session_number, self._next = session.generation, session.number, 1
+
+    def _send_all(self, where: str) -> None:
+        for call in list(self._open):
+            self.resent += 1
+            self._write_head(call)
+            self._send(where, call.message, call)
+
+    def _send(self, where: str, message: Any, call: OpenCall) -> None:
+        zmq = self._zmq
+        copies = len(message) < 64 << 10
+        while True:
+            try:
+                self._session.sent_at = time.monotonic()
+                self._socket.send(message, copy=copies)
+                return
+            except zmq.Again:
+                self._check_time(where, call)
+
+    def _receive(self, where: str, call: OpenCall) -> tuple[Head, Any] | None:
+        """The next word about the first open call; None: it was about another one, or there was silence."""
+        zmq = self._zmq
+        wait = _SILENCE_MS
+        if call.deadline is not None:
+            left = int(1e3 * (call.deadline + GRACE_S - time.monotonic())) + 1
+            wait = max(1, min(wait, left))
+        if wait != self._wait_ms:
+            self._socket.setsockopt(zmq.RCVTIMEO, wait)
+            self._wait_ms = wait
+        try:
+            frame = self._socket.recv(copy=False)
+        except zmq.Again:
+            self._check_time(where, call)
+            self._probe(call)
+            return None
+        if len(frame.buffer) < HEAD_BYTES:
+            return None
+        head = Head._make(HEAD.unpack_from(frame.buffer))
+        if head.magic != MAGIC or head.verb == Verb.HELLO:
+            return None
+        if head.status == Status.UNKNOWN_SESSION:
+            return (head, frame) if head.session == self._session_number else None
+        if head.call == call.call:
+            return head, frame
+        if head.call > call.call and head.status not in (Status.WORKING, Status.UNKNOWN_CALL):
+            self._early[head.call] = head, frame
+        return None
+
+    def _probe(self, call: OpenCall) -> None:
+        probe = bytearray(HEAD_BYTES)
+        session = self._session
+        HEAD.pack_into(probe, 0, MAGIC, session.version, Verb.PROBE, 0, 0, 0, self._session_number, self.number, 0,
+                       call.call, call.call, 0, 0)  # fmt: skip
+        try:
+            self._socket.send(probe, self._zmq.NOBLOCK)
+        except self._zmq.Again:
+            return  # there is no connection: the next silence asks again
+
+    def _check_time(self, where: str, call: OpenCall) -> None:
+        self._session.check_open(where)
+        if call.deadline is not None and time.monotonic() >= call.deadline + GRACE_S:
+            raise NoAnswer(
+                f"{where}: {self._session.server} did not answer within timeout={call.timeout:g}; is the server running? a "
+                "call without timeout= waits for it"
+            )
+
+    def greet(self, where: str, message: Any, deadline: float | None) -> tuple[Head, Any]:
+        """Says HELLO and waits for the answer."""
+        zmq = self._zmq
+        while True:
+            left = None if deadline is None else deadline + GRACE_S - time.monotonic()
+            if self._session.is_hopeless() or (left is not None and left <= 0):
+                raise NotReady(f"{where}: {self._session.server} does not answer{self._session.why()}")
+            wait = 200 if left is None else max(1, min(200, int(1e3 * left)))
+            for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
+                self._socket.setsockopt(option, wait)
+            self._wait_ms = wait
+            try:
+                self._session.check_open(where)
+                self._socket.send(message)
+                while True:
+                    frame = self._socket.recv(copy=False)
+                    if len(frame.buffer) >= HEAD_BYTES:
+                        head = Head._make(HEAD.unpack_from(frame.buffer))
+                        if head.magic == MAGIC and head.verb == Verb.HELLO:
+                            self._socket.setsockopt(zmq.SNDTIMEO, _SILENCE_MS)
+                            return head, frame
+            except zmq.Again:
+                continue
+
+    def say_goodbye(self, message: Any) -> None:
+        """Without a wait for the answer beyond a moment."""
+        zmq = self._zmq
+        try:
+            self._socket.setsockopt(zmq.RCVTIMEO, 200)
+            self._socket.send(message, zmq.NOBLOCK)
+            while True:
+                frame = self._socket.recv(copy=False)
+                if len(frame.buffer) >= HEAD_BYTES and HEAD.unpack_from(frame.buffer)[2] == Verb.BYE:
+                    return
+        except zmq.ZMQError:
+            return
+

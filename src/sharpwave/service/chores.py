@@ -1,0 +1,99 @@
+"""Chores: calls of clients that wait, in an event loop of their own, beside the thread that serves everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ClosedError
+from .guest import Guest
+
+__all__ = ["Chores"]
+
+
+class Chores:
+    """Runs coroutines and tells the server's thread what became of them.
+
+    Args:
+        tell: Wakes the server's thread; called from the thread of the event loop.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._done: deque[tuple[Any, Any]] = deque()
+        self._running: set[Any] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._done)
+
+    def add(self, guest: Guest, place: Any, wait: Callable[[], Any]) -> None:
+        """Begins a call of a client. Only the server's thread calls it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, name="sharpwave-chores", daemon=True)
+            self._thread.start()
+        chore = _Chore(self, guest, place, wait)
+        self._running.add(chore)
+        guest.tasks.add(chore)
+        self._loop.call_soon_threadsafe(chore.begin)
+
+    def finished(self) -> list[tuple[Any, Any]]:
+        """What has ended since the last look: places and results, or errors."""
+        found = []
+        while self._done:
+            chore, result = self._done.popleft()
+            self._running.discard(chore)
+            chore.guest.tasks.discard(chore)
+            found.append((chore.place, result))
+        return found
+
+    def end(self, chore: Any, result: Any) -> None:
+        self._done.append((chore, result))
+        self._tell()
+
+    def cancel_all(self) -> None:
+        for chore in list(self._running):
+            chore.cancel()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5.0)
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+class _Chore:
+    def __init__(self, chores: Chores, guest: Guest, place: Any, wait: Callable[[], Any]) -> None:
+        self.guest, self.place = guest, place
+        self._chores, self._wait = chores, wait
+        self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = False
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        if self._is_cancelled:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            result: Any = await self._wait()
+        except asyncio.CancelledError:
+            result = ClosedError("the client is gone, or the server is closing")
+        except Exception as error:
+            result = error
+        self._chores.end(self, result)
+
+    def cancel(self) -> None:
+        """From any thread."""
+        self._is_cancelled = True
+
+        def stop() -> None:
+            if self._task is not None:
+                self._task.cancel()
+
+        self._chores._loop.call_soon_threadsafe(stop)

@@ -1,0 +1,368 @@
+"""HostedRows: a table of rows for the clients of a server.
+
+A batch is gathered straight into the memory of its reply, and rows that came packed are copied as they are into the ring: no
+loop over rows in Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _core
+from ..errors import ClosedError, NotReady, SchemaError, StorageError
+from ..rows.handles import as_handles
+from ..rows.host import HostRows
+from ..rows.protocol import Batch
+from ..sampling import Linear, sampler_to_plain
+from .batch_layout import BatchLayout
+from .document import encode
+from .guest import Guest, Request
+from .hosted import Answer, HostedVerb, Later
+from .machine import boot_id
+from .message import ADD_TELLS_INDICES, HEAD_BYTES, SAMPLE_HOLDS, SAMPLE_TELLS_ODDS, Verb
+
+if TYPE_CHECKING:
+    from .server import Server
+
+__all__ = ["HostedRows"]
+
+_POOLED = 8  # replies of one batch size whose memory waits for the next one
+_POOLED_SIZES = 16
+_MOST_STREAMS = 1 << 16  # whose numbers of rows are remembered after their writers are closed
+_MOST_ITERATORS = 64  # of one client
+
+
+class Stream:
+    """The rows of one writer of a client."""
+
+    def __init__(self, token: bytes, writer: _core.Writer) -> None:
+        self.token, self.writer = token, writer
+
+
+class Held:
+    """Iterators, streams and reserved batches of one client."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.iterators: dict[int, Iterator[Batch]] = {}
+        self.reserved: dict[int, Any] = {}  # by the client's numbers
+
+
+class HostedRows:
+    """Satisfies ``Hosted``. Everything runs in the server's thread, unless a call has to wait."""
+
+    kind = "rows"
+
+    def __init__(self, face: str, rows: HostRows, server: Server) -> None:
+        self.face, self._rows, self._server = face, rows, server
+        spec = rows.spec
+        # Lengths that differ from example to example, and goals for functions of the client, go as documents.
+        self._layout: BatchLayout | None = None
+        if spec.hindsight is None and not spec.schema.ragged:
+            blank = spec.batch_tree(weights=spec.is_prioritized, relabelled=False).new_batch(1)
+            self._layout = BatchLayout(blank)
+        self._pool: dict[int, list[tuple[Any, Batch]]] = {}
+        self._reserving = threading.Lock()  # a client may go while its call waits in another thread
+        self._numbers = itertools.count(1)
+        # Rows accepted of streams whose writers are closed: a client that was taken for dead may return.
+        self._accepted: OrderedDict[bytes, int] = OrderedDict(rows.table.clients())
+        self.verbs = {
+            "open_stream": HostedVerb("write", "inline", self._open_stream),
+            "close_stream": HostedVerb("write", "inline", self._close_stream),
+            "len": HostedVerb("read", "inline", lambda guest, args: len(self._rows)),
+            "stats": HostedVerb("read", "inline", lambda guest, args: self._rows.stats()),
+            "huge_page_bytes": HostedVerb("read", "thread", lambda guest, args: self._rows.huge_page_bytes()),
+            "get": HostedVerb("read", "inline", lambda guest, args: self._rows.get(args["handles"])),
+            "handles": HostedVerb("read", "inline", lambda guest, args: self._rows.handles()),
+            "positions": HostedVerb("read", "inline", lambda guest, args: self._rows.positions(args["handles"])),
+            "iterate": HostedVerb("read", "inline", self._iterate),
+            "next": HostedVerb("read", "inline", self._next),
+            "write": HostedVerb("write", "thread", self._write),
+            "tune": HostedVerb("write", "thread", self._tune),
+            "sampler": HostedVerb("read", "inline", lambda guest, args: sampler_to_plain(self._rows.sampler())),
+            "clear": HostedVerb("admin", "thread", lambda guest, args: self._rows.clear()),
+            "save": HostedVerb("admin", "thread", self._save),
+            "flush": HostedVerb("write", "thread", lambda guest, args: self._rows.flush()),
+            "remove": HostedVerb("admin", "inline", self._remove),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        rows, spec = self._rows, self._rows.spec
+        stats = rows.table.stats()
+        fields = [
+            {
+                "name": name,
+                "dtype": field.dtype.str,
+                "shape": list(field.shape),
+                "stack": field.stack,
+                "ragged": bool(field.ragged),
+                "mutable": field.mutable,
+            }
+            for name, field in spec.schema.leaves
+        ]
+        return {
+            "description": rows.table.description,
+            "capacity": spec.capacity,
+            "writers": spec.writers,
+            "seed": spec.seed,
+            "width": rows.table.width,
+            "uuid": stats["uuid"],
+            "incarnation": int(stats["incarnation"]),
+            "fields": fields,
+            "batch": None if self._layout is None else self._layout.describe(),
+            "direct": self._direct(),
+        }
+
+    def _direct(self) -> dict[str, Any] | None:
+        """Where a process of this machine and user may attach instead."""
+        if self._rows.address is None or self._server.has_keys:
+            return None
+        info = os.stat(self._rows.table.path)
+        return {"address": self._rows.address, "boot": boot_id(), "inode": [info.st_dev, info.st_ino], "user": os.getuid()}
+
+    def summary(self) -> dict[str, Any]:
+        return {"size": len(self._rows), "capacity": self._rows.spec.capacity}
+
+    def _held(self, guest: Guest) -> Held:
+        held = guest.belongings.get(self)
+        if held is None:
+            held = guest.belongings[self] = Held()
+        return held
+
+    def left(self, guest: Guest) -> None:
+        with self._reserving:
+            held = guest.belongings.pop(self, None)
+        if held is None or self._rows.closed:
+            return
+        for handles in held.reserved.values():
+            self._rows.settle(handles, False)
+        for stream in held.streams.values():
+            self._end_stream(stream)
+
+    def flush(self) -> None:
+        if not self._rows.closed:
+            self._rows.flush()
+
+    # ---- ADD, SAMPLE, UPDATE, SETTLE --------------------------------------------------------------------------------
+
+    def exchange(self, guest: Guest, request: Request) -> Answer | Later:
+        if request.verb == Verb.SAMPLE:
+            return self._sample(guest, request)
+        if request.verb == Verb.ADD:
+            return self._add(guest, request)
+        if request.verb == Verb.UPDATE:
+            return self._update(request)
+        self._settle(guest, request.body)
+        return Answer(bytearray(HEAD_BYTES))
+
+    def _or_later(self, attempt: Callable[[float | None], Answer], timeout: float | None) -> Answer | Later:
+        """Without a wait if possible; else beside the thread that serves everybody, until the deadline."""
+        begun = time.monotonic()
+        try:
+            return attempt(0)
+        except NotReady:
+            if timeout is not None and timeout <= 0:
+                raise
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+        if self._rows.spec.pace is not None:
+            return Later(lambda: self._rows.in_turn(lambda: attempt(0), left))
+        return Later(lambda: self._rows.in_thread(lambda: attempt(left)))
+
+    def _stream(self, guest: Guest, number: int) -> Stream:
+        stream = self._held(guest).streams.get(number)
+        if stream is None:
+            raise SchemaError(f"ADD: stream {number} is not open; call open_stream")
+        return stream
+
+    def _add(self, guest: Guest, request: Request) -> Answer | Later:
+        writer = self._stream(guest, request.stream).writer
+        wants = bool(request.flags & ADD_TELLS_INDICES)
+
+        def attempt(timeout: float | None) -> Answer:
+            told = writer.append_packed(request.body, request.argument, wants, timeout)
+            if not wants:
+                return Answer(bytearray(HEAD_BYTES), told)
+            accepted, serials = told
+            return Answer(bytearray(HEAD_BYTES) + serials.tobytes(), accepted)
+
+        return self._or_later(attempt, request.timeout)
+
+    def _sample(self, guest: Guest, request: Request) -> Answer | Later:
+        if len(request.body):
+            self._settle(guest, request.body)
+        count, holds = request.argument, bool(request.flags & SAMPLE_HOLDS)
+        if not 0 < count < 2**31:
+            raise SchemaError(f"sample(): batch_size: expected a whole number from 1 to {2**31 - 1}, got {count}")
+        tells = bool(request.flags & SAMPLE_TELLS_ODDS)
+        if self._layout is not None:
+            size = self._layout.places(count).end
+            if size > self._server.message_bytes:
+                raise SchemaError(
+                    f"sample(): batch_size: a batch of {count} has {size} bytes, above limits['message_bytes']="
+                    f"{self._server.message_bytes}; ask for fewer, or give serve() a larger limit"
+                )
+        draw = self._draw_document if self._layout is None else self._draw
+        reserves = holds and self._rows.spec.settles
+
+        def attempt(timeout: float | None) -> Answer:
+            answer, handles = draw(count, holds, tells, timeout)
+            if reserves:
+                self._reserve(guest, request.stream, handles.copy())
+            return answer
+
+        return self._or_later(attempt, request.timeout)
+
+    def _reserve(self, guest: Guest, name: int, handles: Any) -> None:
+        with self._reserving:
+            if not guest.is_gone:
+                self._held(guest).reserved[name] = handles
+                return
+        self._rows.settle(handles, False)  # it died while this call waited
+        raise ClosedError("the client is gone")
+
+    def _draw(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
+        """A batch in the memory of its reply, with its handles."""
+        assert self._layout is not None
+        pool = self._pool.setdefault(count, [])
+        try:
+            memory, views = pool.pop()
+        except IndexError:
+            # Two numbers behind the batch, for clients that ask for them.
+            memory = np.empty(HEAD_BYTES + self._layout.places(count).end + 16, np.uint8)
+            views = self._layout.over(memory, HEAD_BYTES, count)
+        odds = memory[-16:].view(np.float64) if tells else None
+
+        def free(_: Any) -> None:
+            if len(pool) < _POOLED and len(self._pool) <= _POOLED_SIZES:
+                pool.append((memory, views))
+
+        try:
+            self._rows.table.sample_in_turn(count, views, timeout, not holds, odds)
+        except BaseException:
+            free(memory)
+            raise
+        return Answer(memoryview(memory if tells else memory[:-16]), count, free), views["indices"]
+
+    def _draw_document(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
+        """The same for ragged fields, and for goals that functions of the client make new."""
+        rows = self._rows
+        odds = np.empty(2) if tells else None
+        if rows.spec.hindsight is None:
+            found: dict[str, Any] = {"batch": rows.table.sample_in_turn(count, None, timeout, not holds, odds)}
+        else:
+            found = rows.draw_goals(count, None, timeout, odds)
+            if not holds:
+                rows.settle(found["batch"]["indices"], True)
+        if odds is not None:
+            found["odds"] = odds
+        return Answer(encode(found, HEAD_BYTES), count), found["batch"]["indices"]
+
+    def _settle(self, guest: Guest, body: Any) -> None:
+        if len(body) % 8:
+            raise SchemaError(f"SETTLE: expected numbers of 8 bytes, got {len(body)} bytes")
+        reserved = self._held(guest).reserved
+        for number in np.frombuffer(body, np.uint64).tolist():
+            handles = reserved.pop(number >> 1, None)
+            if handles is not None:
+                self._rows.settle(handles, bool(number & 1))
+
+    def _update(self, request: Request) -> Answer | Later:
+        count, body = request.argument, request.body
+        if count * 12 != len(body):
+            raise SchemaError(f"UPDATE: expected {count} indices of 8 bytes and priorities of 4, got {len(body)} bytes")
+        handles = np.frombuffer(body, np.int64, count).copy()
+        priorities = np.frombuffer(body, np.float32, count, 8 * count).copy()
+
+        def attempt(timeout: float | None) -> Answer:
+            done = self._rows.update_priorities(handles, priorities, None, timeout)
+            memory = bytearray(HEAD_BYTES + 16)
+            memory[HEAD_BYTES:] = np.array([done["applied"], done["stale"]], np.uint64).tobytes()
+            return Answer(memory)
+
+        return self._or_later(attempt, request.timeout)
+
+    # ---- calls by name ----------------------------------------------------------------------------------------------
+
+    def _open_stream(self, guest: Guest, args: dict[str, Any]) -> dict[str, int]:
+        token = bytes.fromhex(args["token"])
+        if len(token) != 16:
+            raise SchemaError("open_stream: token: expected 16 bytes in hexadecimal")
+        held = self._held(guest)
+        for number, stream in held.streams.items():  # the reply to the first call was lost with a server
+            if stream.token == token:
+                return {"stream": number, "accepted": stream.writer.accepted}
+        known = self._accepted.pop(token, None)
+        writer = self._rows.new_writer(token)
+        if known is not None and writer.accepted < known:
+            writer.close()
+            raise StorageError(
+                f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the buffer again"
+            )
+        number = next(self._numbers) % 2**32
+        held.streams[number] = Stream(token, writer)
+        return {"stream": number, "accepted": writer.accepted}
+
+    def _close_stream(self, guest: Guest, args: dict[str, Any]) -> None:
+        stream = self._held(guest).streams.pop(args["stream"], None)
+        if stream is not None:
+            self._end_stream(stream)
+
+    def _end_stream(self, stream: Stream) -> None:
+        self._accepted[stream.token] = stream.writer.accepted
+        while len(self._accepted) > _MOST_STREAMS:
+            self._accepted.popitem(last=False)
+        stream.writer.close()
+
+    def _iterate(self, guest: Guest, args: dict[str, Any]) -> dict[str, int]:
+        held = self._held(guest)
+        if len(held.iterators) >= _MOST_ITERATORS:
+            raise StorageError(f"a client has at most {_MOST_ITERATORS} iterators of rows() and episodes() at once; end some")
+        number = next(self._numbers)
+        if args["what"] == "rows":
+            held.iterators[number] = self._rows.rows(int(args["batch_size"]), bool(args["ids"]))
+        else:
+            held.iterators[number] = self._rows.episodes(bool(args["partial"]), bool(args["unfinished"]))
+        return {"iterator": number}
+
+    def _next(self, guest: Guest, args: dict[str, Any]) -> Batch | None:
+        iterators = self._held(guest).iterators
+        iterator = iterators.get(args["iterator"])
+        if iterator is None:
+            raise StorageError("rows(): the server was started again; call rows() or episodes() again")
+        batch = None if args.get("ends") else next(iterator, None)
+        if batch is None:
+            del iterators[args["iterator"]]
+        return batch
+
+    def _write(self, guest: Guest, args: dict[str, Any]) -> dict[str, Any]:
+        schema = self._rows.spec.schema
+        serials = as_handles("write()", args["handles"])
+        for leaf, value in zip(args["leaves"], args["values"], strict=True):
+            name, field = schema.leaves[leaf]
+            if name not in schema.mutable or value.dtype != field.dtype or value.shape != (len(serials), *field.shape):
+                raise SchemaError(f"write(): field {name!r}: expected {field.dtype} of {(len(serials), *field.shape)}")
+        done = self._rows.table.write(serials, args["leaves"], args["values"], bool(args["skips_stale"]), args["timeout"])
+        assert done is not None
+        return done
+
+    def _tune(self, guest: Guest, args: dict[str, Any]) -> None:
+        beta = args["beta"]  # start, end, steps
+        self._rows.tune(args["alpha"], None if beta is None else Linear(*beta) if beta[2] else beta[1])
+
+    def _save(self, guest: Guest, args: dict[str, Any]) -> None:
+        self._rows.save(str(self._server.save_place(args["path"])), bool(args["incremental"]))
+
+    def _remove(self, guest: Guest, args: dict[str, Any]) -> None:
+        if self._rows.address is None:
+            raise StorageError("rm: the table is in the server's memory; end the server, or clear() it")
+        self._rows.close(True)
+
+

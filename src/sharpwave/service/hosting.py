@@ -1,0 +1,35 @@
+"""Which way a buffer is hosted. It is told by what the buffer is made of, so that this room knows no face."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..checks import told
+from ..errors import ClosedError, SchemaError
+from ..rows.host import HostRows
+from .hosted import Hosted
+from .hosted_rows import HostedRows
+
+__all__ = ["host"]
+
+
+def host(where: str, name: str, buffer: Any, server: Any) -> Hosted:
+    rows = getattr(buffer, "_rows", None)
+    face = type(buffer).__name__
+    if isinstance(rows, HostRows):
+        if rows.closed:
+            raise ClosedError(f"{where}: {name}: the {face} is closed")
+        return HostedRows(face if face == rows.spec.face else rows.spec.face, rows, server)
+    if face == "RolloutBuffer":
+        raise SchemaError(
+            f"{where}: {name}: a RolloutBuffer is filled and read by the process that computes on it; add() there, and serve a "
+            "ReplayBuffer or a TrajectoryReplayBuffer"
+        )
+    if rows is None and hasattr(buffer, "_begin"):
+        raise SchemaError(f"{where}: {name}: the fields of this {face} are not decided; give it action_shape=")
+    if getattr(rows, "device", None) is not None:
+        raise SchemaError(f"{where}: {name}: its rows are on {rows.where}; serve a buffer whose rows are on the host")
+    raise SchemaError(
+        f"{where}: {name}: expected a ReplayBuffer, DistillationBuffer, TrajectoryReplayBuffer or SequenceBuffer, got "
+        f"{told(buffer)}"
+    )

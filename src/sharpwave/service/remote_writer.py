@@ -1,0 +1,261 @@
+"""RemoteWriter: a stream of rows to a table of a server, each row taken once."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from .. import _core
+from ..checks import seconds
+from ..errors import ClosedError, NotReady, SharpwaveError
+from ..rows.host import reading_of
+from ..rows.spec import RowSpec
+from .channel import Channel, NoAnswer, OpenCall
+from .document import decode, encode
+from .keeper import keep_writer
+from .message import ADD_TELLS_INDICES, HEAD_BYTES, Verb
+from .session import OpenTable, Session
+
+__all__ = ["RemoteWriter"]
+
+_PACK_BYTES = 128 << 10  # of one message of a writer with a window
+_LINGER_S = 0.02  # that rows wait for others in the same message, while rows are added
+
+
+class _Sent(NamedTuple):
+    first: int
+    rows: int
+
+
+class RemoteWriter:
+    """Made by ``buf.writer(window=...)``; without a window it is also what ``buf.add`` calls.
+
+    Rows are numbered. The server tells how many it has, also after it was killed and started again on the same file, so
+    rows that are sent again are taken once.
+
+    Args:
+        window: Rows that may be without an answer of the server; None waits for the answer in every ``add``.
+    """
+
+    def __init__(self, session: Session, table: OpenTable, spec: RowSpec, window: int | None) -> None:
+        self._session, self._table, self._window = session, table, window
+        self._token = secrets.token_bytes(16)
+        self.number = 0  # the server's, for this stream
+        self._next = 0  # number of the next row to be sent
+        self._acknowledged = 0
+        self._is_unsure = False  # whether the server has the rows of the last call is not known
+        self._is_closed = False
+        self._lock = threading.RLock()
+        self._sent: deque[_Sent] = deque()
+        # A channel of its own where several calls are under way; else that of the thread that adds.
+        self._own: Channel | None = None if window is None else session.new_channel()
+        most_bytes = min(_PACK_BYTES, max(4096, session.message_bytes // 2))
+        self._packer = _core.Packer(
+            spec.batch_tree(weights=spec.is_prioritized, relabelled=spec.hindsight is not None),
+            spec.schema.engine_fields(), spec.capacity, spec.num_envs or 1, *reading_of(spec), self._send,
+            1 if window is None else max(1, window // 4), 1 if window is None else most_bytes,
+            0.0 if window is None else _LINGER_S,
+        )  # fmt: skip
+        self.reopen(session.channel())
+        session.also_reopen(self)
+        if window is None:
+            self.add = self._add_alone
+        else:
+            self.add = self._packer.add
+            keep_writer(self)
+
+    def reopen(self, channel: Channel) -> None:
+        """In a new session: the server says how many rows of this stream it has."""
+        message = encode({"verb": "open_stream", "args": {"token": self._token.hex()}}, HEAD_BYTES)
+        reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=5.0)
+        told = decode(reply.body)
+        self.number, accepted = told["stream"], told["accepted"]
+        if accepted < self._acknowledged:
+            self._table.lose(
+                f"the server no longer knows this writer: of the {self._acknowledged} rows that it had acknowledged it names "
+                f"{accepted}; open the buffer again"
+            )
+        if not self._sent:
+            self._next = max(self._next, accepted) if self._is_unsure else accepted
+
+    def _add_alone(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return self._packer.add(*args, **kwargs)
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    def _send(self, timeout: Any, wants_indices: bool) -> Any:
+        """Called by the packer when rows are to be sent; the newest are those of the running ``add``."""
+        limit = seconds("add()", timeout)
+        with self._lock:
+            try:
+                self._check_open()
+                if self._window is None:
+                    return self._send_alone(limit, wants_indices)
+                self._wait_for_room(limit)
+            except BaseException:
+                self._packer.drop_last()
+                raise
+            self._send_pending(limit, wants_indices)
+            return self._finish_all(limit) if wants_indices else None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("add(): this writer is closed")
+        self._session.check_open("add()")
+        self._table.check("add()")
+
+    def _send_alone(self, timeout: float | None, wants_indices: bool) -> Any:
+        begun = time.monotonic()
+        if self._is_unsure:
+            self._ask()
+        message, rows = self._packer.take(HEAD_BYTES), self._packer.last_rows
+        if timeout is not None:
+            timeout = max(0.0, timeout - (time.monotonic() - begun))
+        self._session.check_size("add()", message)
+        self._is_unsure = True
+        try:
+            reply = self._session.channel().exchange(
+                "add()", Verb.ADD, message, table=self._table, stream=self, argument=self._next,
+                flags=ADD_TELLS_INDICES if wants_indices else 0, timeout=timeout,
+            )  # fmt: skip
+        except NoAnswer as error:
+            raise NotReady(f"{error}; whether the server has the rows is not known until the next add()") from None
+        except SharpwaveError:
+            self._is_unsure = False  # an answer: nothing was added, or the next row finds out
+            raise
+        self._is_unsure = False
+        self._acknowledge(reply.argument)
+        self._next = reply.argument
+        assert rows
+        return _serials(reply) if wants_indices else None
+
+    def _ask(self) -> None:
+        """How many rows the server has, after a call without an answer."""
+        told = self._session.call(self._table, "open_stream", {"token": self._token.hex()})
+        self.number = told["stream"]
+        self._acknowledge(told["accepted"])
+        self._next, self._is_unsure = told["accepted"], False
+
+    def _acknowledge(self, accepted: int) -> None:
+        self._table.rows_acknowledged += accepted - self._acknowledged
+        self._acknowledged = accepted
+
+    # ---- with a window ----------------------------------------------------------------------------------------------
+
+    def _wait_for_room(self, timeout: float | None) -> None:
+        assert self._window is not None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        room = max(self._window, self._packer.rows)
+        while self._sent and self._next - self._acknowledged + self._packer.rows > room:
+            if deadline is not None and time.monotonic() >= deadline:
+                waiting = self._next - self._acknowledged
+                raise NotReady(
+                    f"add(): {waiting} rows wait for the answer of {self._session.server}, window={self._window}; give a larger "
+                    "timeout= or window="
+                )
+            self._finish_one(deadline)
+
+    def _send_pending(self, timeout: float | None, wants_indices: bool = False) -> None:
+        rows = self._packer.rows
+        if rows == 0:
+            return
+        assert self._own is not None
+        message = self._packer.take(HEAD_BYTES)
+        flags = ADD_TELLS_INDICES if wants_indices else 0
+        call = OpenCall(Verb.ADD, message, self._table, self, self._next, flags, None)
+        self._sent.append(_Sent(self._next, rows))
+        self._next += rows
+        try:
+            self._own.begin("add()", call)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _finish_one(self, deadline: float | None) -> Any:
+        """The answer to the oldest message. NotReady: none until the deadline; the message stays under way."""
+        assert self._own is not None
+        try:
+            reply = self._own.finish("add()", deadline)
+        except NoAnswer:
+            raise
+        except SharpwaveError as error:
+            lost = self._give_up(error)
+            raise type(error)(f"{error}; {lost} rows that were on their way were not added") from None
+        self._sent.popleft()
+        self._acknowledge(reply.argument)
+        return reply
+
+    def _finish_all(self, timeout: float | None) -> Any:
+        deadline, reply = None if timeout is None else time.monotonic() + timeout, None
+        while self._sent:
+            reply = self._finish_one(deadline)
+        return None if reply is None else _serials(reply)
+
+    def _give_up(self, error: BaseException) -> int:
+        """The server refused rows: those behind them have no place any more."""
+        assert self._own is not None
+        self._own.abandon()
+        sent, before = self._next, self._acknowledged
+        self._sent.clear()
+        self._ask()
+        return sent - max(before, self._acknowledged)
+
+    def send_old(self) -> None:
+        """Sends rows that wait for others to come; called by the keeper."""
+        if self._packer.rows and not self._is_closed and self._lock.acquire(blocking=False):
+            try:
+                if len(self._sent) < 2:
+                    self._send_pending(None)
+            finally:
+                self._lock.release()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when the server has every row that was added through this writer.
+
+        Raises:
+            NotReady: It has not answered until the timeout. The rows stay on their way.
+        """
+        limit = seconds("flush()", timeout)
+        with self._lock:
+            self._check_open()
+            if self._window is not None:
+                self._wait_for_room(limit)
+                self._send_pending(limit)
+                self._finish_all(limit)
+            elif self._is_unsure:
+                self._ask()
+
+    def close(self) -> None:
+        """Sends what is left, waits for the server, and ends open episodes as truncated. A second call does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            try:
+                if not self._session.closed:
+                    self.flush()
+                    self._session.call(self._table, "close_stream", {"stream": self.number})
+            finally:
+                self._is_closed = True
+                self._session.forget(self)
+                if self._own is not None:
+                    self._own.close()
+
+    def __enter__(self) -> RemoteWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _serials(reply: Any) -> Any:
+    import numpy as np
+
+    return np.frombuffer(reply.body, np.int64).copy()
+
+

@@ -1,0 +1,574 @@
+"""Server: buffers of this process for clients in other processes and on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checks import number, told
+from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
+from .document import decode, encode
+from .endpoint import is_reachable_by_others, read_endpoint, read_name
+from .guest import Guest, Line, Request
+from .hosted import Answer, Hosted, Later
+from .hosting import host
+from .limits import Limits
+from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, status_of, to_seconds
+from .zeromq import load_zmq
+
+__all__ = ["Server", "serve"]
+
+_ROLES = frozenset({"read", "write", "admin"})
+_COPIED_BYTES = 64 << 10  # smaller messages are copied: that costs less than telling when they are sent
+_NUMBERED = frozenset({Verb.OPEN, Verb.CALL, Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE, Verb.TABLES})
+_EXCHANGED = frozenset({Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE})
+_EXCHANGE_ROLES = {Verb.ADD: "write", Verb.UPDATE: "write", Verb.SAMPLE: "read", Verb.SETTLE: "read"}
+_DRAIN_S = 10.0
+
+
+def serve(
+    buffers: Mapping[str, Any],
+    address: str,
+    *,
+    keys: str | os.PathLike[str] | None = None,
+    client_timeout: float = 5.0,
+    folder: str | os.PathLike[str] | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> Server:
+    """Serves buffers to other processes and machines. ``sharpwave.open("tcp://host:port/name")`` opens one there.
+
+    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close them.
+
+    Args:
+        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``, ``SequenceBuffer``.
+        address: Where to listen: ``"tcp://127.0.0.1:7001"`` or ``"ipc:///path"``. Port 0 takes a free one, which
+            ``server.address`` tells.
+        keys: A folder of keys that ``sharpwave keys new`` wrote: clients need one of them, and everything is encrypted.
+            Without keys the server listens on the loopback or on a local socket only.
+        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases and
+            reservations return.
+        folder: Where clients may ``save`` to, on this machine. Without it ``save`` needs the role admin of a key, or a
+            local socket.
+        limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``.
+
+    Raises:
+        StorageError: It cannot listen there, or others could connect without keys.
+
+    Example:
+        >>> import sharpwave as sw
+        >>> replay = sw.ReplayBuffer(1000, obs_shape=(4,), seed=0)
+        >>> with sw.serve({"replay": replay}, "tcp://127.0.0.1:0") as server:
+        ...     with sw.open(server.address + "/replay") as remote:
+        ...         remote.add([0, 0, 0, 0], 0, 1.0, [0, 0, 0, 1], False)
+        >>> len(replay)
+        1
+    """
+    return Server(buffers, address, keys=keys, client_timeout=client_timeout, folder=folder, limits=limits)
+
+
+class Server:
+    """A running server; made by ``sharpwave.serve``. Leaving its ``with`` block closes it."""
+
+    def __init__(
+        self,
+        buffers: Mapping[str, Any],
+        address: str,
+        *,
+        keys: Any = None,
+        client_timeout: float = 5.0,
+        folder: Any = None,
+        limits: Any = None,
+    ) -> None:
+        where = "serve()"
+        if not isinstance(buffers, Mapping):
+            raise SchemaError(f"{where}: buffers: expected a dict of buffers by name, got {told(buffers)}")
+        self._endpoint = read_endpoint(where, address, named=False).server
+        self._timeout = number(where, "client_timeout", client_timeout, 0.1, 1e6)
+        self._limits = Limits.read(where, limits)
+        self.folder = None if folder is None else Path(folder).absolute()
+        self._keys = None
+        if keys is not None:
+            from .keys import Keys
+
+            self._keys = Keys.read_folder(keys)
+        elif is_reachable_by_others(self._endpoint):
+            raise StorageError(
+                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new NAME), or "
+                "listen on tcp://127.0.0.1 or ipc://"
+            )
+        self.has_keys = self._keys is not None
+        self.message_bytes = self._limits.message_bytes
+        self._tables: list[tuple[str, Hosted]] = []
+        for name, buffer in buffers.items():
+            self._tables.append((read_name(f"{where}: buffers", name), host(where, name, buffer, self)))
+        self._life = secrets.token_hex(16)
+        self._guests: dict[int, Guest] = {}
+        self._by_token: dict[bytes, Guest] = {}
+        self._refused: dict[str, int] = {}
+        self._clients_lost = 0
+        self._is_closing = False
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self._listen(where, address)
+        from .chores import Chores
+
+        self._chores = Chores(self._wake)
+        self._thread = threading.Thread(target=self._run, name="sharpwave-server", daemon=True)
+        self._thread.start()
+
+    def _listen(self, where: str, address: str) -> None:
+        zmq = self._zmq = load_zmq()
+        self._context = zmq.Context()
+        self._context.max_sockets = max(1024, 2 * self._limits.clients)
+        socket = self._socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 1000)  # the last replies go out
+        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
+        # Of one connection: what waits for the server's thread, and what waits for a slow client. A reply that finds no
+        # room is dropped: it is kept, and the client asks for it.
+        socket.setsockopt(zmq.RCVHWM, 16)
+        socket.setsockopt(zmq.SNDHWM, 64)
+        if "[" in self._endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        self._gatekeeper: Any = None
+        if self._keys is not None:
+            from .gatekeeper import Gatekeeper
+
+            self._gatekeeper = Gatekeeper(self._context, self._keys)
+            self._keys.protect(socket)
+        try:
+            if self._endpoint.startswith("ipc://"):
+                before = os.umask(0o177)  # the socket's file is for this user alone
+                try:
+                    socket.bind(self._endpoint)
+                finally:
+                    os.umask(before)
+            else:
+                socket.bind(self._endpoint)
+        except zmq.ZMQError as error:
+            self._end_sockets()
+            raise StorageError(f"{where}: address: cannot listen on {address!r}: {error}; give another address") from None
+        self.address: str = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        inside = f"inproc://sharpwave-{id(self)}"
+        socket.bind(inside)
+        self._bell = self._context.socket(zmq.DEALER)
+        self._bell.connect(inside)
+        self._ringing = threading.Lock()
+
+    # ---- for other threads ------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """The server's thread looks at what other threads have for it."""
+        with self._ringing, contextlib.suppress(self._zmq.ZMQError):
+            self._bell.send(b"", self._zmq.NOBLOCK)
+
+    def stats(self) -> dict[str, Any]:
+        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that died."""
+        guests = list(self._guests.values())
+        return {
+            "address": self.address,
+            "tables": [name for name, _ in self._tables],
+            "clients": {guest.token.hex(): guest.stats() for guest in guests},
+            "lost": self._clients_lost,
+            "refused": dict(self._refused),
+            "waiting": len(self._chores),
+        }
+
+    def save_place(self, path: Any) -> Path:
+        """Where a client may save to. A client without a key could else write anywhere in this user's name, and on the
+        loopback every user of the machine is a client."""
+        place = Path(str(path))
+        if self.folder is not None:
+            inside = (self.folder / place).resolve()
+            if not inside.is_relative_to(self.folder.resolve()):
+                raise StorageError(f"save(): path: expected a path in the server's folder, got {str(path)!r}")
+            return inside
+        if not self.has_keys and not self._endpoint.startswith("ipc://"):
+            raise StorageError("save(): the server writes nothing for clients without keys; give serve() folder= or keys=")
+        if not place.is_absolute():
+            raise StorageError(f"save(): path: expected an absolute path on the server's machine, got {str(path)!r}")
+        return place
+
+    def close(self, drain_s: float = _DRAIN_S) -> None:
+        """Ends the server: calls that run are answered, calls that wait end, new ones are not taken. A second call does
+        nothing. Clients wait for a new server at the address until their deadlines.
+
+        Args:
+            drain_s: Seconds that running calls have at most.
+        """
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closing = True
+            self._wake()
+            self._thread.join(drain_s + 2.0)
+            self._is_closed = True
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self._guests)} clients"
+        return f"<Server {self.address}: {', '.join(name for name, _ in self._tables)}; {state}>"
+
+    # ---- the server's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        zmq, receive = self._zmq, self._socket.recv
+        looked = time.monotonic()
+        pause = max(50, int(1e3 * self._timeout / 10))
+        is_timed = False
+        try:
+            while not self._is_closing:
+                try:
+                    who = receive()
+                    frame = receive(copy=False)
+                    if frame.more:  # more frames than the protocol has
+                        self._count("frames")
+                        while frame.more:
+                            frame = receive(copy=False)
+                    else:
+                        self._take(who, frame)
+                except zmq.Again:
+                    pass
+                for done in self._chores.finished():
+                    self._finish(*done)
+                now = time.monotonic()
+                if now - looked > self._timeout / 10:
+                    looked = now
+                    self._bury(now)
+                if is_timed != bool(self._guests):  # without clients nothing is looked after
+                    is_timed = bool(self._guests)
+                    self._socket.setsockopt(zmq.RCVTIMEO, pause if is_timed else -1)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + 2.0
+        self._chores.cancel_all()
+        while len(self._chores) and time.monotonic() < deadline:
+            for done in self._chores.finished():
+                self._finish(*done)
+            time.sleep(0.001)
+        for guest in list(self._guests.values()):
+            self._part(guest)
+        self._chores.close()
+        self._end_sockets()
+
+    def _end_sockets(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
+        if hasattr(self, "_bell"):
+            self._bell.close(0)
+        self._socket.close()
+        self._context.term()
+        if self._endpoint.startswith("ipc://"):
+            Path(self._endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def _count(self, reason: str) -> None:
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+
+    def _take(self, who: bytes, frame: Any) -> None:
+        view = frame.buffer
+        if len(view) < HEAD_BYTES:
+            if len(view):  # an empty frame is our own bell
+                self._count("short")
+            return
+        head = HEAD.unpack_from(view)
+        magic, version, verb, _, flags, table, session, channel, stream, call, oldest, timeout, argument = head
+        if magic != MAGIC:
+            return self._count("magic")
+        if verb == Verb.HELLO:
+            return self._greet(who, frame, version, channel, view)
+        guest = self._guests.get(session)
+        if guest is None or (self._keys is not None and guest.user != self._user(frame)):
+            if self._keys is not None and guest is not None:
+                self._count("session of another key")
+            return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
+        guest.seen = now = time.monotonic()
+        if verb == Verb.BEAT:
+            return self._hear_beat(guest, view)
+        if verb == Verb.BYE:
+            self._reply_bare(who, head, Status.OK)
+            return self._part(guest)
+        line = guest.lines.get(channel)
+        if line is None:
+            if len(guest.lines) >= self._limits.channels:
+                return self._reply_bare(who, head, Status.BUSY, f"at most {self._limits.channels} channels a client")
+            line = guest.lines[channel] = Line()
+        line.who = who
+        if oldest > line.oldest:
+            self._forget(guest, line, oldest)
+        if verb == Verb.PROBE:
+            return self._answer_probe(guest, line, head)
+        if verb not in _NUMBERED or version != guest.version:
+            return self._refuse(who, head, guest, f"verb {verb} of version {version} is not known")
+        if call != line.expected:
+            return self._meet_again(guest, line, head)
+        if guest.open_calls >= self._limits.calls:
+            line.expected += 1
+            return self._keep(guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls"))
+        line.expected += 1
+        guest.open_calls += 1
+        body = view[HEAD_BYTES:]
+        request = Request(verb, flags, table, stream, call, to_seconds(timeout), argument, body, now)
+        if line.running is not None:
+            line.waiting.append(request)
+        else:
+            self._execute(guest, line, channel, request)
+
+    # ---- sessions ---------------------------------------------------------------------------------------------------
+
+    def _user(self, frame: Any) -> str:
+        try:
+            return str(frame.get("User-Id"))
+        except self._zmq.ZMQError:
+            return ""
+
+    def _greet(self, who: bytes, frame: Any, version: int, channel: int, view: Any) -> None:
+        head = (MAGIC, version, Verb.HELLO, 0, 0, 0, 0, channel, 0, 0, 0, 0, 0)
+        try:
+            said = decode(view[HEAD_BYTES:])
+            least, most = said["versions"]
+            token = bytes.fromhex(said["token"])
+            about = str(said.get("client", ""))[:200]
+            if type(least) is not int or type(most) is not int or len(token) != 16:
+                raise ValueError
+        except (SharpwaveError, ValueError, TypeError, KeyError, AttributeError):
+            self._count("hello")
+            return self._reply_bare(who, head, Status.BAD_MESSAGE, "HELLO: expected versions and a token of 16 bytes")
+        common = min(most, VERSIONS[1])
+        if common < max(least, VERSIONS[0]):
+            self._count("version")
+            spoken = f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
+            text = f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            return self._reply_bare(who, head, Status.VERSION, text)
+        user, roles = "", _ROLES
+        if self._keys is not None:
+            user = self._user(frame)
+            found = self._keys.roles_of(user)
+            if found is None:
+                self._count("key")
+                return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the key was revoked")
+            roles = found
+        guest = self._by_token.get(token)
+        if guest is not None and guest.user != user:
+            self._count("token of another key")
+            return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the token belongs to another client")
+        if guest is None:
+            if len(self._guests) >= self._limits.clients:
+                self._count("clients")
+                text = f"the server has {len(self._guests)} clients, its limit; close some, or serve(limits={{'clients': ...}})"
+                return self._reply_bare(who, head, Status.BUSY, text)
+            session = secrets.randbits(63) | 1
+            guest = Guest(session, token, about, user, roles, common)
+            self._guests[session] = self._by_token[token] = guest
+        guest.seen = time.monotonic()
+        limits = {"message_bytes": self._limits.message_bytes, "calls": self._limits.calls}
+        answer = {"version": common, "server": self._life, "client_timeout": self._timeout, "limits": limits}
+        memory = encode(answer, HEAD_BYTES)
+        HEAD.pack_into(memory, 0, MAGIC, common, Verb.HELLO, 0, 0, 0, guest.session, channel, 0, 0, 0, 0, 0)
+        self._send(who, memory)
+
+    def _hear_beat(self, guest: Guest, view: Any) -> None:
+        body = view[HEAD_BYTES:]
+        if len(body) % 16:
+            return self._count("beat")
+        numbers = memoryview(bytes(body)).cast("Q")
+        for at in range(0, len(numbers), 2):
+            line = guest.lines.get(numbers[at])
+            if line is not None and numbers[at + 1] > line.oldest:
+                self._forget(guest, line, numbers[at + 1])
+
+    def _bury(self, now: float) -> None:
+        for guest in list(self._guests.values()):
+            is_revoked = self._keys is not None and self._keys.roles_of(guest.user) is None
+            if now - guest.seen > self._timeout or is_revoked:
+                self._clients_lost += 1
+                self._part(guest)
+
+    def _part(self, guest: Guest) -> None:
+        """The client is gone: everything that it holds returns."""
+        if guest.is_gone:
+            return
+        guest.is_gone = True
+        del self._guests[guest.session], self._by_token[guest.token]
+        for task in list(guest.tasks):
+            task.cancel()
+        for _, hosted in self._tables:
+            with contextlib.suppress(SharpwaveError):
+                hosted.left(guest)
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _meet_again(self, guest: Guest, line: Line, head: tuple[Any, ...]) -> None:
+        """A call that is not the next one: it came before, or one before it was lost."""
+        call = head[9]
+        if call < line.expected:
+            return self._answer_probe(guest, line, head)
+        self._count("out of order")  # the client sends again from the lost one on
+
+    def _answer_probe(self, guest: Guest, line: Line, head: tuple[Any, ...]) -> None:
+        call = head[9]
+        reply = line.replies.get(call)
+        if reply is not None:
+            self._send(line.who, reply.memory if isinstance(reply, Answer) else reply)
+            if isinstance(reply, Answer):  # sent twice: nobody knows when the second one is through
+                line.replies[call] = reply.memory
+        elif call >= line.expected:
+            self._reply_bare(line.who, head, Status.UNKNOWN_CALL)
+        elif call >= line.oldest:
+            self._reply_bare(line.who, head, Status.WORKING)
+
+    def _forget(self, guest: Guest, line: Line, oldest: int) -> None:
+        line.oldest = oldest
+        if oldest > line.expected:  # the client gave up calls that never came
+            line.expected = oldest
+        for call in list(line.replies):
+            if call >= oldest:
+                break
+            reply = line.replies.pop(call)
+            if isinstance(reply, Answer):
+                guest.kept_bytes -= len(reply.memory)
+                if reply.free is not None:
+                    reply.free(reply.memory)
+            else:
+                guest.kept_bytes -= len(reply)
+
+    def _execute(self, guest: Guest, line: Line, channel: int, request: Request) -> None:
+        if request.call < line.oldest:  # given up while it waited for its turn
+            guest.open_calls -= 1
+            return
+        try:
+            result = self._dispatch(guest, channel, request)
+        except Exception as error:
+            result = error
+        if isinstance(result, Later):
+            line.running = request.call
+            self._chores.add(guest, (guest, line, channel, request), result.wait)
+        else:
+            self._complete(guest, line, channel, request, result)
+
+    def _dispatch(self, guest: Guest, channel: int, request: Request) -> Any:
+        verb = request.verb
+        if self._is_closing:
+            raise ClosedError("the server is closing")
+        if verb == Verb.OPEN:
+            return self._open(guest, decode(request.body))
+        if verb == Verb.TABLES:
+            self._check_role(guest, "read", "TABLES")
+            return {name: {"face": hosted.face, **hosted.summary()} for name, hosted in self._tables}
+        if not 0 < request.table <= len(self._tables):
+            raise StorageError(f"table {request.table} is not known; open it first")
+        hosted = self._tables[request.table - 1][1]
+        if verb in _EXCHANGED:
+            self._check_role(guest, _EXCHANGE_ROLES[Verb(verb)], Verb(verb).name)
+            return hosted.exchange(guest, request)
+        return self._call(guest, hosted, request)
+
+    def _check_role(self, guest: Guest, role: str, verb: str) -> None:
+        if role not in guest.roles:
+            raise _Forbidden(f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}")
+
+    def _open(self, guest: Guest, said: Any) -> dict[str, Any]:
+        name = said.get("name") if isinstance(said, dict) else None
+        for number_, (known, hosted) in enumerate(self._tables, 1):
+            if known == name:
+                return {"table": number_, "face": hosted.face, "kind": hosted.kind, **hosted.describe()}
+        names = ", ".join(known for known, _ in self._tables)
+        raise StorageError(f"the server has no table {name!r}; it has {names or 'none'}")
+
+    def _call(self, guest: Guest, hosted: Hosted, request: Request) -> Any:
+        said = decode(request.body)
+        if not isinstance(said, dict) or not isinstance(said.get("args"), dict):
+            raise SchemaError("CALL: expected a verb and its args")
+        name, args = said.get("verb"), said["args"]
+        verb = hosted.verbs.get(name) if isinstance(name, str) else None
+        if verb is None:
+            raise SchemaError(f"CALL: a {hosted.face} has no verb {name!r}")
+        self._check_role(guest, verb.role, str(name))
+        args["timeout"] = request.timeout
+        if verb.mode == "inline":
+            return verb.call(guest, args)
+        if verb.mode == "async":
+            return Later(lambda: verb.call(guest, args))
+        import asyncio
+
+        return Later(lambda: asyncio.to_thread(verb.call, guest, args))
+
+    # ---- replies ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, place: Any, result: Any) -> None:
+        guest, line, channel, request = place
+        line.running = None
+        self._complete(guest, line, channel, request, result)
+        while line.waiting and line.running is None:
+            self._execute(guest, line, channel, line.waiting.popleft())
+
+    def _complete(self, guest: Guest, line: Line, channel: int, request: Request, result: Any) -> None:
+        if guest.is_gone:
+            return
+        verb = request.verb
+        head = (MAGIC, guest.version, verb, 0, 0, request.table, guest.session, channel, request.stream, request.call, 0, 0, 0)
+        reply: Any
+        if isinstance(result, BaseException):
+            status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
+            reply = self._error(head, status, str(result))
+        elif isinstance(result, Answer):
+            reply = result
+            HEAD.pack_into(reply.memory, 0, *head[:12], result.argument)
+        else:
+            try:
+                reply = encode(result, HEAD_BYTES)
+                HEAD.pack_into(reply, 0, *head)
+            except SchemaError as error:
+                reply = self._error(head, Status.FAILURE, f"the result cannot be sent: {error}")
+        size = len(reply.memory if isinstance(reply, Answer) else reply)
+        if size > self._limits.message_bytes:
+            text = f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            reply = self._error(head, Status.SCHEMA, text)
+            size = len(reply)
+        guest.open_calls -= 1
+        guest.times(Verb(verb).name).note(time.monotonic() - request.came, len(request.body), size)
+        self._keep(guest, line, request.call, reply)
+
+    def _keep(self, guest: Guest, line: Line, call: int, reply: Any) -> None:
+        memory = reply.memory if isinstance(reply, Answer) else reply
+        if call >= line.oldest:
+            line.replies[call] = reply
+            guest.kept_bytes += len(memory)
+            self._send(line.who, memory)
+
+    def _error(self, head: tuple[Any, ...], status: int, text: str) -> bytearray:
+        memory = bytearray(HEAD_BYTES) + text.encode()
+        HEAD.pack_into(memory, 0, *head[:3], status, 0, *head[5:10], 0, 0, 0)
+        return memory
+
+    def _reply_bare(self, who: Any, head: tuple[Any, ...], status: int, text: str = "") -> None:
+        """A reply without a number, or about a call that is not there: it is not kept."""
+        self._send(who, self._error(head, status, text))
+
+    def _refuse(self, who: Any, head: tuple[Any, ...], guest: Guest, text: str) -> None:
+        self._count("bad message")
+        self._reply_bare(who, head, Status.BAD_MESSAGE, text)
+        self._part(guest)
+
+    def _send(self, who: Any, memory: Any) -> None:
+        zmq = self._zmq
+        try:
+            self._socket.send(who, zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(memory, zmq.NOBLOCK, copy=len(memory) < _COPIED_BYTES)
+        except zmq.ZMQError:  # its connection is gone, or it does not read: the reply is kept, and asked for
+            self._count("unsent")
+
+
+class _Forbidden(StorageError):
+    """The key of a client lacks a role."""
