@@ -326,7 +326,19 @@ class TrajectoryReplayBuffer:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("pickle: a TrajectoryReplayBuffer belongs to one process; save() it")
+        store = self._store
+        if store.address is None:
+            raise TypeError("pickle: a TrajectoryReplayBuffer belongs to one process; save() it")
+        return _open_again, (store.address, store.open_options, self._recent)
+
+
+def _open_again(address: str, options: dict[str, Any], recent: int | None) -> TrajectoryReplayBuffer:
+    """A pickled buffer of a server, in another process."""
+    from .open import open
+
+    buffer: TrajectoryReplayBuffer = open(address, **options)
+    buffer.recent = recent
+    return buffer
 
 
 async def _in_thread(call: Callable[[], _Result]) -> _Result:

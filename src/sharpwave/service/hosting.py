@@ -7,8 +7,10 @@ from typing import Any
 from ..checks import told
 from ..errors import ClosedError, SchemaError
 from ..rows.host import HostRows
+from ..trajectories.store import TrajectoryStore
 from .hosted import Hosted
 from .hosted_rows import HostedRows
+from .hosted_trajectories import HostedTrajectories
 
 __all__ = ["host"]
 
@@ -20,6 +22,11 @@ def host(where: str, name: str, buffer: Any, server: Any) -> Hosted:
         if rows.closed:
             raise ClosedError(f"{where}: {name}: the {face} is closed")
         return HostedRows(face if face == rows.spec.face else rows.spec.face, rows, server)
+    store = getattr(buffer, "_store", None)
+    if isinstance(store, TrajectoryStore):
+        if store.is_closed:
+            raise ClosedError(f"{where}: {name}: the {face} is closed")
+        return HostedTrajectories("TrajectoryReplayBuffer", store, buffer.recent, server)
     if face == "RolloutBuffer":
         raise SchemaError(
             f"{where}: {name}: a RolloutBuffer is filled and read by the process that computes on it; add() there, and serve a "

@@ -26,6 +26,10 @@ class Trajectories(Protocol):
     @property
     def device(self) -> Any: ...  # where batches and trajectories go; None: NumPy arrays
     @property
+    def address(self) -> str | None: ...  # by which another process opens it; None: it belongs to this one
+    @property
+    def open_options(self) -> dict[str, Any]: ...  # of such an open
+    @property
     def place(self) -> str: ...  # for repr: 'in memory', the folder, or the address
     def summary(self) -> str: ...  # for repr: counts, or that it is closed; it does not raise
 

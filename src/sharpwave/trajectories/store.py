@@ -86,6 +86,7 @@ class TrajectoryStore:
         self._follows_checkpoints, self._tell_rlinf_every_s = follows_checkpoints, tell_rlinf_every_s
         self._lock, self._adding = threading.Lock(), threading.Lock()
         self._pid, self.is_closed = os.getpid(), False
+        self.address, self.open_options = None, dict[str, Any]()
         self._folder: Folder | None = None
         self._saver: Saver | None = None
         self._kinds = Kinds(TrajectoryIndex(seed=seed))

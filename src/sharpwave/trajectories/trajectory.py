@@ -22,6 +22,7 @@ __all__ = [
     "arrange",
     "check_names",
     "count_rows",
+    "dtype_name",
     "nest",
     "place",
     "read",
@@ -247,6 +248,11 @@ def to_device(dtype: str, array: Any, device: Any) -> Any:
     else:
         tensor = torch.from_numpy(array)
     return tensor if device == "cpu" else tensor.to(device)
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The name in ``DTYPES`` of a dtype of NumPy's; None: values of it cannot be kept."""
+    return _FROM_NUMPY.get(dtype)
 
 
 def count_rows(where: str, trajectory: Any) -> tuple[int, int]:
