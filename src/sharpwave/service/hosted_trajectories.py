@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..checks import truth, whole
 from ..errors import SchemaError
 from ..trajectories.host_arrays import TrajectoryArrays
+from ..trajectories.index import Missing
 from ..trajectories.origins import Origin, read_origin
 from ..trajectories.store import TrajectoryStore
 from .guest import Guest, Request
@@ -137,11 +138,16 @@ class HostedTrajectories:
     def _save(self, guest: Guest, args: dict[str, Any]) -> None:
         self._store.save("save()", self._server.save_place(args["path"]))
 
-    def _load(self, guest: Guest, args: dict[str, Any]) -> None:
+    def _load(self, guest: Guest, args: dict[str, Any]) -> dict[str, str]:
+        """Empty, or why a file is missing, which is an error class of its own to the client."""
         where = "load()"
-        source: Path = self._server.save_place(args["path"])
-        part = None if args["part"] is None else tuple(args["part"])
-        self._store.load(where, source, part, origin=_origin(where, guest, args))  # type: ignore[arg-type]
+        source: Path = self._server.save_place(args["path"], where)
+        part: Any = None if args["part"] is None else tuple(args["part"])
+        try:
+            self._store.load(where, source, part, origin=_origin(where, guest, args))
+        except Missing as error:
+            return {"missing": str(error)}
+        return {}
 
     def _clear(self, guest: Guest, args: dict[str, Any]) -> None:
         where = "clear()"

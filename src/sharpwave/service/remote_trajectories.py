@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import SharpwaveError
 from ..trajectories.incoming import read_incoming
+from ..trajectories.index import Missing
 from ..trajectories.trajectory import Trajectory
 from .session import OpenTable, Session
 from .trajectory_document import drawn_of, from_incoming, trajectory_of
@@ -87,11 +88,11 @@ class RemoteTrajectories:
         self._session.check_open(where)
         self._once("add", {"trajectories": [from_incoming(one) for one in read_incoming(where, trajectories)]})
 
-    def _once(self, verb: str, args: dict[str, Any]) -> None:
+    def _once(self, verb: str, args: dict[str, Any]) -> Any:
         """A call that the server executes once. It is acknowledged when it would survive the server's death."""
         number, oldest = self._session.next_origin()
         try:
-            self._session.call(self._table, verb, {**args, "origin": [number, oldest]})
+            return self._session.call(self._table, verb, {**args, "origin": [number, oldest]})
         finally:
             self._session.done(number)
 
@@ -127,7 +128,9 @@ class RemoteTrajectories:
         self._session.call(self._table, "save", {"path": str(path)})
 
     def load(self, where: str, path: Path, part: tuple[int, int, str] | None) -> None:
-        self._once("load", {"path": str(path), "part": None if part is None else list(part)})
+        said = self._once("load", {"path": str(path), "part": None if part is None else list(part)})
+        if "missing" in said:
+            raise Missing(said["missing"])
 
     def clear(self, where: str, *, set_aside: bool) -> None:
         self._once("clear", {"set_aside": set_aside})

@@ -45,7 +45,9 @@ class OpenTable:
         where = f"{self._session.server}/{self.name}"
         facts = decode(channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=OPEN_S).body)
         if self.facts and _identity(facts) != _identity(self.facts):
-            gone = f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
+            gone = (
+                f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
+            )
             self._lost = (
                 f"{where}: the server was started again with another table (incarnation {_identity(facts)}, was "
                 f"{_identity(self.facts)}){gone}, and handles of the former table name none of its rows; open it again"
@@ -104,6 +106,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._joining = threading.RLock()
         self._origins = itertools.count(1)
+        self._numbering = threading.Lock()
         self._undone: dict[int, None] = {}  # numbers of calls that must be executed once, oldest first
         self._process = os.getpid()
         self._doctor: Doctor | None = None
@@ -283,12 +286,15 @@ class Session:
 
     def next_origin(self) -> tuple[int, int]:
         """The number of a call that must be executed once, and the least of those that are not over."""
-        number = next(self._origins)
-        self._undone[number] = None
-        return number, next(iter(self._undone))
+        # In one step: another thread must not see a least number above one that is taken and not yet noted.
+        with self._numbering:
+            number = next(self._origins)
+            self._undone[number] = None
+            return number, next(iter(self._undone))
 
     def done(self, number: int) -> None:
-        self._undone.pop(number, None)
+        with self._numbering:
+            self._undone.pop(number, None)
 
     def beat(self, socket: Any) -> None:
         """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own socket."""
