@@ -35,7 +35,7 @@ $(BIN)/.torch: $(BIN)/.tools
 $(WHEELS)/.built: $(BIN)/.tools $(SOURCES)
 	@rm -rf $(WHEELS)
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEELS) \
-		--config-settings=build-dir=$(CPP_BUILD)/release --config-settings=build.targets="_core;_core_stub" .
+		--config-settings=build-dir=$(CPP_BUILD)/release --config-settings=build.targets="_core;_core_stub;sharpwave_cpp" .
 	@touch $@
 
 # In two steps: pip would leave an older build of the same version where it is.
@@ -81,6 +81,7 @@ test-cpp: $(GOOGLETEST)/.ready $(WHEELS)/.built
 
 test-cpp-release: $(GOOGLETEST)/.ready $(WHEELS)/.built  # what users get, and the example against it, installed
 	@echo "C++ tests on the library of the wheel"
+	@[ -f $(CPP_BUILD)/release/libsharpwave_net.a ] || echo "libzmq is missing (Debian: libzmq3-dev): the C++ client of servers was left out"
 	$(call cpp_build,release,,sharpwave_tests)
 	@$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1
 	@$(BIN)/cmake --install $(CPP_BUILD)/release --component cpp --prefix $(CPP_BUILD)/installed >/dev/null
@@ -94,6 +95,7 @@ test-cpp-address: $(GOOGLETEST)/.ready  # with the sanitizers for memory and und
 	$(call cpp_build,address,$(SANITIZED) -DSHARPWAVE_FAULTS=ON -DSHARPWAVE_SANITIZE=address$(COMMA)undefined,all)
 	@$(CPP_BUILD)/address/sharpwave_tests --gtest_brief=1
 	@cd $(CPP_BUILD)/address && ./sharpwave_fuzz --changes 100 $(CORPUS)
+	@$(CPP_BUILD)/address/sharpwave_fuzz_packed --rounds 50000
 	@for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
 		folder=$$place/sharpwave-crash-$$$$; \
 		echo "Processes die, others go on: 50 rounds in $$place, $$locks locks"; \
@@ -112,7 +114,7 @@ test-cpp-thread: $(GOOGLETEST)/.ready  # with the thread sanitizer: all files wi
 # loads libraries of its own first and catches abi::__forced_unwind, a null reference to the sanitizer; GPUs and adapters.
 PY_ADDRESS := $(CPP_BUILD)/python-address
 PY_ADDRESS_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,attributes bad_input bad_values compression derived files \
-	format hindsight_calls inputs life masked_draws order_calls pace_calls priorities results stacks threads window_calls))
+	format hindsight_calls inputs life masked_draws order_calls pace_calls packed_rows priorities results stacks threads window_calls))
 
 test-python-address: $(BIN)/.test  # part of `make soak`
 	@echo "Python tests with the address and undefined-behaviour sanitizers"

@@ -317,6 +317,16 @@ class Table:
 
     def write(self, indices: object, leaves: list[int], values: list[Any], skips_stale: bool, timeout: float | None) -> dict[str, int] | None: ...
 
+    def client_rows(self, token: bytes) -> int | None:
+        """
+        How many rows of a client were accepted; None: its token is not known here.
+        """
+
+    def clients(self) -> list[tuple[bytes, int]]:
+        """
+        The clients whose tokens are known here, and how many rows of each were accepted.
+        """
+
     @staticmethod
     def create(fields: Sequence[FieldLayout], capacity: int, width: int, writers: int, seed: int, checksums: bool, index: IndexSetup | None, description: str, path: str, replace: bool) -> Table: ...
 
@@ -454,14 +464,48 @@ class Episodes:
 class Writer:
     """One stream of rows into a table."""
 
-    def __init__(self, table: Table, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool) -> None: ...
+    def __init__(self, table: Table, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool, client: bytes | None = None) -> None: ...
 
     def add(self, *args: object, **kwargs: object) -> Any:
         """Adds one row, or n rows with a leading axis, in the schema's order or by name."""
 
+    def append_packed(self, body: object, first_row: int, wants_indices: bool, timeout: float | None = None) -> Any:
+        """
+        Adds rows that a Packer packed, numbered from first_row on; those accepted before are skipped. Returns how many rows are accepted now, and if asked for the handle of each row of the body, -1 for skipped and masked ones.
+        """
+
+    @property
+    def accepted(self) -> int:
+        """How many rows of its client were accepted; 0 without a client."""
+
     def go_on(self, env: int) -> None: ...
 
     def close(self) -> None: ...
+
+class Packer:
+    """Rows on their way to a table elsewhere."""
+
+    def __init__(self, tree: Tree, fields: Sequence[FieldLayout], capacity: int, width: int, prepare: object, read_leaf: object, takes_steps: bool, one_row: bool, full: object, max_rows: int, max_bytes: int, linger_s: float) -> None: ...
+
+    def add(self, *args: object, **kwargs: object) -> Any:
+        """Packs one row, or n rows with a leading axis, in the schema's order or by name."""
+
+    def take(self, room: int) -> bytearray | None:
+        """
+        The body of all pending rows behind so many free bytes; None if there are none. None is pending then.
+        """
+
+    @property
+    def rows(self) -> int:
+        """Pending rows."""
+
+    @property
+    def last_rows(self) -> int:
+        """Rows of the newest add, masked ones too."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their body."""
 
 class StepWriter:
     """Copies one step of all environments into the columns of a rollout."""

@@ -624,6 +624,13 @@ void bind_table(nb::module_& m) {
         .def_prop_ro("width", [](BoundTable& self) { return self.open()->width(); })
         .def_prop_ro("path", [](BoundTable& self) { return self.open()->path(); })
         .def_prop_ro(
+            "uuid",
+            [](BoundTable& self) {
+                const std::shared_ptr<sharpwave::Table> table = self.open();
+                return nb::bytes(table->header().uuid, sizeof table->header().uuid);
+            },
+            "Of the table, from its creation on: 16 random bytes.")
+        .def_prop_ro(
             "field_names",
             [](BoundTable& self) {
                 nb::list names;

@@ -229,6 +229,23 @@ void RowPacker::add(const RowBatch& batch) {
     rows_ += rows;
 }
 
+void RowPacker::drop(std::uint64_t rows) {
+    rows_ -= rows;
+    if (rows_ == 0) return clear();
+    for (std::vector<Column>* columns : {&fields_, &next_}) {
+        for (Column& column : *columns) {
+            std::uint64_t end = rows_ * column.frames * column.frame_bytes;
+            if (column.is_ragged) {
+                column.starts.cut(rows_ * 8);
+                std::memcpy(&end, column.starts.data() + (rows_ - 1) * 8, 8);
+            }
+            column.values.cut(end);
+        }
+    }
+    flags_.cut(rows_);
+    if (has_priorities_) priorities_.cut(rows_ * 4);
+}
+
 std::uint64_t RowPacker::bytes() const {
     if (rows_ == 0) return 0;
     std::uint64_t bytes = 8 + (has_flags_ ? padded(rows_) : 0) + (has_priorities_ ? padded(4 * rows_) : 0);

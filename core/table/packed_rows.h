@@ -49,6 +49,9 @@ public:
     // Copies rows that fit(). Throws std::bad_alloc, and nothing has changed then.
     void add(const RowBatch& batch);
 
+    // Takes the newest rows back.
+    void drop(std::uint64_t rows);
+
     std::uint64_t rows() const { return rows_; }
     std::uint64_t bytes() const;  // of the body
     void write(std::byte* body) const;
@@ -69,6 +72,7 @@ private:
         }
         const std::byte* data() const { return data_.get(); }
         std::uint64_t bytes() const { return used_; }
+        void cut(std::uint64_t bytes) { used_ = bytes; }  // to its first ones
         void clear();
 
     private:

@@ -1,5 +1,5 @@
-"""Where a buffer lives, as a string: ``shm://name``, ``file://path``, or ``tcp://host:port/name`` and ``ipc:///path/name`` of
-a server; nothing is memory of this process."""
+"""Where a buffer lives, as a string: ``shm://name``, ``file://path``, or ``tcp://host:port/name`` and
+``ipc:///path/name`` of a server; nothing is memory of this process."""
 
 from __future__ import annotations
 

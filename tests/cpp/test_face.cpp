@@ -9,9 +9,9 @@ using namespace sharpwave;
 namespace {
 
 using Observation = std::array<float, 5>;
-using Buffer = ReplayBuffer<Observation, int>;
+using Ring = ReplayBuffer<Observation, int>;
 
-Buffer::TransitionType transition(int step) {
+Ring::TransitionType transition(int step) {
     const float now = static_cast<float>(step);
     return {
         {now, now, now, now, now}, step % 3, now * 0.5f, {now + 1, now + 1, now + 1, now + 1, now + 1}, step % 10 == 9};
@@ -20,7 +20,7 @@ Buffer::TransitionType transition(int step) {
 }  // namespace
 
 TEST(Face, KeepsTheNewestTransitions) {
-    Buffer buffer({.capacity = 100});
+    Ring buffer({.capacity = 100});
     EXPECT_EQ(buffer.size(), 0u);
     EXPECT_FALSE(buffer.is_full());
     for (int step = 0; step < 250; ++step) buffer.add(transition(step));
@@ -42,26 +42,26 @@ TEST(Face, KeepsTheNewestTransitions) {
 }
 
 TEST(Face, AddsAndDrawsThroughSpans) {
-    Buffer buffer({.capacity = 64});
-    std::vector<Buffer::TransitionType> rows, batch(16);
+    Ring buffer({.capacity = 64});
+    std::vector<Ring::TransitionType> rows, batch(16);
     for (int step = 0; step < 40; ++step) rows.push_back(transition(step));
-    buffer.add(std::span<const Buffer::TransitionType>(rows));
+    buffer.add(std::span<const Ring::TransitionType>(rows));
     EXPECT_EQ(buffer.size(), 40u);
     buffer.sample_into(batch);
     for (const auto& row : batch) EXPECT_EQ(row.next_observation[0], row.observation[0] + 1);
 }
 
 TEST(Face, SaysWhatItCannotDo) {
-    EXPECT_THROW(Buffer({.capacity = 0}), Error);
-    EXPECT_THROW(Buffer({.capacity = 10, .strategy = SamplingStrategy::Prioritized, .alpha = 2}),
+    EXPECT_THROW(Ring({.capacity = 0}), Error);
+    EXPECT_THROW(Ring({.capacity = 10, .strategy = SamplingStrategy::Prioritized, .alpha = 2}),
                  std::invalid_argument);
-    Buffer buffer({.capacity = 10});
+    Ring buffer({.capacity = 10});
     EXPECT_THROW(buffer.sample(1), Error);
     EXPECT_THROW(buffer.update_priorities({0}, {1.0f}), std::logic_error);
 }
 
 TEST(Face, DrawsByPriority) {
-    Buffer buffer({.capacity = 100, .strategy = SamplingStrategy::Prioritized, .alpha = 1, .beta = 1, .seed = 3});
+    Ring buffer({.capacity = 100, .strategy = SamplingStrategy::Prioritized, .alpha = 1, .beta = 1, .seed = 3});
     for (int step = 0; step < 10; ++step) buffer.add(transition(step));
     std::vector<std::size_t> indices;
     std::vector<float> weights;
@@ -81,13 +81,13 @@ TEST(Face, DrawsByPriority) {
 
 TEST(Face, CompressesRows) {
     if (!has_codecs()) GTEST_SKIP() << "built without Blosc2";
-    Buffer buffer({.capacity = 100, .enable_compression = true});
+    Ring buffer({.capacity = 100, .enable_compression = true});
     for (int step = 0; step < 250; ++step) buffer.add(transition(step));
     for (const auto& row : buffer.sample(64)) EXPECT_EQ(row.next_observation[0], row.observation[0] + 1);
 }
 
 TEST(Face, IsSafeForThreads) {
-    Buffer buffer({.capacity = 128});
+    Ring buffer({.capacity = 128});
     buffer.add(transition(0));
     std::vector<std::thread> threads;
     for (int t = 0; t < 2; ++t) {

@@ -40,18 +40,19 @@ class Order:
 
 CPP = Order(
     layers=(
-        ("base", "python", "blosc2"),
+        ("base", "python", "blosc2", "zmq"),
         ("schema", "returns", "trajectories"),
         ("storage",),
         ("table",),
         ("sampling", "views"),
         ("batches",),
-        ("face",),  # core/include: what a C++ program includes
-        ("bindings",),
+        ("face",),  # core/include: what a C++ program includes; core/buffer: what is behind it
+        ("bindings", "net"),
     ),
     used_only_by={
         "python": ("bindings",),  # Python.h, nanobind and NumPy: the engine is also a C++ library
         "blosc2": ("table",),  # one codec; the library is built with or without it
+        "zmq": ("net",),  # buffers of servers; the library is built with or without it
     },
 )
 
@@ -65,6 +66,7 @@ PYTHON = Order(
         ("files",),
         ("device", "sequences", "trajectories"),
         ("returns", "rows"),  # on the GPU they call device
+        ("service",),  # holds what is behind faces, and stands behind them at the client
         ("buffers",),
         ("collect",),
         ("face",),  # what `import sharpwave` brings
@@ -76,14 +78,14 @@ PYTHON = Order(
 
 # Folders and modules whose room is not named after them. compat/__init__.py and adapters/__init__.py are imported with
 # the package, so they may use nothing that their modules use.
-_CPP_NAMES = {"core/include": "face"}
+_CPP_NAMES = {"core/include": "face", "core/buffer": "face"}
 _PYTHON_NAMES = {
     "__init__.py": "face",
     "adapters/__init__.py": "face",
     "compat/__init__.py": "face",
     "_core": "engine",
 }
-_LIBRARIES = {"Python.h": "python", "nanobind/": "python", "numpy/": "python", "blosc2": "blosc2"}
+_LIBRARIES = {"Python.h": "python", "nanobind/": "python", "numpy/": "python", "blosc2": "blosc2", "zmq.h": "zmq"}
 
 
 @dataclass(frozen=True)

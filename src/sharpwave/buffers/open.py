@@ -17,6 +17,7 @@ from ..files import has_magic
 from ..rows.host import HostRows
 from ..rows.rollout_file import is_rollout_file
 from ..rows.tensors import read_device
+from ..sequences.local import LocalSequences
 from ..trajectories.checkpoint import holds_trajectories
 from ..views import View
 from .distillation import DistillationBuffer
@@ -120,6 +121,12 @@ def _open_at_server(
 
     target = None if device is None else read_device("open(): device", device)[1]
     face, inner = open_at_server(text, keys=keys, direct=direct, view=view, wait=wait, timeout=limit)
+    if face == SequenceBuffer.__name__:
+        for name, value in (("view", view), ("device", device)):
+            if value is not None:
+                inner.close()
+                raise SchemaError(f"open(): {name}: {text!r} is a {face}, which has no {name}; leave out {name}=")
+        return SequenceBuffer._over(inner)
     if face == TrajectoryReplayBuffer.__name__:
         if view is not None:
             inner.close("close()")
@@ -129,8 +136,8 @@ def _open_at_server(
     if target is not None and target.type != "cpu":
         inner.close(False)
         raise SchemaError(
-            f"open(): device: the rows of {text!r} stay at the server; leave out device=, and let sample(device=...) or "
-            "stream(device=...) bring batches there"
+            f"open(): device: the rows of {text!r} stay at the server; leave out device=, and let sample(device=...) "
+            "or stream(device=...) bring batches there"
         )
     faces: dict[str, Any] = {"ReplayBuffer": ReplayBuffer, "DistillationBuffer": DistillationBuffer}
     if face not in faces:
@@ -143,7 +150,7 @@ def _open_sequences(text: str, path: Path | None, recover: bool, **given: Any) -
     for name, value in given.items():
         if value is not None:
             raise SchemaError(f"open(): {name}: {text!r} is a SequenceBuffer, which has no {name}; leave out {name}=")
-    return SequenceBuffer._open(text if path is None else str(path), path is not None, recover)
+    return SequenceBuffer._over(LocalSequences.open(text if path is None else str(path), path is not None, recover))
 
 
 def _open_trajectories(

@@ -202,8 +202,8 @@ class ReplayBuffer:
 
         Args:
             window: How many rows may be on their way to a server: ``add`` returns before the server has them, and
-                ``flush()`` waits for all. None waits in every ``add``. A buffer of this machine has every row when ``add``
-                returns, whatever the window.
+                ``flush()`` waits for all. None waits in every ``add``. A buffer of this machine has every row when
+                ``add`` returns, whatever the window.
 
         Raises:
             BufferFull: All ``writers=`` are taken; the message names the processes that hold them.

@@ -260,7 +260,7 @@ class TrajectoryReplayBuffer:
             StorageError: A trajectory or the checkpoint cannot be written, or the folder holds a file that the index of
                 a checkpoint does not list.
         """
-        self._store.save("save()", read_save_path(path))
+        self._store.save("save()", Path(read_save_path(path)))
 
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` for an event loop, in a thread."""

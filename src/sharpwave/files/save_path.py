@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from ..address import to_path
 from ..checks import told
@@ -12,19 +13,8 @@ from ..errors import StorageError
 __all__ = ["make_parents", "read_save_path", "save_path"]
 
 
-def save_path(path: str | os.PathLike[str]) -> Path:
-    """The path that a ``save`` writes to; its folders are made.
-
-    Raises:
-        StorageError: It is no path, or a folder cannot be made.
-    """
-    target = read_save_path(path)
-    make_parents("save()", target)
-    return target
-
-
-def read_save_path(path: str | os.PathLike[str]) -> Path:
-    """The path that a ``save`` writes to, here or on another machine: nothing is made.
+def read_save_path(path: Any) -> str:
+    """The path that a ``save`` writes to, here or at a server.
 
     Raises:
         StorageError: It is no path.
@@ -34,7 +24,18 @@ def read_save_path(path: str | os.PathLike[str]) -> Path:
         raise StorageError(f"save(): path: expected a path, got {told(path)}")
     if to_path(text, "save()") is not None:
         raise StorageError(f"save(): expected a path, got {str(path)!r}; leave out the 'file://'")
-    return Path(path)
+    return text
+
+
+def save_path(path: str | os.PathLike[str]) -> Path:
+    """The same on this machine; its folders are made.
+
+    Raises:
+        StorageError: It is no path, or a folder cannot be made.
+    """
+    target = Path(read_save_path(path))
+    make_parents("save()", target)
+    return target
 
 
 def make_parents(where: str, target: Path) -> None:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,7 +49,6 @@ class DeviceRows:
 
     address: str | None = None
     is_remote = False
-    open_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, where: str, spec: RowSpec, device: Any, storage: str | None = None) -> None:
         check_on_device(where, spec, storage)
@@ -75,6 +74,10 @@ class DeviceRows:
         is_plain = self.memory.is_flat and not spec.schema.by_agent
         is_plain = is_plain and leaves[spec.schema.dones[0]].dtype.itemsize == 1
         self._fits = [(leaf.name, kind, leaf.shape) for leaf, kind in zip(leaves, dtypes, strict=True) if is_plain]
+
+    @property
+    def open_options(self) -> dict[str, Any]:
+        return {}
 
     @property
     def closed(self) -> bool:

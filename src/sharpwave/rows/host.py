@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -54,7 +54,6 @@ class HostRows:
 
     device: Any = None
     is_remote = False
-    open_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, table: _core.Table, face: str, address: str | None, view: View | None = None) -> None:
         spec = RowSpec.of_table(table, face, view)
@@ -139,6 +138,10 @@ class HostRows:
             what = "sampler or pace" if is_alike else "schema, capacity or num_envs"
             raise SchemaError(f"{where}: exist='attach': {storage!r} has another {what}")
         return rows, False
+
+    @property
+    def open_options(self) -> dict[str, Any]:
+        return {}
 
     @property
     def closed(self) -> bool:
@@ -423,8 +426,8 @@ class HostRows:
 
 
 def reading_of(spec: RowSpec) -> tuple[Any, ...]:
-    """How the engine reads the arguments of ``add``: who words its errors, who reads the rarest values, whether rows may
-    come as (steps, num_envs), and whether only one at a time."""
+    """How the engine reads the arguments of ``add``: who words its errors, who reads the rarest values, whether rows
+    may come as (steps, num_envs), and whether only one at a time."""
     one_row = None if spec.num_envs is not None else spec.order_reason
     careful = functools.partial(prepare, spec.schema, spec.capacity, spec.num_envs, one_row, spec.is_prioritized)
     return careful, functools.partial(read_leaf, spec.schema), spec.num_envs is not None, one_row is not None
@@ -440,7 +443,8 @@ class Writer:
         self.add = writer.add
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when every row that was added through this writer is in the buffer: at once, unless a server has it."""
+        """Returns when every row that was added through this writer is in the buffer: at once, unless a server has
+        it."""
 
     def close(self) -> None:
         """Ends open episodes as truncated; another writer may then be opened. A second call does nothing."""

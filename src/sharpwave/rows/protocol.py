@@ -36,8 +36,10 @@ class Rows(Protocol):
     address: str | None  # of the file behind them; None where they belong to this process alone
     device: Any  # torch's device that holds them; None for the host
     where: str  # for messages: 'memory', an address, or the device
-    open_options: dict[str, Any]  # besides the view, with which another process opens the address
     is_remote: bool  # every call waits for a server: an event loop calls it in a thread
+
+    @property
+    def open_options(self) -> dict[str, Any]: ...  # besides the view, with which another process opens the address
 
     @property
     def closed(self) -> bool: ...

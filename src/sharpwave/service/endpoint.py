@@ -37,7 +37,9 @@ def read_endpoint(where: str, address: Any, *, named: bool) -> Endpoint:
     if named:
         rest, _, name = rest.rpartition("/")
         if not rest or not _NAME.fullmatch(name):
-            raise StorageError(f"{where}: address: expected {wanted}, got {address!r}; the name of the table comes last")
+            raise StorageError(
+                f"{where}: address: expected {wanted}, got {address!r}; the name of the table comes last"
+            )
     if kind == "ipc":
         if not rest.startswith("/") or "\0" in rest:
             raise StorageError(f"{where}: address: expected an absolute path after ipc://, got {address!r}")

@@ -28,7 +28,7 @@ class Request(NamedTuple):
 class VerbTimes:
     """How often a verb was called, with how many bytes, and how long it took."""
 
-    __slots__ = ("bytes_in", "bytes_out", "count", "_newest")
+    __slots__ = ("_newest", "bytes_in", "bytes_out", "count")
 
     def __init__(self) -> None:
         self.count = self.bytes_in = self.bytes_out = 0
@@ -55,7 +55,8 @@ class VerbTimes:
 
 
 class Line:
-    """A channel: calls come in order, are executed one after the other, and replies are kept until they have arrived."""
+    """A channel: calls come in order, are executed one after the other, and replies are kept until they have
+    arrived."""
 
     __slots__ = ("expected", "oldest", "replies", "running", "waiting", "who")
 
@@ -71,8 +72,11 @@ class Line:
 class Guest:
     """A client. Everything that it holds ends with it."""
 
-    def __init__(self, session: int, token: bytes, about: str, user: str, roles: frozenset[str], version: int) -> None:
-        self.session, self.token, self.about, self.user, self.roles = session, token, about, user, roles
+    def __init__(
+        self, session: int, token: bytes, about: str, user: str, user_name: str, roles: frozenset[str], version: int
+    ) -> None:
+        self.session, self.token, self.about, self.roles = session, token, about, roles
+        self.user, self.user_name = user, user_name  # the client's public key and its name; empty without keys
         self.version = version
         self.seen = time.monotonic()
         self.lines: dict[int, Line] = {}
@@ -92,7 +96,7 @@ class Guest:
     def stats(self) -> dict[str, Any]:
         return {
             "client": self.about,
-            "user": self.user,
+            "user": self.user_name,
             "roles": sorted(self.roles),
             "silent_s": time.monotonic() - self.seen,
             "open_calls": self.open_calls,

@@ -15,8 +15,8 @@ Role = Literal["read", "write", "admin"]
 class HostedVerb(NamedTuple):
     """A verb that clients may call by name.
 
-    ``mode``: "inline" is fast and never waits, and runs in the thread that serves everybody; "thread" may wait for a disk;
-    "async" is a coroutine function, which is cancelled when its client is gone.
+    ``mode``: "inline" is fast and never waits, and runs in the thread that serves everybody; "thread" may wait for a
+    disk; "async" is a coroutine function, which is cancelled when its client is gone.
     """
 
     role: Role
@@ -39,9 +39,12 @@ class Later(NamedTuple):
 
 
 class Hosted(Protocol):
-    face: str
-    kind: str
-    verbs: Mapping[str, HostedVerb]
+    @property
+    def face(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def verbs(self) -> Mapping[str, HostedVerb]: ...
 
     def describe(self) -> dict[str, Any]: ...
 

@@ -1,7 +1,7 @@
 """HostedRows: a table of rows for the clients of a server.
 
-A batch is gathered straight into the memory of its reply, and rows that came packed are copied as they are into the ring: no
-loop over rows in Python.
+A batch is gathered straight into the memory of its reply, and rows that came packed are copied as they are into the
+ring: no loop over rows in Python.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class HostedRows:
             "writers": spec.writers,
             "seed": spec.seed,
             "width": rows.table.width,
-            "uuid": stats["uuid"],
+            "uuid": rows.table.uuid.hex(),
             "incarnation": int(stats["incarnation"]),
             "fields": fields,
             "batch": None if self._layout is None else self._layout.describe(),
@@ -126,7 +126,12 @@ class HostedRows:
         if self._rows.address is None or self._server.has_keys:
             return None
         info = os.stat(self._rows.table.path)
-        return {"address": self._rows.address, "boot": boot_id(), "inode": [info.st_dev, info.st_ino], "user": os.getuid()}
+        return {
+            "address": self._rows.address,
+            "boot": boot_id(),
+            "inode": [info.st_dev, info.st_ino],
+            "user": os.getuid(),
+        }
 
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._rows), "capacity": self._rows.spec.capacity}
@@ -304,7 +309,8 @@ class HostedRows:
         if known is not None and writer.accepted < known:
             writer.close()
             raise StorageError(
-                f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the buffer again"
+                f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the "
+                "buffer again"
             )
         number = next(self._numbers) % 2**32
         held.streams[number] = Stream(token, writer)
@@ -324,7 +330,9 @@ class HostedRows:
     def _iterate(self, guest: Guest, args: dict[str, Any]) -> dict[str, int]:
         held = self._held(guest)
         if len(held.iterators) >= _MOST_ITERATORS:
-            raise StorageError(f"a client has at most {_MOST_ITERATORS} iterators of rows() and episodes() at once; end some")
+            raise StorageError(
+                f"a client has at most {_MOST_ITERATORS} iterators of rows() and episodes() at once; end some"
+            )
         number = next(self._numbers)
         if args["what"] == "rows":
             held.iterators[number] = self._rows.rows(int(args["batch_size"]), bool(args["ids"]))
@@ -349,7 +357,9 @@ class HostedRows:
             name, field = schema.leaves[leaf]
             if name not in schema.mutable or value.dtype != field.dtype or value.shape != (len(serials), *field.shape):
                 raise SchemaError(f"write(): field {name!r}: expected {field.dtype} of {(len(serials), *field.shape)}")
-        done = self._rows.table.write(serials, args["leaves"], args["values"], bool(args["skips_stale"]), args["timeout"])
+        done = self._rows.table.write(
+            serials, args["leaves"], args["values"], bool(args["skips_stale"]), args["timeout"]
+        )
         assert done is not None
         return done
 
@@ -364,5 +374,3 @@ class HostedRows:
         if self._rows.address is None:
             raise StorageError("rm: the table is in the server's memory; end the server, or clear() it")
         self._rows.close(True)
-
-

@@ -90,7 +90,7 @@ class HostedTrajectories:
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._store), "capacity": self._store.capacity}
 
-    def exchange(self, guest: Guest, request: Request, line: int) -> Answer | Later:
+    def exchange(self, guest: Guest, request: Request) -> Answer | Later:
         raise SchemaError(f"a {self.face} has no rows to add or draw by themselves; CALL its verbs")
 
     def left(self, guest: Guest) -> None:

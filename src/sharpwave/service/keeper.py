@@ -37,30 +37,32 @@ class _Keeper:
             self._writers.add(writer)
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                sessions, writers = list(self._sessions), list(self._writers)
-                if not sessions:
-                    self._thread = None
-                    return
-            pause = 1.0
-            for session in sessions:
-                if session.closed:
-                    with self._lock:
-                        socket = self._sessions.pop(session, None)
-                    if socket is not None:
-                        socket.close(0)
-                    continue
-                pause = min(pause, session.client_timeout / 10)
-                if session.number and time.monotonic() - session.sent_at > session.client_timeout / 5:
-                    self._beat(session)
-            for writer in writers:
-                with contextlib.suppress(Exception):  # the caller's next add meets the same error
-                    writer.send_old()
-                pause = min(pause, _LOOK_S)
-            del sessions, writers
-            session = writer = None  # noqa: F841 - no reference stays while this thread sleeps
+        while (pause := self._look()) is not None:  # no reference to a session stays while this thread sleeps
             time.sleep(pause)
+
+    def _look(self) -> float | None:
+        """Seconds until the next look; None: there is nothing to look after."""
+        with self._lock:
+            sessions, writers = list(self._sessions), list(self._writers)
+            if not sessions:
+                self._thread = None
+                return None
+        pause = 1.0
+        for session in sessions:
+            if session.closed:
+                with self._lock:
+                    socket = self._sessions.pop(session, None)
+                if socket is not None:
+                    socket.close(0)
+                continue
+            pause = min(pause, session.client_timeout / 10)
+            if session.number and time.monotonic() - session.sent_at > session.client_timeout / 5:
+                self._beat(session)
+        for writer in writers:
+            with contextlib.suppress(Exception):  # the caller's next add meets the same error
+                writer.send_old()
+            pause = min(pause, _LOOK_S)
+        return pause
 
     def _beat(self, session: Session) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from ..views import View
 from .endpoint import read_endpoint
 from .machine import boot_id
 from .remote_rows import RemoteRows
+from .remote_sequences import RemoteSequences
 from .remote_trajectories import RemoteTrajectories
 from .session import OPEN_S, OpenTable, Session
 
@@ -39,6 +40,8 @@ def open_at_server(
     try:
         table = session.open_table(str(endpoint.name), timeout, wait)
         kind = table.facts["kind"]
+        if kind == "sequences":
+            return table.facts["face"], RemoteSequences(session, table, {"keys": keys})
         if kind == "trajectories":
             return table.facts["face"], RemoteTrajectories(session, table, address, keys)
         if kind != "rows":

@@ -53,7 +53,7 @@ class Pipeline:
             self._ask()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            reply = self._channel.finish("batches()", deadline)
+            reply = self._channel.finish_until("batches()", deadline)
         except NoAnswer as error:
             raise NotReady(str(error)) from None
         except BaseException:
@@ -72,9 +72,7 @@ class Pipeline:
         message = bytearray(HEAD_BYTES) + body
         flags = SAMPLE_HOLDS if number else 0
         self._asked.append(reserved)
-        self._channel.begin(
-            "batches()", OpenCall(Verb.SAMPLE, message, rows.table, reserved, self._count, flags, None)
-        )
+        self._channel.begin("batches()", OpenCall(Verb.SAMPLE, message, rows.table, reserved, self._count, flags, None))
 
     def settle(self, number: int, delivered: bool) -> None:
         if number:
@@ -104,5 +102,7 @@ class Pipeline:
             body = b"".join(number.to_bytes(8, "little") for number in self._settled)
             # Without it they return when the session ends.
             with contextlib.suppress(SharpwaveError):
-                channel.exchange("batches()", Verb.SETTLE, bytearray(HEAD_BYTES) + body, table=self._rows.table, timeout=1.0)
+                channel.exchange(
+                    "batches()", Verb.SETTLE, bytearray(HEAD_BYTES) + body, table=self._rows.table, timeout=1.0
+                )
         channel.close()

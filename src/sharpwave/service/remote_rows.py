@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checks import seconds, whole
 from ..errors import NotReady, SchemaError
+from ..files.save_path import read_save_path
 from ..rows.bell import batches as drawn_ahead
 from ..rows.goals import put_drawn_goals
 from ..rows.handles import as_handles
@@ -51,9 +52,15 @@ class RemoteRows:
     def __init__(self, session: Session, table: OpenTable, view: View | None, options: dict[str, Any]) -> None:
         facts = table.facts
         self.spec = RowSpec.of_description(
-            facts["description"], facts["face"], view, facts["capacity"], facts["writers"], facts["seed"], facts["width"]
+            facts["description"],
+            facts["face"],
+            view,
+            facts["capacity"],
+            facts["writers"],
+            facts["seed"],
+            facts["width"],
         )
-        self.session, self.table, self.open_options = session, table, options
+        self.session, self.table, self._options = session, table, options
         self.address: str | None = f"{session.server}/{table.name}"
         self.where = self.address
         self._dtypes = tuple((name, field.dtype) for name, field in self.spec.schema.leaves)
@@ -63,22 +70,27 @@ class RemoteRows:
             self.layout = BatchLayout(self._tree.new_batch(1))
             if self.layout.describe() != facts["batch"]:
                 raise SchemaError(
-                    f"open(): {self.address}: the server's batches have other arrays than this version of sharpwave makes of the "
-                    "same view; install the same version on both sides"
+                    f"open(): {self.address}: the server's batches have other arrays than this version of sharpwave "
+                    "makes of the same view; install the same version on both sides"
                 )
         hindsight = self.spec.hindsight
         self._places_goals = hindsight is not None and copies_goals(self.spec.schema, hindsight)
         self.reservations = itertools.count(1)
         self._opening = threading.Lock()
         self._writer: RemoteWriter | None = None
+        self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()  # those with a window
         _all.add(self)
+
+    @property
+    def open_options(self) -> dict[str, Any]:
+        return self._options
 
     @property
     def closed(self) -> bool:
         return self.session.closed
 
     def leave_to_parent(self) -> None:
-        self._opening, self._writer = threading.Lock(), None
+        self._opening, self._writer, self._writers = threading.Lock(), None, weakref.WeakSet()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +105,10 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        return RemoteWriter(self.session, self.table, self.spec, window)
+        writer = RemoteWriter(self.session, self.table, self.spec, window)
+        if window is not None:
+            self._writers.add(writer)
+        return writer
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +139,9 @@ class RemoteRows:
         arrays = out
         if out is not None:
             if self.layout is None:
-                raise SchemaError("sample(): out: this view's batches differ in size from one to the next; give no out=")
+                raise SchemaError(
+                    "sample(): out: this view's batches differ in size from one to the next; give no out="
+                )
             arrays = out if device is None else as_host_arrays(out, device)
             self._tree.check_out(count, arrays)
         number = next(self.reservations) if holds and self.spec.settles else 0
@@ -139,8 +156,8 @@ class RemoteRows:
         if not 0 < count < 2**31:
             whole("sample()", "batch_size", count, self.spec.least_batch, 2**31 - 1)
         reply = self.session.exchange(
-            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number), argument=count, flags=flags,
-            timeout=timeout,
+            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number), argument=count,
+            flags=flags, timeout=timeout,
         )  # fmt: skip
         return self.read_batch(reply, count, number, bool(flags & SAMPLE_TELLS_ODDS))
 
@@ -293,15 +310,21 @@ class RemoteRows:
         self.call("clear")
 
     def save(self, path: Any, incremental: bool) -> None:
-        self.call("save", path=os.fspath(path), incremental=incremental)
+        self.call("save", path=read_save_path(path), incremental=incremental)
 
     def flush(self) -> None:
         self.call("flush")
 
     def close(self, unlink: bool) -> None:
-        if unlink and not self.closed:
-            self.call("remove")
-        self.session.close()
+        if self.closed:
+            return
+        try:
+            for writer in list(self._writers):
+                writer.close()  # rows that are on their way arrive
+            if unlink:
+                self.call("remove")
+        finally:
+            self.session.close()
 
 
 class _Number:

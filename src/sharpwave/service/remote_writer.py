@@ -69,14 +69,16 @@ class RemoteWriter:
 
     def reopen(self, channel: Channel) -> None:
         """In a new session: the server says how many rows of this stream it has."""
+        if self._table.is_lost:
+            return
         message = encode({"verb": "open_stream", "args": {"token": self._token.hex()}}, HEAD_BYTES)
         reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=5.0)
         told = decode(reply.body)
         self.number, accepted = told["stream"], told["accepted"]
         if accepted < self._acknowledged:
             self._table.lose(
-                f"the server no longer knows this writer: of the {self._acknowledged} rows that it had acknowledged it names "
-                f"{accepted}; open the buffer again"
+                f"the server no longer knows this writer: of the {self._acknowledged} rows that it had acknowledged "
+                f"it names {accepted}; open the buffer again"
             )
         if not self._sent:
             self._next = max(self._next, accepted) if self._is_unsure else accepted
@@ -154,8 +156,8 @@ class RemoteWriter:
             if deadline is not None and time.monotonic() >= deadline:
                 waiting = self._next - self._acknowledged
                 raise NotReady(
-                    f"add(): {waiting} rows wait for the answer of {self._session.server}, window={self._window}; give a larger "
-                    "timeout= or window="
+                    f"add(): {waiting} rows wait for the answer of {self._session.server}, window={self._window}; "
+                    "give a larger timeout= or window="
                 )
             self._finish_one(deadline)
 
@@ -179,7 +181,7 @@ class RemoteWriter:
         """The answer to the oldest message. NotReady: none until the deadline; the message stays under way."""
         assert self._own is not None
         try:
-            reply = self._own.finish("add()", deadline)
+            reply = self._own.finish_until("add()", deadline)
         except NoAnswer:
             raise
         except SharpwaveError as error:
@@ -242,6 +244,7 @@ class RemoteWriter:
                     self._session.call(self._table, "close_stream", {"stream": self.number})
             finally:
                 self._is_closed = True
+                self._packer.max_rows = 1  # the next add is told at once
                 self._session.forget(self)
                 if self._own is not None:
                     self._own.close()
@@ -257,5 +260,3 @@ def _serials(reply: Any) -> Any:
     import numpy as np
 
     return np.frombuffer(reply.body, np.int64).copy()
-
-

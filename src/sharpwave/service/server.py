@@ -43,16 +43,18 @@ def serve(
 ) -> Server:
     """Serves buffers to other processes and machines. ``sharpwave.open("tcp://host:port/name")`` opens one there.
 
-    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close them.
+    The server has threads of its own; this process may use the buffers meanwhile. Closing the server does not close
+    them.
 
     Args:
-        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``, ``SequenceBuffer``.
+        buffers: Buffers by name: ``ReplayBuffer``, ``DistillationBuffer``, ``TrajectoryReplayBuffer``,
+            ``SequenceBuffer``.
         address: Where to listen: ``"tcp://127.0.0.1:7001"`` or ``"ipc:///path"``. Port 0 takes a free one, which
             ``server.address`` tells.
         keys: A folder of keys that ``sharpwave keys new`` wrote: clients need one of them, and everything is encrypted.
             Without keys the server listens on the loopback or on a local socket only.
-        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases and
-            reservations return.
+        client_timeout: Seconds of silence after which a client is dead: its open episodes end as truncated, its leases
+            and reservations return.
         folder: Where clients may ``save`` to, on this machine. Without it ``save`` needs the role admin of a key, or a
             local socket.
         limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``.
@@ -96,11 +98,11 @@ class Server:
         if keys is not None:
             from .keys import Keys
 
-            self._keys = Keys.read_folder(keys)
+            self._keys = Keys.read_folder(keys, where)
         elif is_reachable_by_others(self._endpoint):
             raise StorageError(
-                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new NAME), or "
-                "listen on tcp://127.0.0.1 or ipc://"
+                f"{where}: address: {address!r} can be reached from other machines; give keys= (sharpwave keys new "
+                "NAME), or listen on tcp://127.0.0.1 or ipc://"
             )
         self.has_keys = self._keys is not None
         self.message_bytes = self._limits.message_bytes
@@ -112,6 +114,7 @@ class Server:
         self._by_token: dict[bytes, Guest] = {}
         self._refused: dict[str, int] = {}
         self._clients_lost = 0
+        self._waiting_bytes = 0
         self._is_closing = False
         self._is_closed = False
         self._closing = threading.Lock()
@@ -152,7 +155,9 @@ class Server:
                 socket.bind(self._endpoint)
         except zmq.ZMQError as error:
             self._end_sockets()
-            raise StorageError(f"{where}: address: cannot listen on {address!r}: {error}; give another address") from None
+            raise StorageError(
+                f"{where}: address: cannot listen on {address!r}: {error}; give another address"
+            ) from None
         self.address: str = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         inside = f"inproc://sharpwave-{id(self)}"
         socket.bind(inside)
@@ -168,7 +173,8 @@ class Server:
             self._bell.send(b"", self._zmq.NOBLOCK)
 
     def stats(self) -> dict[str, Any]:
-        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that died."""
+        """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that
+        died."""
         guests = list(self._guests.values())
         return {
             "address": self.address,
@@ -189,8 +195,9 @@ class Server:
                 raise StorageError(f"{where}: path: expected a path in the server's folder, got {str(path)!r}")
             return inside
         if not self.has_keys and not self._endpoint.startswith("ipc://"):
-            verb = where.removesuffix("()")
-            raise StorageError(f"{where}: clients without keys may not {verb} on this server; give serve() folder= or keys=")
+            raise StorageError(
+                f"{where}: the server reads and writes no files for clients without keys; give serve() folder= or keys="
+            )
         if not place.is_absolute():
             raise StorageError(f"{where}: path: expected an absolute path on the server's machine, got {str(path)!r}")
         return place
@@ -294,6 +301,8 @@ class Server:
             if self._keys is not None and guest is not None:
                 self._count("session of another key")
             return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
+        if self._keys is not None and not self._is_still_known(guest):
+            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} was revoked")
         guest.seen = now = time.monotonic()
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
@@ -316,12 +325,19 @@ class Server:
             return self._meet_again(guest, line, head)
         if guest.open_calls >= self._limits.calls:
             line.expected += 1
-            return self._keep(guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls"))
+            return self._keep(
+                guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls")
+            )
+        if 0 < self._waiting_bytes > self._limits.waiting_bytes - len(view):
+            line.expected += 1
+            text = f"calls of {self._waiting_bytes} bytes wait, limits['waiting_bytes']={self._limits.waiting_bytes}"
+            return self._keep(guest, line, call, self._error(head, Status.BUSY, text))
         line.expected += 1
         guest.open_calls += 1
         body = view[HEAD_BYTES:]
         request = Request(verb, flags, table, stream, call, to_seconds(timeout), argument, body, now)
         if line.running is not None:
+            self._waiting_bytes += len(body)
             line.waiting.append(request)
         else:
             self._execute(guest, line, channel, request)
@@ -333,6 +349,17 @@ class Server:
             return str(frame.get("User-Id"))
         except self._zmq.ZMQError:
             return ""
+
+    def _is_still_known(self, guest: Guest) -> bool:
+        """A key may be revoked, and its roles may change, while its client is connected."""
+        assert self._keys is not None
+        roles = self._keys.roles_of(guest.user)
+        if roles is None:
+            self._count("key")
+            self._part(guest)
+            return False
+        guest.roles = roles
+        return True
 
     def _greet(self, who: bytes, frame: Any, version: int, channel: int, view: Any) -> None:
         head = (MAGIC, version, Verb.HELLO, 0, 0, 0, 0, channel, 0, 0, 0, 0, 0)
@@ -349,17 +376,21 @@ class Server:
         common = min(most, VERSIONS[1])
         if common < max(least, VERSIONS[0]):
             self._count("version")
-            spoken = f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
-            text = f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            spoken = (
+                f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
+            )
+            text = (
+                f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
+            )
             return self._reply_bare(who, head, Status.VERSION, text)
-        user, roles = "", _ROLES
+        user, user_name, roles = "", "", _ROLES
         if self._keys is not None:
             user = self._user(frame)
             found = self._keys.roles_of(user)
             if found is None:
                 self._count("key")
                 return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the key was revoked")
-            roles = found
+            roles, user_name = found, self._keys.name_of(user) or ""
         guest = self._by_token.get(token)
         if guest is not None and guest.user != user:
             self._count("token of another key")
@@ -367,10 +398,10 @@ class Server:
         if guest is None:
             if len(self._guests) >= self._limits.clients:
                 self._count("clients")
-                text = f"the server has {len(self._guests)} clients, its limit; close some, or serve(limits={{'clients': ...}})"
+                text = f"the server has {len(self._guests)} clients, its limit; close some, or give it another limit"
                 return self._reply_bare(who, head, Status.BUSY, text)
             session = secrets.randbits(63) | 1
-            guest = Guest(session, token, about, user, roles, common)
+            guest = Guest(session, token, about, user, user_name, roles, common)
             self._guests[session] = self._by_token[token] = guest
         guest.seen = time.monotonic()
         limits = {"message_bytes": self._limits.message_bytes, "calls": self._limits.calls}
@@ -403,7 +434,7 @@ class Server:
         guest.is_gone = True
         del self._guests[guest.session], self._by_token[guest.token]
         for task in list(guest.tasks):
-            task.cancel()
+            task.cancel()  # its end drops the calls behind it
         for _, hosted in self._tables:
             with contextlib.suppress(SharpwaveError):
                 hosted.left(guest)
@@ -454,6 +485,7 @@ class Server:
             result = error
         if isinstance(result, Later):
             line.running = request.call
+            self._waiting_bytes += len(request.body)
             self._chores.add(guest, (guest, line, channel, request), result.wait)
         else:
             self._complete(guest, line, channel, request, result)
@@ -477,7 +509,9 @@ class Server:
 
     def _check_role(self, guest: Guest, role: str, verb: str) -> None:
         if role not in guest.roles:
-            raise _Forbidden(f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}")
+            raise _Forbidden(
+                f"{verb} needs the role {role!r}; the key of {guest.user_name!r} has {', '.join(sorted(guest.roles))}"
+            )
 
     def _open(self, guest: Guest, said: Any) -> dict[str, Any]:
         name = said.get("name") if isinstance(said, dict) else None
@@ -510,15 +544,33 @@ class Server:
     def _finish(self, place: Any, result: Any) -> None:
         guest, line, channel, request = place
         line.running = None
+        self._waiting_bytes -= len(request.body)
         self._complete(guest, line, channel, request, result)
         while line.waiting and line.running is None:
-            self._execute(guest, line, channel, line.waiting.popleft())
+            following = line.waiting.popleft()
+            self._waiting_bytes -= len(following.body)
+            if not guest.is_gone:  # what a dead client asked for is not begun
+                self._execute(guest, line, channel, following)
 
     def _complete(self, guest: Guest, line: Line, channel: int, request: Request, result: Any) -> None:
         if guest.is_gone:
             return
         verb = request.verb
-        head = (MAGIC, guest.version, verb, 0, 0, request.table, guest.session, channel, request.stream, request.call, 0, 0, 0)
+        head = (
+            MAGIC,
+            guest.version,
+            verb,
+            0,
+            0,
+            request.table,
+            guest.session,
+            channel,
+            request.stream,
+            request.call,
+            0,
+            0,
+            0,
+        )
         reply: Any
         if isinstance(result, BaseException):
             status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
@@ -534,7 +586,9 @@ class Server:
                 reply = self._error(head, Status.FAILURE, f"the result cannot be sent: {error}")
         size = len(reply.memory if isinstance(reply, Answer) else reply)
         if size > self._limits.message_bytes:
-            text = f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            text = (
+                f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+            )
             reply = self._error(head, Status.SCHEMA, text)
             size = len(reply)
         guest.open_calls -= 1

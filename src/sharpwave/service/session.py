@@ -56,6 +56,10 @@ class OpenTable:
         if not self.facts:
             self.facts = facts
 
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
     def lose(self, why: str) -> None:
         self._lost = why
 
@@ -78,15 +82,17 @@ class Session:
     Args:
         server: The server's address, without a table.
         keys: A client's key file, or None.
+        name: What the server's ``stats()`` call it.
     """
 
-    def __init__(self, server: str, keys: Any = None) -> None:
+    def __init__(self, server: str, keys: Any = None, name: str | None = None) -> None:
         self.server = server
+        self._name = name
         self._key: Any = None
         if keys is not None:
             from .keys import ClientKey
 
-            self._key = ClientKey.read(keys)
+            self._key = ClientKey.read(keys, "open(): keys")
         self._is_closed = False
         self._reopened: list[Reopened] = []
         self._begin()
@@ -106,7 +112,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._joining = threading.RLock()
         self._origins = itertools.count(1)
-        self._numbering = threading.Lock()
+        self._counting = threading.Lock()
         self._undone: dict[int, None] = {}  # numbers of calls that must be executed once, oldest first
         self._process = os.getpid()
         self._doctor: Doctor | None = None
@@ -172,7 +178,11 @@ class Session:
             self._joining.release()
 
     def _try_to_join(self, where: str, channel: Channel, deadline: float | None) -> bool:
-        hello = {"versions": list(VERSIONS), "token": self.token.hex(), "client": f"python, process {os.getpid()}"}
+        hello = {
+            "versions": list(VERSIONS),
+            "token": self.token.hex(),
+            "client": self._name or f"python, process {os.getpid()}",
+        }
         message = encode(hello, HEAD_BYTES)
         HEAD.pack_into(message, 0, MAGIC, VERSIONS[1], Verb.HELLO, 0, 0, 0, 0, channel.number, 0, 0, 0, 0, 0)
         head, frame = channel.greet(where, message, deadline)
@@ -198,6 +208,7 @@ class Session:
                 raise NotReady(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
+            opener.say_goodbye(self._goodbye())
             self.number = 0  # the next call tries again
             raise
         finally:
@@ -216,10 +227,10 @@ class Session:
         return table
 
     def meet(self, where: str, timeout: float | None, waits: bool = False) -> None:
-        """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an error
-        as soon as that is known."""
+        """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an
+        error as soon as that is known."""
         if not waits:
-            self._doctor = Doctor()
+            self._doctor = Doctor(self._key is not None)
         try:
             channel = self.channel()
             self.join(where, channel, 0, None if timeout is None else time.monotonic() + timeout)
@@ -229,7 +240,9 @@ class Session:
                 raise
             raise StorageError(str(error)) from None
         finally:
-            self._doctor = None
+            if self._doctor is not None:
+                self._doctor.close()
+                self._doctor = None
 
     def is_hopeless(self) -> bool:
         return self._doctor is not None and self._doctor.is_hopeless()
@@ -270,8 +283,8 @@ class Session:
     def check_size(self, where: str, message: Any) -> None:
         if len(message) > self.message_bytes > 0:
             raise StorageError(
-                f"{where}: the message has {len(message)} bytes, and {self.server} takes at most {self.message_bytes}; send "
-                "less at once, or give serve() limits={'message_bytes': ...}"
+                f"{where}: the message has {len(message)} bytes, and {self.server} takes at most "
+                f"{self.message_bytes}; send less at once, or give serve() limits={{'message_bytes': ...}}"
             )
 
     def stats(self) -> dict[str, Any]:
@@ -286,18 +299,18 @@ class Session:
 
     def next_origin(self) -> tuple[int, int]:
         """The number of a call that must be executed once, and the least of those that are not over."""
-        # In one step: another thread must not see a least number above one that is taken and not yet noted.
-        with self._numbering:
+        with self._counting:  # a number that comes late among the open ones would be below the oldest that was told
             number = next(self._origins)
             self._undone[number] = None
             return number, next(iter(self._undone))
 
     def done(self, number: int) -> None:
-        with self._numbering:
+        with self._counting:
             self._undone.pop(number, None)
 
     def beat(self, socket: Any) -> None:
-        """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own socket."""
+        """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own
+        socket."""
         pairs = [number for channel in list(self._channels) for number in (channel.number, channel.oldest)]
         message = bytearray(HEAD_BYTES) + b"".join(number.to_bytes(8, "little") for number in pairs)
         HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BEAT, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
@@ -314,16 +327,19 @@ class Session:
         if self._is_closed:
             return
         if self._process == os.getpid() and self.number:
-            message = bytearray(HEAD_BYTES)
-            HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
             with contextlib.suppress(StorageError):
-                self.channel().say_goodbye(message)
+                self.channel().say_goodbye(self._goodbye())
         self._is_closed = True
         channel = getattr(self._local, "channel", None)
         if channel is not None:
             channel.close()
             self._local.channel = None
         _sessions.discard(self)
+
+    def _goodbye(self) -> bytearray:
+        message = bytearray(HEAD_BYTES)
+        HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
+        return message
 
     def leave_to_parent(self) -> None:
         """In a forked child: sockets and streams are the parent's."""
@@ -332,14 +348,13 @@ class Session:
             self._begin()
 
 
-def list_tables(address: str, keys: Any = None, timeout: float = OPEN_S) -> dict[str, dict[str, Any]]:
-    """What a server has: for each name ``face``, ``size`` and ``capacity``."""
+def list_tables(address: str, keys: Any = None, timeout: float = OPEN_S) -> list[dict[str, Any]]:
+    """What a server has: ``name``, ``face``, ``size`` and ``capacity`` of each table."""
     session = Session(read_endpoint("ls", address, named=False).server, keys)
     try:
         session.meet("ls", timeout)
         reply = session.channel().exchange("ls", Verb.TABLES, bytearray(HEAD_BYTES), timeout=timeout)
-        found: dict[str, dict[str, Any]] = decode(reply.body)
-        return found
+        return [{"name": name, **facts} for name, facts in decode(reply.body).items()]
     finally:
         session.close()
 

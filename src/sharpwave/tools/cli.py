@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
-from sharpwave.tools import segments, trajectories
+from sharpwave.service.endpoint import is_remote
+from sharpwave.tools import key_commands, remote_tables, segments, trajectories
 from sharpwave.tools.watch import format_pids, watch_segment
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 # Modules that the command line needs and `import sharpwave` does not. If another module is missing, that is a bug of
 # ours, and the traceback is shown.
-EXTRA_MODULES = frozenset({"gymnasium", "h5py", "matplotlib", "minari", "rich", "torch", "typer"})
+EXTRA_MODULES = frozenset({"gymnasium", "h5py", "matplotlib", "minari", "rich", "torch", "typer", "zmq"})
 
 
 def build_app() -> "typer.Typer":
@@ -53,12 +54,19 @@ def build_app() -> "typer.Typer":
 
         run_demo(steps=steps, seed=seed, out=out)
 
+    key_option = typer.Option("--keys", help="Your file NAME.key, for a server with keys.")
+    timeout_option = typer.Option(min=0, help="Seconds to wait for a server.")
+
     @app.command()
     def info(
         address: Annotated[
-            str, typer.Argument(help="A saved buffer's path, a folder of trajectories, or shm:// or file:// storage.")
+            str,
+            typer.Argument(
+                help="A saved buffer's path, a folder of trajectories, shm:// or file:// storage, or a server's table."
+            ),
         ],
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+        keys: Annotated[Path | None, key_option] = None,
         watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C, without opening it.")] = False,
         interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks of --watch.")] = 1.0,
         count: Annotated[int | None, typer.Option(min=1, help="End --watch after this many looks.")] = None,
@@ -71,7 +79,7 @@ def build_app() -> "typer.Typer":
         elif Path(address).is_dir():
             trajectories.print_info(Path(address), as_json)
         else:
-            _print_info(address, as_json)
+            _print_info(address, as_json, keys)
 
     source_option = typer.Option("--source-path", help="Where the trajectories are.")
     save_option = typer.Option("--save-path", help="The folder to make.")
@@ -119,18 +127,56 @@ def build_app() -> "typer.Typer":
         trajectories.run_convert(source, target, storage_format, allow_pickle)
 
     @app.command()
-    def ls(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
-        """List every buffer in shared memory, and the processes that have it open."""
-        _print_segments(as_json)
+    def ls(
+        server: Annotated[str | None, typer.Argument(help="tcp://host:port or ipc://path: list its tables.")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+        keys: Annotated[Path | None, key_option] = None,
+        timeout: Annotated[float, timeout_option] = 5.0,
+    ) -> None:
+        """List every buffer in shared memory, and the processes that have it open; or the tables of a server."""
+        if server is None:
+            _print_segments(as_json)
+        elif is_remote(server):
+            remote_tables.print_tables(server, keys, as_json, timeout)
+        else:
+            raise typer.BadParameter(f"expected tcp://host:port or ipc://path, got {server!r}", param_hint="SERVER")
 
     @app.command()
     def rm(
-        addresses: Annotated[list[str], typer.Argument(metavar="ADDRESS...", help="shm://name or file://path.")],
+        addresses: Annotated[
+            list[str],
+            typer.Argument(metavar="ADDRESS...", help="shm://name, file://path or tcp://host:port/name."),
+        ],
+        keys: Annotated[Path | None, key_option] = None,
+        timeout: Annotated[float, timeout_option] = 5.0,
     ) -> None:
         """Remove live buffers and the files that killed processes left of them. Does not ask."""
-        if not _remove(addresses):
+        if not _remove(addresses, keys, timeout):
             raise typer.Exit(1)
 
+    @app.command()
+    def serve(
+        what: Annotated[
+            list[str], typer.Argument(metavar="CONFIG.toml | ADDRESS...", help="A configuration; or [NAME=]ADDRESS.")
+        ],
+        at: Annotated[
+            str | None, typer.Option("--at", help="Where to listen: tcp://host:port (0: any free port) or ipc://path.")
+        ] = None,
+        keys: Annotated[Path | None, typer.Option("--keys", help="The folder that 'sharpwave keys new' made.")] = None,
+    ) -> None:
+        """Serve buffers to other processes and machines until SIGTERM or Ctrl-C.
+
+        The first line printed is the address. Exit code 2: it could not begin.
+        """
+        from sharpwave.tools.server_process import BadStart, read_config, run_server
+
+        try:
+            run_server(read_config(what, at, None if keys is None else str(keys)))
+        except BadStart as error:
+            _complain(str(error))
+            raise typer.Exit(2) from None
+
+    app.add_typer(key_commands.build_app(), name="keys")
     return app
 
 
@@ -142,7 +188,9 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRA_MODULES:
             raise
-        extra = {"demo": "demo", "convert": "cli,gym"}.get((sys.argv[1:2] or [""])[0], "cli")
+        extra = {"demo": "demo", "convert": "cli,gym", "serve": "cli,serve", "keys": "cli,serve"}.get(
+            (sys.argv[1:2] or [""])[0], "cli"
+        )
         _fail(f'this command needs {missing}, which is not installed: pip install "sharpwave[{extra}]"')
     except (sw.errors.SharpwaveError, OSError) as error:
         _fail(f"{type(error).__name__}: {error}")
@@ -165,8 +213,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _print_info(address: str, as_json: bool) -> None:
-    buffer = sw.open(address)
+def _print_info(address: str, as_json: bool, keys: Path | None) -> None:
+    buffer = sw.open(address, keys=keys) if is_remote(address) else sw.open(address)
     try:
         has_rows = isinstance(buffer, (sw.ReplayBuffer, sw.DistillationBuffer))
         stats = buffer.stats(huge_pages=True) if has_rows else buffer.stats()
@@ -213,11 +261,15 @@ def _print_segments(as_json: bool) -> None:
     Console(width=None if sys.stdout.isatty() else 1_000).print(table, highlight=False, markup=False)
 
 
-def _remove(addresses: list[str]) -> bool:
+def _remove(addresses: list[str], keys: Path | None, timeout_s: float) -> bool:
     """Removes each buffer; returns whether all could be removed."""
     went_well = True
     for address in addresses:
         try:
+            if is_remote(address):
+                remote_tables.remove(address, keys, timeout_s)
+                print(f"removed {address}")
+                continue
             removed = segments.remove(address)
         except OSError as error:
             _complain(f"{type(error).__name__}: {error}")

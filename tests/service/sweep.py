@@ -1,0 +1,290 @@
+"""Servers and clients that are killed at random instants: every acknowledged row is there once, and no call is late.
+
+    python tests/service/sweep.py --rounds 1000 --seed 1
+
+Each round kills (SIGKILL) the server, a client or both, and starts them again; the server goes on with its file. Some
+clients reach the server through a proxy that cuts and delays their connections. Clients add rows with known contents,
+by `add` and by `writer(window=)`, sample and update priorities, and note in a file of their own what was acknowledged.
+Every 25 rounds the table's file is read: each acknowledged row is there exactly once, no row is torn, the rows of a
+stream are in its order, and no call took longer than its timeout plus one second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing as mp
+import os
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from proxy import Plan, Proxy
+
+import sharpwave as sw
+from sharpwave.errors import NotReady
+
+processes = mp.get_context("forkserver")
+processes.set_forkserver_preload(["numpy", "zmq", "sharpwave", "sharpwave.service.server", "sharpwave.buffers.open"])
+
+CAPACITY = 300_000
+QUOTA = 8_000  # rows of one client: a table has room for all rows of 25 rounds
+CLIENTS = 4
+ROUNDS_OF_A_TABLE = 25
+WIDTH = 16
+TIMEOUTS_S = (0.3, 1.0, 5.0)
+LATE_S = 1.0
+FAULTS = ("forward", "delay", "drop", "cut", "cut", "stall", "trickle", "replay", "hole")
+TRIED, ACKNOWLEDGED, FAILED = 1, 2, 3  # of a row, in a client's notes; a failed one may be in the table or not
+
+
+def rows_of(stream: Any, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """The known contents of rows: every value depends on the stream and on the number."""
+    numbers = np.asarray(numbers)
+    streams = np.broadcast_to(stream, numbers.shape)
+    obs = ((streams[:, None] * 31 + numbers[:, None] * 17 + np.arange(WIDTH)) % 65_536).astype(np.float32)
+    obs[:, 0], obs[:, 1] = streams, numbers
+    return {
+        "obs": obs,
+        "action": obs[:, :2] + 1,
+        "reward": numbers.astype(np.float32),
+        "next_obs": obs + 0.5,
+        "done": numbers % 50 == 49,
+    }
+
+
+def check_contents(rows: dict[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The streams and the numbers of rows, which must be as they were added."""
+    streams, numbers = rows["obs"][:, 0].astype(np.int64), rows["obs"][:, 1].astype(np.int64)
+    for name, expected in rows_of(streams, numbers).items():
+        wrong = np.flatnonzero((rows[name] != expected).reshape(len(numbers), -1).any(axis=1))
+        assert not len(wrong), f"{where}: {name} of row {numbers[wrong[0]]} of stream {streams[wrong[0]]} is torn"
+    return streams, numbers
+
+
+class Notes:
+    """What a client tells about itself in a mapped file, which outlives it."""
+
+    def __init__(self, folder: Path, stream: int, make: bool = False) -> None:
+        self.path, self.stream = folder / f"notes-{stream}", stream
+        if make:
+            self.path.write_bytes(bytes(QUOTA + 64))
+        whole = np.memmap(self.path, np.uint8, "r+")
+        self.rows = whole[:QUOTA]
+        self.numbers = whole[QUOTA:].view(np.float64)  # calls, latest excess over its timeout, verb of it, not ready
+
+    def note(self, verb: int, timeout_s: float, begun: float) -> None:
+        self.numbers[0] += 1
+        excess = time.monotonic() - begun - timeout_s
+        if excess > self.numbers[1] or self.numbers[0] == 1:
+            self.numbers[1], self.numbers[2] = excess, verb
+
+
+def serve(path: str, address: str, ready: Any) -> None:
+    """A server's process: the table of a file, until it is killed."""
+    replay = sw.ReplayBuffer(
+        CAPACITY,
+        obs_shape=(WIDTH,),
+        action_shape=(2,),
+        sampler=sw.Prioritized(),
+        storage=f"file://{path}",
+        exist="attach",
+        writers=512,
+        seed=0,
+    )
+    with sw.serve({"replay": replay}, address, client_timeout=1.0):
+        ready.send(len(replay))
+        time.sleep(1e6)
+
+
+def act(folder: str, address: str, stream: int, seed: int) -> None:
+    """A client's process: adds, samples and updates until it is killed."""
+    notes, rng = Notes(Path(folder), stream), random.Random(seed)
+    buffer: Any = sw.open(f"{address}/replay", wait=True, timeout=60, direct=False)
+    windowed = seed % 2 == 1
+    writer = buffer.writer(window=rng.choice((8, 64, 256))) if windowed else buffer
+    number, indices = 0, np.zeros(0, np.int64)
+    while True:
+        timeout_s = rng.choice(TIMEOUTS_S)
+        verb = rng.choices((0, 1, 2, 3), (8, 2, 1, 1))[0]
+        begun = time.monotonic()
+        try:
+            if verb == 0 and number < QUOTA - 8:
+                count = rng.choice((1, 1, 1, 5))
+                span = slice(number, number + count)
+                number += count
+                notes.rows[span] = TRIED
+                try:
+                    rows = rows_of(stream, np.arange(span.start, span.stop))
+                    writer.add(**({n: v[0] for n, v in rows.items()} if count == 1 else rows), timeout=timeout_s)
+                except NotReady:
+                    notes.rows[span] = FAILED
+                    raise
+                if not windowed:
+                    notes.rows[span] = ACKNOWLEDGED
+            elif verb == 1:
+                batch = buffer.sample(32, timeout=timeout_s)
+                check_contents(batch, f"sample() of stream {stream}")
+                indices = batch["indices"]
+            elif verb == 2 and len(indices):
+                buffer.update_priorities(indices, rng.random() * np.ones(len(indices)), timeout=timeout_s)
+            elif verb == 3 and windowed:
+                writer.flush(timeout=timeout_s)
+                notes.rows[:number][notes.rows[:number] == TRIED] = ACKNOWLEDGED
+            else:
+                continue
+        except NotReady:  # the server is away until the timeout, or a sampler finds no row yet
+            notes.numbers[3] += 1
+        except BaseException as error:
+            (Path(folder) / f"error-{stream}").write_text(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            notes.note(verb, timeout_s, begun)
+
+
+class Table:
+    """One file with its server and its clients, for some rounds."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.random = folder, random.Random(seed)
+        self.path = folder / "replay.sw"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.counts: Counter[str] = Counter()
+        self.streams: list[Notes] = []
+        self.ends = contextlib.ExitStack()
+        self.proxies = [self.ends.enter_context(Proxy(self.address, Plan(seed + n, FAULTS))) for n in range(2)]
+        self.server = self.start_server()
+        self.clients = [self.start_client(place) for place in range(CLIENTS)]
+
+    def start_server(self) -> Any:
+        mine, theirs = processes.Pipe()
+        server = processes.Process(target=serve, args=(str(self.path), self.address, theirs), daemon=True)
+        server.start()
+        theirs.close()
+        try:
+            assert mine.poll(60), "the server did not begin within 60 s"
+            mine.recv()
+        except EOFError:
+            server.join(5)
+            raise AssertionError(f"the server did not begin: exit code {server.exitcode}") from None
+        finally:
+            mine.close()
+        return server
+
+    def start_client(self, place: int) -> Any:
+        notes = Notes(self.folder, len(self.streams) + 1, make=True)
+        self.streams.append(notes)
+        # Places 0 and 1 reach the server directly, 2 and 3 through a proxy; odd places have windows.
+        address = self.address if place < 2 else self.proxies[place - 2].address
+        seed = 2 * self.random.getrandbits(30) + place % 2
+        client = processes.Process(target=act, args=(str(self.folder), address, notes.stream, seed), daemon=True)
+        client.start()
+        return client
+
+    def round(self) -> None:
+        time.sleep(self.random.uniform(0.02, 0.5))
+        victims = self.random.choices(("server", "client", "both"), (5, 3, 2))[0]
+        self.counts[f"killed {victims}"] += 1
+        place = self.random.randrange(CLIENTS)
+        self.check_clients()
+        if victims != "client":
+            self.server.kill()
+        if victims != "server":
+            self.clients[place].kill()
+            self.clients[place].join()
+            self.clients[place] = self.start_client(place)
+        if victims != "client":
+            self.server.join()
+            time.sleep(self.random.choice((0, 0, 0.05, 0.4)))
+            self.server = self.start_server()
+
+    def check_clients(self) -> None:
+        for error in self.folder.glob("error-*"):
+            raise AssertionError(f"a client failed: {error.name}: {error.read_text()}")
+        assert all(client.is_alive() for client in self.clients), "a client ended"
+        assert self.server.is_alive(), f"the server ended: exit code {self.server.exitcode}"
+
+    def end(self) -> None:
+        for process in [*getattr(self, "clients", []), self.server]:
+            process.kill()
+            process.join()
+        self.ends.close()
+
+    def check(self) -> None:
+        """Reads the file and compares it with the notes of all clients."""
+        found: dict[int, list[np.ndarray]] = {notes.stream: [] for notes in self.streams}
+        with sw.open(f"file://{self.path}") as buffer:
+            self.counts["rows"] += len(buffer)
+            for rows in buffer.rows(batch_size=10_000):
+                streams, numbers = check_contents(rows, "the table")
+                for stream in np.unique(streams):
+                    assert stream in found, f"the table has a row of stream {stream}, which there never was"
+                    found[stream].append(numbers[streams == stream])
+        for notes in self.streams:
+            numbers = np.concatenate([np.zeros(0, np.int64), *found[notes.stream]])
+            about = f"stream {notes.stream}"
+            late = f"a call of verb {int(notes.numbers[2])} took {notes.numbers[1]:.2f} s longer than its timeout"
+            assert notes.numbers[1] <= LATE_S, f"{about}: {late}"
+            there, times = np.unique(numbers, return_counts=True)
+            assert (times == 1).all(), f"{about}: rows {there[times > 1][:5]} are there more than once"
+            assert (np.diff(numbers) > 0).all(), f"{about}: its rows are not in order"
+            acknowledged = np.flatnonzero(notes.rows == ACKNOWLEDGED)
+            lost = np.setdiff1d(acknowledged, there)
+            assert not len(lost), f"{about}: {len(lost)} acknowledged rows are not there: {lost[:5]} of {len(there)}"
+            assert (notes.rows[there] != 0).all(), f"{about}: rows are there that were never added"
+            self.counts["acknowledged"] += len(acknowledged)
+            self.counts["calls"] += int(notes.numbers[0])
+            self.counts["not ready"] += int(notes.numbers[3])
+            self.counts["latest_ms"] = max(self.counts["latest_ms"], int(1e3 * notes.numbers[1]))
+        for proxy in self.proxies:
+            self.counts.update({f"proxy {fault}": count for fault, count in proxy.counts.items()})
+
+
+def run(rounds: int, seed: int, tell: Any = lambda counts: None) -> Counter[str]:
+    """Runs so many kills; returns what was counted, or raises AssertionError with the seed."""
+    total: Counter[str] = Counter()
+    base = os.environ.get("SHARPWAVE_SWEEP_FOLDER")
+    while (done := sum(count for name, count in total.items() if name.startswith("killed"))) < rounds:
+        with tempfile.TemporaryDirectory(prefix="sharpwave-sweep-", dir=base) as folder:
+            table = Table(Path(folder), seed + done)
+            try:
+                for _ in range(min(ROUNDS_OF_A_TABLE, rounds - done)):
+                    table.round()
+                time.sleep(0.5)  # so that what came after the last kill is looked at as well
+                table.check_clients()
+                table.end()
+                table.check()
+            except AssertionError as error:
+                raise AssertionError(
+                    f"seed {seed + done} after {sum(table.counts.values())} events: {error}"
+                ) from error
+            finally:
+                table.end()
+            latest = max(total["latest_ms"], table.counts.pop("latest_ms", 0))
+            total.update(table.counts)
+            total["latest_ms"] = latest
+            tell(total)
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=1_000, help="how many kills")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)
+    begun = time.monotonic()
+    counts = run(chosen.rounds, chosen.seed, lambda total: print(json.dumps(total), flush=True))
+    print(f"{chosen.rounds} kills in {time.monotonic() - begun:.0f} s: {json.dumps(counts, indent=2)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
