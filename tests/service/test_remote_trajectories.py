@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("zmq")
 from patience import until
+from proxy import Plan, Proxy
 from trajectory_server import ServerProcess
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, SchemaError, StorageError
+from sharpwave.service.keys import make_key
 from sharpwave.service.session import Session
 from sharpwave.service.trajectory_document import from_incoming
 from sharpwave.trajectories.incoming import read_incoming
@@ -406,6 +410,30 @@ def test_server_without_a_folder_for_them_refuses_checkpoints_on_tcp(tmp_path: P
         assert held(remote) == [0]
 
 
+def test_key_of_a_role_allows_its_verbs(tmp_path: Path) -> None:
+    for role in ("read", "write"):
+        make_key(tmp_path / "keys", role, (role,))
+    with (
+        sw.TrajectoryReplayBuffer(None) as buffer,
+        sw.serve({"live": buffer}, "tcp://127.0.0.1:0", keys=tmp_path / "keys") as server,
+        sw.open(server.address + "/live", keys=tmp_path / "keys" / "read.key") as reader,
+        sw.open(server.address + "/live", keys=tmp_path / "keys" / "write.key") as writer,
+    ):
+        writer.add([make(0)])
+        writer.flush()
+        assert (len(reader), held(reader), number_of(reader.get(0))) == (1, [0], 0)
+        reader.sample(2)
+        with pytest.raises(StorageError, match="add needs the role 'write'"):
+            reader.add(make(1))
+        with pytest.raises(StorageError, match="sample needs the role 'read'"):
+            writer.sample(1)
+        saved = tmp_path / "saved"
+        for call in (writer.clear, lambda: writer.save(saved), lambda: writer.load(saved)):
+            with pytest.raises(StorageError, match=r"(clear|save|load) needs the role 'admin'"):
+                call()
+        assert len(buffer) == 1
+
+
 # ---- many, dead and killed -------------------------------------------------------------------------------------------
 
 
@@ -438,6 +466,24 @@ def test_call_that_is_sent_twice_is_executed_once(server: ServerProcess, remote:
             call("clear", {"set_aside": False, "origin": [6, 6]})
             remote.add(make(7))
         assert held(remote) == [7, 7]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_calls_over_connections_that_break_are_executed_once(seed: int, tmp_path: Path) -> None:
+    with (
+        sw.TrajectoryReplayBuffer(tmp_path / "live") as buffer,
+        sw.serve({"live": buffer}, "tcp://127.0.0.1:0") as server,
+        Proxy(server.address, Plan(seed, ("cut", "drop", "replay", "cut"), after=(1_000, 12_000))) as proxy,
+        sw.open(proxy.address + "/live", wait=True, timeout=60) as remote,
+    ):
+        number = 0
+        while proxy.counts["cut"] + proxy.counts["drop"] < 5:
+            remote.add([make(number), make(number + 1)])
+            assert len(remote.sample(2)["rewards"]) == 2
+            number += 2
+            if number % 10 == 0:
+                proxy.cut_all()  # those that the plan spares
+        assert held(remote) == list(range(number))
 
 
 def test_dead_client_leaves_the_others_and_whole_calls_alone(address: str, tmp_path: Path) -> None:

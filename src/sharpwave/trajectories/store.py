@@ -466,8 +466,8 @@ class TrajectoryStore:
             with self._lock, _as_storage_error(where):
                 self._keep_format(index)
                 if self._folder is None:
-                    mine = {"origins": known.joined(index.origins), "uuid": self.uuid}
-                    self._kinds = Kinds(replace(index, aside=[], **mine))
+                    origins = known.joined(index.origins)
+                    self._kinds = Kinds(replace(index, aside=[], origins=origins, uuid=self.uuid))
                     if origin is not None:
                         self._kinds.index.origins.add(origin)
                 else:

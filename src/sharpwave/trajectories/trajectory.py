@@ -120,7 +120,7 @@ class Bits(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
 
 class Leaf(NamedTuple):
