@@ -148,7 +148,8 @@ class TrajectoryReplayBuffer:
     def add(self, trajectories: Iterable[Any] | Trajectory) -> None:
         """Adds trajectories, a list of them or one: all of them, or after an error none.
 
-        The first trajectory decides what all later ones must have: the same names, dtypes and shapes of a row.
+        The first trajectory decides what all later ones must have: the same names, dtypes and shapes of a row. For a
+        buffer on a server this returns when the server has written the files: they survive its death.
 
         Raises:
             SchemaError: A trajectory has neither rewards nor log-probabilities, or an array is missing, unknown or of
@@ -254,7 +255,7 @@ class TrajectoryReplayBuffer:
 
         ``sharpwave.open(path)`` and ``load`` read it, and RLinf does if the format is "pt" or "pkl". Files are hard
         links where the file system has them. Other threads may go on adding. Saved into the buffer's own folder, that
-        folder is the checkpoint.
+        folder is the checkpoint. A server writes the checkpoint on its own machine.
 
         Raises:
             StorageError: A trajectory or the checkpoint cannot be written, or the folder holds a file that the index of
@@ -277,7 +278,8 @@ class TrajectoryReplayBuffer:
         trajectories within ``capacity`` and ``max_bytes`` are kept.
 
         Args:
-            path: A checkpoint of ours or of RLinf's, or a folder with one for every rank (``rank_0``, ...).
+            path: A checkpoint of ours or of RLinf's, or a folder with one for every rank (``rank_0``, ...). A server
+                reads it on its own machine.
             rank: Which part to take. Trajectories that are added later have different ids in every rank.
             world_size: How many parts there are.
             split_by: "count": consecutive trajectories, the same number for every rank or one more. "samples":

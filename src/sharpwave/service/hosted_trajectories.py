@@ -14,8 +14,10 @@ from ..trajectories.host_arrays import TrajectoryArrays
 from ..trajectories.index import Missing
 from ..trajectories.origins import Origin, read_origin
 from ..trajectories.store import TrajectoryStore
+from .document import encode
 from .guest import Guest, Request
 from .hosted import Answer, HostedVerb, Later
+from .message import HEAD_BYTES
 from .trajectory_document import from_drawn, from_trajectory, given_of
 
 if TYPE_CHECKING:
@@ -107,17 +109,17 @@ class HostedTrajectories:
         given = [given_of(where, said) for said in args["trajectories"]]
         self._store.add(where, given, _origin(where, guest, args))
 
-    def _sample(self, guest: Guest, args: dict[str, Any]) -> dict[str, Any]:
+    def _sample(self, guest: Guest, args: dict[str, Any]) -> Answer:
         where = "sample()"
         count, recent = whole(where, "batch_size", args["batch_size"]), args["recent"]
         if recent is not None:
             whole(where, "recent", recent)
-        return from_drawn(self._store.draw_exactly(where, count, recent))
+        return _answer(from_drawn(self._store.draw_exactly(where, count, recent)))
 
-    def _get(self, guest: Guest, args: dict[str, Any]) -> dict[str, Any]:
-        return from_trajectory(self._store.get_arrays("get()", args["id"]))
+    def _get(self, guest: Guest, args: dict[str, Any]) -> Answer:
+        return _answer(from_trajectory(self._store.get_arrays("get()", args["id"])))
 
-    def _next_piece(self, guest: Guest, args: dict[str, Any]) -> dict[str, Any]:
+    def _next_piece(self, guest: Guest, args: dict[str, Any]) -> Answer:
         """``iterator`` is a number of the client's choice. One that is not known here was begun before the server was
         started again: it goes on behind ``after``, the last id that the client has."""
         number, after = args["iterator"], args["after"]
@@ -133,7 +135,7 @@ class HostedTrajectories:
                 held[number] = pieces
                 if len(held) > _MOST_ITERATORS:
                     held.popitem(last=False)
-        return piece
+        return _answer(piece)
 
     def _save(self, guest: Guest, args: dict[str, Any]) -> None:
         self._store.save("save()", self._server.save_place(args["path"]))
@@ -153,6 +155,11 @@ class HostedTrajectories:
         where = "clear()"
         set_aside = truth(where, "set_aside", args["set_aside"])
         self._store.clear(where, set_aside=set_aside, origin=_origin(where, guest, args))
+
+
+def _answer(document: dict[str, Any]) -> Answer:
+    """Encoded here, in the thread of the call: copying megabytes would hold up the thread that serves everybody."""
+    return Answer(encode(document, HEAD_BYTES))
 
 
 def _origin(where: str, guest: Guest, args: dict[str, Any]) -> Origin:
