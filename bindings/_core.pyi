@@ -404,6 +404,10 @@ class Table:
     def path(self) -> str: ...
 
     @property
+    def uuid(self) -> bytes:
+        """Of the table, from its creation on: 16 random bytes."""
+
+    @property
     def field_names(self) -> list[str]: ...
 
     @property
@@ -494,6 +498,16 @@ class Packer:
         """
         The body of all pending rows behind so many free bytes; None if there are none. None is pending then.
         """
+
+    def drop_last(self) -> None:
+        """Takes back the rows of the newest add, if they are pending."""
+
+    @property
+    def max_rows(self) -> int:
+        """So many pending rows call full()."""
+
+    @max_rows.setter
+    def max_rows(self, arg: int, /) -> None: ...
 
     @property
     def rows(self) -> int:

@@ -68,6 +68,7 @@ struct BoundPacker : RowIntake {
     void pack(const RowBatch& batch, PyObject* timeout, Answer& answer, PyObject* const* sources,
               std::size_t source_count);
     void make_room(const RowBatch& batch);
+    nb::object send(const nb::object& timeout, bool wants_indices);
 
     nb::object full;
     const sharpwave::RowLayout layout;
@@ -79,12 +80,21 @@ struct BoundPacker : RowIntake {
     double linger_s, since_s = 0;  // since_s: when the first pending row came
 };
 
+nb::object BoundPacker::send(const nb::object& timeout, bool wants_indices) {
+    try {
+        return outlast([&] { return full(timeout, wants_indices); });
+    } catch (...) {
+        memory.forget();  // the caller may add the same rows again
+        throw;
+    }
+}
+
 // `full` sends what is pending. Other threads may add rows meanwhile, so it may be asked again.
 void BoundPacker::make_room(const RowBatch& batch) {
     for (int asked = 0; packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > there.most);
          ++asked) {
         if (asked == 1000) throw nb::value_error("full() left rows pending that it was called for");
-        outlast([&] { full(nb::none(), false); });
+        send(nb::none(), false);
     }
 }
 
@@ -105,7 +115,7 @@ void BoundPacker::pack(const RowBatch& batch, PyObject* timeout, Answer& answer,
     const bool is_due = packer.rows() >= max_rows || now - since_s >= linger_s || packer.bytes() >= max_bytes;
     if (!is_due && !has_timeout && !answer.is_wanted) return;
     const nb::object given = nb::borrow(has_timeout ? timeout : Py_None);
-    answer.value = outlast([&] { return full(given, answer.is_wanted); });
+    answer.value = send(given, answer.is_wanted);
 }
 
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -174,6 +184,7 @@ void bind_packer(nb::module_& m) {
             "drop_last",
             [](BoundPacker& self) {
                 self.packer.drop(std::min(self.last_rows, self.packer.rows()));
+                self.memory.forget();
                 self.last_rows = 0;
             },
             "Takes back the rows of the newest add, if they are pending.")

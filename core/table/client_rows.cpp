@@ -181,7 +181,7 @@ private:
 
 void Writer::check_once(const RowBatch& batch, std::uint64_t first_row) const {
     const auto refuse = [](const std::string& what) { throw Error(ErrorKind::schema, "append_once(): " + what); };
-    if (!has_client_) refuse("expected a writer of a client's token; make it with Table::writer(token)");
+    if (!has_client_) refuse("expected a writer that was made with a client's token");
     const std::uint64_t width = at_.table.width();
     if (first_row % width != 0 || batch.rows % width != 0) {
         refuse("expected whole steps of " + std::to_string(width) + " rows, got rows " + std::to_string(first_row) +

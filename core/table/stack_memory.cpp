@@ -37,6 +37,7 @@ bool StackMemory::goes_on(const Field& field, std::uint64_t number, const std::b
     for (std::uint32_t k = 0; k < known; ++k, newest -= field.full_bytes) {
         if (std::memcmp(frame(env, index, k), newest, field.full_bytes) != 0) return false;
     }
+    if (!env.is_whole) return true;
     // Before the episode's first frame there is its padding.
     for (std::uint32_t k = known; k < count; ++k, newest -= field.full_bytes) {
         const auto is_zero = [](std::byte item) { return item == std::byte{0}; };
@@ -63,7 +64,11 @@ bool StackMemory::shows_next(const RowBatch& batch, std::size_t row, const Env& 
 }
 
 void StackMemory::remember_row(const RowBatch& batch, std::size_t row, Env& env) {
-    if (!env.is_open || check_.is_reset(row) || !shows_next(batch, row, env)) env.rows = 0;
+    if (!env.is_open || check_.is_reset(row) || !shows_next(batch, row, env)) {
+        env.rows = 0;
+        env.is_whole = env.is_known;
+        env.is_known = true;
+    }
     ++env.position;
     env.rows = std::min(env.rows + 1, layout_.stack());
     std::size_t next = 0;
@@ -86,6 +91,10 @@ void StackMemory::remember(const RowBatch& batch) {
         remember_row(batch, i, env);
         env.is_open = !(batch.flags && (batch.flags[i] & (kRowTerminated | kRowTruncated)));
     }
+}
+
+void StackMemory::forget() {
+    for (Env& env : envs_) env.is_open = env.is_known = false;
 }
 
 }  // namespace sharpwave

@@ -24,10 +24,16 @@ public:
     // The rows of the batch that was checked last have been packed. Cannot fail.
     void remember(const RowBatch& batch);
 
+    // Whether the newest rows will arrive is not known: they may come again, or not. Each env's next stack is accepted,
+    // and the table decides.
+    void forget();
+
 private:
     // Of one env. Its memory is taken at once.
     struct Env {
         bool is_open = false;
+        bool is_known = true;           // what came before its next row
+        bool is_whole = true;           // the open episode is remembered from its first row on
         std::uint32_t rows = 0;         // remembered of the open episode
         std::uint64_t position = 0;     // rows ever: the newest frame stands at (position - 1) mod (stack - 1)
         std::vector<std::byte> frames;  // of all stacked fields, stack - 1 each
@@ -35,7 +41,7 @@ private:
     };
     bool is_open(std::uint64_t env) const override { return envs_[env].is_open; }
     bool goes_on(const Field& field, std::uint64_t env, const std::byte* newest, std::uint32_t count) const override;
-    bool may_start_inside(std::uint64_t) const override { return false; }
+    bool may_start_inside(std::uint64_t env) const override { return !envs_[env].is_known; }
     const std::byte* frame(const Env& env, std::size_t field, std::uint32_t back) const;
     bool shows_next(const RowBatch& batch, std::size_t row, const Env& env) const;
     void remember_row(const RowBatch& batch, std::size_t row, Env& env);

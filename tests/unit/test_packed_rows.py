@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gc
+import struct
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave import _core
 from sharpwave.arrays import prepare, read_leaf
-from sharpwave.errors import SchemaError
+from sharpwave.errors import NotReady, SchemaError
 from sharpwave.schema import Field
 
 TOKEN = bytes(range(16))
@@ -451,6 +457,59 @@ def test_error_of_full_comes_through_and_a_full_that_sends_nothing_is_told() -> 
         with pytest.raises((NotReady, RuntimeError), match=message):
             add(packer, 1, priority=0.5)
         assert packer.rows == 1
+
+
+def test_stack_that_was_not_sent_may_be_given_again() -> None:
+    buffer = sw.ReplayBuffer(100, schema={"obs": sw.Field((1,), stack=3)}, num_envs=1, seed=0)
+    sends = Remote(buffer, max_rows=1)
+    is_away = False
+
+    def full(timeout: Any, wants_indices: bool) -> Any:
+        if is_away:
+            packer.take(0)
+            raise NotReady("the server is away")
+        rows, body = packer.rows, packer.take(0)
+        sends.sent = sends.writer.append_packed(body, sends.sent, False, timeout)
+        return rows
+
+    packer = packer_of(buffer._rows.spec, full, max_rows=1)
+
+    def add_stack(*frames: int) -> None:
+        obs, after = np.array(frames).reshape(1, 3, 1), np.array([*frames[1:], frames[-1] + 1]).reshape(1, 3, 1)
+        packer.add(obs=obs, reward=[0.0], next_obs=after, done=[False])
+
+    add_stack(1, 1, 1)
+    add_stack(1, 1, 2)
+    for is_away in (True, True, False):
+        if is_away:
+            with pytest.raises(NotReady):
+                add_stack(1, 2, 3)
+        else:
+            add_stack(1, 2, 3)
+    add_stack(2, 3, 4)
+    with pytest.raises(SchemaError, match="does not go on from the frames added before"):
+        add_stack(2, 3, 9)
+    (rows,) = buffer.rows()
+    assert rows["obs"][:, :, 0].tolist() == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("case", ["ragged", "ragged, derived", "nested", "nested, derived"])
+def test_rows_taken_back_leave_those_before_them(case: str) -> None:
+    buffer = sw.ReplayBuffer(100, **{"seed": 0, **CASES[case]})
+    world = World(buffer, 3)
+    bodies = []
+    first, second = world.call(), world.call()
+    for drops in (False, True):
+        packer = packer_of(buffer._rows.spec, lambda *args: None, max_rows=1000)
+        packer.add(**first)
+        rows, bytes_before = packer.rows, packer.bytes
+        if drops:
+            packer.add(**second | {"truncated": None, "mask": None})
+            assert packer.rows > rows
+            packer.drop_last()
+        assert (packer.rows, packer.bytes) == (rows, bytes_before)
+        bodies.append(packer.take(0))
+    assert bodies[0] == bodies[1]
 
 
 def test_packer_and_what_holds_it_go_together() -> None:

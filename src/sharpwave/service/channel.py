@@ -106,14 +106,17 @@ class Channel:
             raise
 
     def begin(self, where: str, call: OpenCall) -> None:
-        session = self._session
-        session.check_open(where)
-        if session.generation != self._generation or self._session_number == 0:
-            self._join(where, call.deadline)
-        self._number(call)
+        """Never waits: what cannot be sent now is sent by ``finish``."""
+        self._session.check_open(where)
+        if not self._is_stale():
+            self._number(call)
         self._open.append(call)
-        if not self._is_unsent:  # else in order, when there is a connection
+        if call.call and not self._is_unsent:  # else in order, when there is a session and a connection
             self._send(call)
+
+    def _is_stale(self) -> bool:
+        """Whether the session that this channel knows is over."""
+        return self._session.generation != self._generation or self._session_number == 0
 
     def finish_until(self, where: str, deadline: float | None) -> Reply:
         """The answer to the first open call, which had no timeout of its own. NoAnswer: the call stays open."""
@@ -125,6 +128,8 @@ class Channel:
         """The answer to the first open call. NoAnswer: it did not come until the deadline; the call stays open."""
         call = self._open[0]
         while True:
+            if self._is_stale():
+                self._join(where, call.deadline)
             if self._is_unsent:
                 self._wait_for_connection(where, call)
             frame = self._early.pop(call.call, None)
@@ -274,7 +279,7 @@ class Channel:
         while True:
             left = None if deadline is None else deadline + GRACE_S - time.monotonic()
             if self._session.is_hopeless() or (left is not None and left <= 0):
-                raise NotReady(f"{where}: {self._session.server} does not answer{self._session.why()}")
+                raise NoAnswer(f"{where}: {self._session.server} does not answer{self._session.why()}")
             wait = 200 if left is None else max(1, min(200, int(1e3 * left)))
             for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
                 self._socket.setsockopt(option, wait)

@@ -166,13 +166,14 @@ class RemoteRows:
         if self.layout is None:
             found = decode(reply.body)
             odds = found.pop("odds", None)
-            if self.spec.hindsight is not None:
-                try:
-                    put_drawn_goals(self.spec, self._places_goals, found)
-                except BaseException:  # out of the user's functions: the caller does not get the batch
-                    if number:
-                        self.settle(number, False)
-                    raise
+            if self.spec.hindsight is None:
+                return found["batch"], odds
+            try:
+                put_drawn_goals(self.spec, self._places_goals, found)
+            except BaseException:  # out of the user's functions: the caller does not get the batch
+                if number:
+                    self.settle(number, False)
+                raise
             batch: Batch = spread(self.spec, found["batch"])
             return batch, odds
         memory = reply.frame.buffer

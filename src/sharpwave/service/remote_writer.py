@@ -17,7 +17,7 @@ from .channel import Channel, NoAnswer, OpenCall
 from .document import decode, encode
 from .keeper import keep_writer
 from .message import ADD_TELLS_INDICES, HEAD_BYTES, Verb
-from .session import OpenTable, Session
+from .session import OPEN_S, OpenTable, Session
 
 __all__ = ["RemoteWriter"]
 
@@ -67,12 +67,12 @@ class RemoteWriter:
             self.add = self._packer.add
             keep_writer(self)
 
-    def reopen(self, channel: Channel) -> None:
+    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
         """In a new session: the server says how many rows of this stream it has."""
         if self._table.is_lost:
             return
         message = encode({"verb": "open_stream", "args": {"token": self._token.hex()}}, HEAD_BYTES)
-        reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=5.0)
+        reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=timeout)
         told = decode(reply.body)
         self.number, accepted = told["stream"], told["accepted"]
         if accepted < self._acknowledged:
@@ -113,7 +113,7 @@ class RemoteWriter:
     def _send_alone(self, timeout: float | None, wants_indices: bool) -> Any:
         begun = time.monotonic()
         if self._is_unsure:
-            self._ask()
+            self._ask(timeout)
         message, rows = self._packer.take(HEAD_BYTES), self._packer.last_rows
         if timeout is not None:
             timeout = max(0.0, timeout - (time.monotonic() - begun))
@@ -135,9 +135,9 @@ class RemoteWriter:
         assert rows
         return _serials(reply) if wants_indices else None
 
-    def _ask(self) -> None:
+    def _ask(self, timeout: float | None = None) -> None:
         """How many rows the server has, after a call without an answer."""
-        told = self._session.call(self._table, "open_stream", {"token": self._token.hex()})
+        told = self._session.call(self._table, "open_stream", {"token": self._token.hex()}, timeout=timeout)
         self.number = told["stream"]
         self._acknowledge(told["accepted"])
         self._next, self._is_unsure = told["accepted"], False
@@ -231,7 +231,7 @@ class RemoteWriter:
                 self._send_pending(limit)
                 self._finish_all(limit)
             elif self._is_unsure:
-                self._ask()
+                self._ask(limit)
 
     def close(self) -> None:
         """Sends what is left, waits for the server, and ends open episodes as truncated. A second call does nothing."""

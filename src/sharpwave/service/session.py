@@ -12,7 +12,7 @@ import weakref
 from typing import Any, Protocol
 
 from ..errors import ClosedError, NotReady, StorageError
-from .channel import Channel, Reply
+from .channel import Channel, NoAnswer, Reply
 from .doctor import Doctor
 from .document import decode, encode
 from .endpoint import read_endpoint
@@ -28,7 +28,7 @@ OPEN_S = 5.0  # how long an open without timeout= waits for a server
 class Reopened(Protocol):
     """What is opened again in a new session: tables, then streams."""
 
-    def reopen(self, channel: Channel) -> None: ...
+    def reopen(self, channel: Channel, timeout: float = ...) -> None: ...
 
 
 class OpenTable:
@@ -41,9 +41,11 @@ class OpenTable:
         self._lost: str | None = None
         self.rows_acknowledged = 0  # of all streams of this client
 
-    def reopen(self, channel: Channel) -> None:
+    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
         where = f"{self._session.server}/{self.name}"
-        facts = decode(channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=OPEN_S).body)
+        facts = decode(
+            channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=timeout).body
+        )
         if self.facts and _identity(facts) != _identity(self.facts):
             gone = (
                 f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
@@ -167,7 +169,7 @@ class Session:
             raise _Interrupted  # the server was started again while things were being opened
         left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._joining.acquire(timeout=left):
-            raise NotReady(f"{where}: {self.server} did not answer another thread until the timeout; is it running?")
+            raise NoAnswer(f"{where}: {self.server} did not answer another thread until the timeout; is it running?")
         try:
             if self.generation != generation and self.number:
                 return
@@ -199,13 +201,14 @@ class Session:
         opener = Channel(self, next(self._numbers))
         try:
             for one in list(self._reopened):
-                one.reopen(opener)
+                left = OPEN_S if deadline is None else deadline - time.monotonic()
+                one.reopen(opener, min(OPEN_S, max(0.0, left)))
             keep(self)
             return True
         except (_Interrupted, NotReady):
             self.number = 0
             if deadline is not None and time.monotonic() > deadline:
-                raise NotReady(f"{where}: {self.server} did not answer until the timeout") from None
+                raise NoAnswer(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
             opener.say_goodbye(self._goodbye())

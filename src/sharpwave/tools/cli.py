@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
-from sharpwave.service.endpoint import is_remote
+from sharpwave.address import is_remote
 from sharpwave.tools import key_commands, remote_tables, segments, trajectories
 from sharpwave.tools.watch import format_pids, watch_segment
 
