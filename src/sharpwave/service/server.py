@@ -186,21 +186,21 @@ class Server:
             "waiting": len(self._chores),
         }
 
-    def save_place(self, path: Any) -> Path:
+    def save_place(self, path: Any, where: str = "save()") -> Path:
         """Where a client may save to. A client without a key could else write anywhere in this user's name, and on the
         loopback every user of the machine is a client."""
         place = Path(str(path))
         if self.folder is not None:
             inside = (self.folder / place).resolve()
             if not inside.is_relative_to(self.folder.resolve()):
-                raise StorageError(f"save(): path: expected a path in the server's folder, got {str(path)!r}")
+                raise StorageError(f"{where}: path: expected a path in the server's folder, got {str(path)!r}")
             return inside
         if not self.has_keys and not self._endpoint.startswith("ipc://"):
             raise StorageError(
-                "save(): the server writes nothing for clients without keys; give serve() folder= or keys="
+                f"{where}: the server reads and writes no files for clients without keys; give serve() folder= or keys="
             )
         if not place.is_absolute():
-            raise StorageError(f"save(): path: expected an absolute path on the server's machine, got {str(path)!r}")
+            raise StorageError(f"{where}: path: expected an absolute path on the server's machine, got {str(path)!r}")
         return place
 
     def close(self, drain_s: float = _DRAIN_S) -> None:
