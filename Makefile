@@ -95,6 +95,7 @@ test-cpp-address: $(GOOGLETEST)/.ready  # with the sanitizers for memory and und
 	$(call cpp_build,address,$(SANITIZED) -DSHARPWAVE_FAULTS=ON -DSHARPWAVE_SANITIZE=address$(COMMA)undefined,all)
 	@$(CPP_BUILD)/address/sharpwave_tests --gtest_brief=1
 	@cd $(CPP_BUILD)/address && ./sharpwave_fuzz --changes 100 $(CORPUS)
+	@$(CPP_BUILD)/address/sharpwave_fuzz_packed --rounds 50000
 	@for locks in robust file; do for place in /dev/shm $${TMPDIR:-/tmp}; do \
 		folder=$$place/sharpwave-crash-$$$$; \
 		echo "Processes die, others go on: 50 rounds in $$place, $$locks locks"; \
@@ -113,7 +114,7 @@ test-cpp-thread: $(GOOGLETEST)/.ready  # with the thread sanitizer: all files wi
 # loads libraries of its own first and catches abi::__forced_unwind, a null reference to the sanitizer; GPUs and adapters.
 PY_ADDRESS := $(CPP_BUILD)/python-address
 PY_ADDRESS_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,attributes bad_input bad_values compression derived files \
-	format hindsight_calls inputs life masked_draws order_calls pace_calls priorities results stacks threads window_calls))
+	format hindsight_calls inputs life masked_draws order_calls pace_calls packed_rows priorities results stacks threads window_calls))
 
 test-python-address: $(BIN)/.test  # part of `make soak`
 	@echo "Python tests with the address and undefined-behaviour sanitizers"
@@ -207,6 +208,9 @@ soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damag
 		tests/crash/test_journal_kills.py tests/fuzz/test_journal_damage.py
 	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/contract/test_device.py tests/unit/test_device_replay.py
 	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash/test_trajectory_kills.py tests/fuzz/test_trajectory_damage.py tests/unit/test_trajectories.py
+	$(BIN)/python tests/service/sweep.py --rounds 1000
+	$(BIN)/python tests/service/fuzz.py --seconds 60
+	$(BIN)/python tests/service/crowd.py --minutes 0.34
 	$(MAKE) test-cpp
 	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)
 	$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle

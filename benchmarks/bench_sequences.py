@@ -31,7 +31,7 @@ from harness.results import Document
 from tables import sequences
 
 import sharpwave as sw
-from sharpwave.sequences.stream import Puller, Pusher
+from sharpwave.service.stream import Puller, Pusher
 
 BATCH, TOKENS, BEHIND = 256, 64, 4096  # samples a call, tokens a sample, samples that wait for somebody else
 CAPACITIES = (10**4, 10**5, 10**6, 10**7)

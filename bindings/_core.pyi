@@ -503,6 +503,13 @@ class Packer:
         """Takes back the rows of the newest add, if they are pending."""
 
     @property
+    def max_rows(self) -> int:
+        """So many pending rows call full()."""
+
+    @max_rows.setter
+    def max_rows(self, arg: int, /) -> None: ...
+
+    @property
     def rows(self) -> int:
         """Pending rows."""
 

@@ -12,6 +12,7 @@
 #include "held.h"
 #include "row_intake.h"
 #include "table/packed_rows.h"
+#include "table/stack_memory.h"
 
 namespace {
 
@@ -33,24 +34,29 @@ struct BoundPacker : RowIntake {
         : RowIntake(std::move(of), std::move(prepare_function), std::move(read_leaf_function), takes_steps_axis,
                     takes_one_row),
           full(std::move(full_function)),
-          packer(met(*tree, fields)),
-          most(table_capacity),
-          step(table_width),
+          layout(fields),
+          packer(met(*tree, layout)),
+          memory(layout, table_width),
+          there{table_capacity, table_width},
           max_rows(rows_at_most),
           max_bytes(bytes_at_most),
           linger_s(linger) {
-        if (step == 0 || most < step) throw nb::value_error("Packer(): expected a width of at least 1, and a capacity");
+        if (there.step == 0 || there.most < there.step)
+            throw nb::value_error("Packer(): expected a width of at least 1, and a capacity");
     }
 
-    static sharpwave::RowPacker met(Tree& tree, const std::vector<sharpwave::Field>& fields) {
-        const sharpwave::RowLayout layout(fields);
+    static const sharpwave::RowLayout& met(Tree& tree, const sharpwave::RowLayout& layout) {
         tree.meet(layout);
-        return sharpwave::RowPacker(layout);
+        return layout;
     }
 
     using Result = Answer;
-    std::uint64_t capacity() const { return most; }
-    std::uint64_t width() const { return step; }
+    struct Elsewhere {
+        std::uint64_t capacity() const { return most; }
+        std::uint64_t width() const { return step; }
+        std::uint64_t most, step;
+    };
+    const Elsewhere& table() const { return there; }
     void check_open() const {}
     template <bool Tells>
     void take(const RowBatch& batch, const Incoming& incoming, Answer* answer) {
@@ -62,38 +68,54 @@ struct BoundPacker : RowIntake {
     void pack(const RowBatch& batch, PyObject* timeout, Answer& answer, PyObject* const* sources,
               std::size_t source_count);
     void make_room(const RowBatch& batch);
+    nb::object send(const nb::object& timeout, bool wants_indices);
 
     nb::object full;
+    const sharpwave::RowLayout layout;
     sharpwave::RowPacker packer;
-    std::uint64_t most, step, max_rows, max_bytes;
+    sharpwave::StackMemory memory;
+    Elsewhere there;
+    std::uint64_t max_rows, max_bytes;
     std::uint64_t last_rows = 0;   // of the newest add
     double linger_s, since_s = 0;  // since_s: when the first pending row came
 };
 
+nb::object BoundPacker::send(const nb::object& timeout, bool wants_indices) {
+    try {
+        return outlast([&] { return full(timeout, wants_indices); });
+    } catch (...) {
+        memory.forget();  // the caller may add the same rows again
+        throw;
+    }
+}
+
 // `full` sends what is pending. Other threads may add rows meanwhile, so it may be asked again.
 void BoundPacker::make_room(const RowBatch& batch) {
-    for (int asked = 0; packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > most); ++asked) {
+    for (int asked = 0; packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > there.most);
+         ++asked) {
         if (asked == 1000) throw nb::value_error("full() left rows pending that it was called for");
-        outlast([&] { full(nb::none(), false); });
+        send(nb::none(), false);
     }
 }
 
 void BoundPacker::pack(const RowBatch& batch, PyObject* timeout, Answer& answer, PyObject* const* sources,
                        std::size_t source_count) {
     read_deadline(timeout);  // refuses what is no timeout
-    if (packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > most)) [[unlikely]] {
+    if (packer.rows() != 0 && (!packer.fits(batch) || packer.rows() + batch.rows > there.most)) [[unlikely]] {
         const HeldObjects held(sources, source_count);  // Python code that runs meanwhile may drop them
         make_room(batch);
     }
     const double now = now_s();
     if (packer.rows() == 0) since_s = now;
+    if (memory.has_stacks()) memory.check(batch);
     packer.add(batch);
+    if (memory.has_stacks()) memory.remember(batch);
     last_rows = batch.rows;
     const bool has_timeout = timeout && timeout != Py_None;
     const bool is_due = packer.rows() >= max_rows || now - since_s >= linger_s || packer.bytes() >= max_bytes;
     if (!is_due && !has_timeout && !answer.is_wanted) return;
     const nb::object given = nb::borrow(has_timeout ? timeout : Py_None);
-    answer.value = outlast([&] { return full(given, answer.is_wanted); });
+    answer.value = send(given, answer.is_wanted);
 }
 
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -162,9 +184,11 @@ void bind_packer(nb::module_& m) {
             "drop_last",
             [](BoundPacker& self) {
                 self.packer.drop(std::min(self.last_rows, self.packer.rows()));
+                self.memory.forget();
                 self.last_rows = 0;
             },
             "Takes back the rows of the newest add, if they are pending.")
+        .def_rw("max_rows", &BoundPacker::max_rows, "So many pending rows call full().")
         .def_prop_ro(
             "rows", [](const BoundPacker& self) { return self.packer.rows(); }, "Pending rows.")
         .def_prop_ro(

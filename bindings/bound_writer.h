@@ -59,8 +59,7 @@ struct BoundWriter : RowIntake {
     }
 
     using Result = Indices;
-    std::uint64_t capacity() const { return writer->table().capacity(); }
-    std::uint64_t width() const { return writer->table().width(); }
+    const sharpwave::Table& table() const { return writer->table(); }
     void check_open() const {
         if (!writer) [[unlikely]]  // values ran Python code, which closed it
             throw sharpwave::Error(sharpwave::ErrorKind::closed, "add(): this writer is closed");

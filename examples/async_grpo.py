@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import sharpwave as sw
-from sharpwave.sequences.stream import Puller, Pusher
+from sharpwave.service.stream import Puller, Pusher
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Ape-X on several machines: a server holds a prioritized buffer, actors add to it, a learner draws from it.
 
     sharpwave keys new learner && sharpwave keys new actor                 # on the server; copy the .key files
-    python examples/remote_apex.py server --at tcp://0.0.0.0:7001 --keys ~/.config/sharpwave/keys
+    python examples/remote_apex.py server --at tcp://0.0.0.0:7001 --keys ~/.config/sharpwave/keys --folder run
     python examples/remote_apex.py actor --at tcp://server:7001 --keys actor.key --number 0 --of 2
     python examples/remote_apex.py learner --at tcp://server:7001 --keys learner.key
 
 On one machine leave `--keys` out and use tcp://127.0.0.1:7001. The network's weights go the other way through a second
 table of the same server: the learner adds them as a row, an actor draws the newest row. Each command may be killed and
-started again; the others wait for it. The rows are in a file, so a server that is started again still has them.
+started again; the others wait for it. Give the server a `--folder`: its tables are files there, so that a server that
+is started again still has them.
 """
 
 import argparse
@@ -45,8 +46,9 @@ class Policy:
         return (out @ last.T + last_bias).argmax(axis=-1)
 
 
-def run_server(at: str, keys: str | None, storage: str | None, replay_ratio: float) -> None:
+def run_server(at: str, keys: str | None, folder: str | None, replay_ratio: float) -> None:
     """Serves the two tables until Ctrl-C."""
+    places = [None if folder is None else f"file://{folder}/{name}.sw" for name in ("replay", "weights")]
     replay = sw.ReplayBuffer.for_env(
         gym.make("CartPole-v1"),
         capacity=100_000,
@@ -54,12 +56,19 @@ def run_server(at: str, keys: str | None, storage: str | None, replay_ratio: flo
         view=sw.Transitions(n_step=3, gamma=0.99),
         # On every machine a row is learnt from as often: actors and the learner wait for each other.
         pace=sw.Pace.samples_per_insert(replay_ratio, 500, error=1024),
-        storage=storage,
+        storage=places[0],
         exist="attach",
         seed=0,
     )
     weights = sw.ReplayBuffer(
-        8, schema={"obs": sw.Field((SIZE,))}, next_obs=None, sampler=sw.Recent(1), pace=sw.Pace.min_size(1)
+        8,
+        schema={"obs": sw.Field((SIZE,))},
+        next_obs=None,
+        sampler=sw.Recent(1),
+        pace=sw.Pace.min_size(1),  # an actor waits for the first weights
+        storage=places[1],
+        exist="attach",
+        seed=0,
     )
     with replay, weights, sw.serve({"replay": replay, "weights": weights}, at, keys=keys) as server:
         print(f"serving at {server.address}", flush=True)
@@ -79,7 +88,7 @@ def run_actor(at: str, keys: str | None, number: int, of: int, seed: int, steps:
     env = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
     recent: deque[float] = deque(maxlen=20)
     with open_table(at, "replay", keys) as replay, open_table(at, "weights", keys) as weights:
-        policy = Policy(weights.sample(1)["obs"][0])  # waits for the learner's first weights
+        policy = Policy(weights.sample(1)["obs"][0])
         print(f"actor {number}: epsilon {epsilon:.4f}", flush=True)
         # Rows go out without a wait for each answer; the server still takes each once.
         writer = replay.writer(window=64)
@@ -179,7 +188,7 @@ def main() -> None:
     for command in (server, actor, learner):
         command.add_argument("--at", default="tcp://127.0.0.1:7001", help="the server's address")
     server.add_argument("--keys", help="the folder that 'sharpwave keys new' made")
-    server.add_argument("--storage", help="file://path: the rows outlive the server")
+    server.add_argument("--folder", help="for the tables' files: rows and weights outlive the server")
     server.add_argument("--replay-ratio", type=float, default=16.0, help="how often a row is learnt from")
     for command in (actor, learner):
         command.add_argument("--keys", help="this client's file NAME.key")

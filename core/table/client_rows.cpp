@@ -181,7 +181,7 @@ private:
 
 void Writer::check_once(const RowBatch& batch, std::uint64_t first_row) const {
     const auto refuse = [](const std::string& what) { throw Error(ErrorKind::schema, "append_once(): " + what); };
-    if (!has_client_) refuse("expected a writer of a client's token; make it with Table::writer(token)");
+    if (!has_client_) refuse("expected a writer that was made with a client's token");
     const std::uint64_t width = at_.table.width();
     if (first_row % width != 0 || batch.rows % width != 0) {
         refuse("expected whole steps of " + std::to_string(width) + " rows, got rows " + std::to_string(first_row) +
@@ -192,6 +192,40 @@ void Writer::check_once(const RowBatch& batch, std::uint64_t first_row) const {
         refuse("expected row " + std::to_string(accepted) + " or an earlier one, got first_row=" +
                std::to_string(first_row) + "; the rows between were not sent or not accepted: send them first");
     }
+}
+
+// Of a piece at the head. Where space may be lacking, it is one group: what an error leaves unwritten is whole steps.
+std::size_t Writer::piece_rows() const {
+    const std::size_t width = at_.open_rows.size(), left = at_.length - at_.head;
+    if (is_plain_) return left;
+    return std::min<std::size_t>(left, width < kGroupRows ? kGroupRows / width * width : width);
+}
+
+// Space for all groups of a step, before the first of them.
+void Writer::ensure_step() {
+    const std::size_t width = at_.open_rows.size();
+    if (at_.table.layout().uses_heap()) at_.heap.ensure(width * at_.table.layout().heap_row_bytes());
+    if (derives_) next_.ensure_space(width);
+}
+
+// From `done` on as many rows of the batch as a piece has, and said in the record before and after.
+void Writer::append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits) {
+    if (!hold_block(waits)) return;
+    const std::size_t begin = done, end = begin + std::min(piece_rows(), batch.rows - begin);
+    if (!is_plain_ && at_.open_rows.size() > 1) ensure_step();
+    ClientRows client(at_.record);
+    client.begin_piece(at_.table.packed(at_.ticket, at_.head), end - begin);
+    const auto finish = [&] {
+        client.end_piece(done - begin);
+        accepted_.store(client.accepted(), std::memory_order_release);
+    };
+    try {
+        append_held(batch, serials, done, end, waits);
+    } catch (...) {
+        finish();
+        throw;
+    }
+    finish();
 }
 
 // The rows that were not accepted before.

@@ -182,9 +182,12 @@ void Table::mend(const Opening& opening, bool remakes, bool was_cut_off, bool is
     Recovery recovery(*this);
     counters_->clean.value.store(kInRecovery, std::memory_order_release);  // counts mean nothing meanwhile
     const bool drops = opening.recover || (was_cut_off && opening.verify);
-    // Rows that were accepted may be gone: counts of them would promise too much.
-    for (std::uint64_t i = 0; (opening.recover || was_cut_off) && i < header_->max_writers; ++i)
-        ClientRows(writers_[i]).forget();
+    // Rows that were accepted may be gone: counts of them would promise too much, and serials may be met twice. A killed
+    // process alone loses nothing of that.
+    if (opening.recover || was_cut_off) {
+        for (std::uint64_t i = 0; i < header_->max_writers; ++i) ClientRows(writers_[i]).forget();
+        counters_->incarnation.value.fetch_add(1, std::memory_order_relaxed);
+    }
     if (opening.recover && is_seal_broken) recovery.forget_index();
     const std::uint64_t lost_before = counters_->rows_lost.value.load();
     const std::uint64_t counted = drops ? TableCheck(*this).rows_counted() : 0;
@@ -206,7 +209,6 @@ void Table::mend(const Opening& opening, bool remakes, bool was_cut_off, bool is
     // Rows whose words are gone too are known by their number alone.
     if (counted > left + lost) counters_->rows_lost.value.fetch_add(counted - left - lost);
     counters_->recoveries.value.fetch_add(1, std::memory_order_relaxed);
-    counters_->incarnation.value.fetch_add(1, std::memory_order_relaxed);
     if (drops) lost_at_open_ = counters_->rows_lost.value.load() - lost_before;
 }
 

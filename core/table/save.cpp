@@ -220,8 +220,10 @@ private:
         for (std::uint64_t i = 0; i < table_.max_writers(); ++i) {
             const Position at = i < cut_.positions.size() ? cut_.positions[i] : Position{kNone, 0};
             writers[i].position.store(at.ticket == kNone ? kNone : pack(at.ticket, at.head, bits));
-            // Of no moment: clients are told that rows are accepted after the cut too.
-            writers[i].client_used.store(0);
+            // Clients are forgotten: what is accepted after the cut is not in the snapshot.
+            for (auto* number : {&writers[i].client_token[0], &writers[i].client_token[1], &writers[i].client_sequence,
+                                 &writers[i].pending_sequence, &writers[i].pending_position, &writers[i].client_used})
+                number->store(0);
         }
         for (std::uint64_t b = 0; b < table_.blocks(); ++b) {
             blocks[b].ticket.store(cut_.reach[b].ticket);

@@ -7,29 +7,23 @@
 #include <vector>
 
 #include "table/row_batch.h"
+#include "table/stack_check.h"
 #include "table/writer_place.h"
 
 namespace sharpwave {
 
-class StackHistory {
+class StackHistory : private FramesBefore {
 public:
-    explicit StackHistory(WriterPlace& place) : at_(place) {}
+    explicit StackHistory(WriterPlace& place) : at_(place), check_(place.table.layout(), place.table.width()) {}
 
-    // Refuses stacks that the table would not give back. Each must go on from the frames added before it, or start an
-    // episode: one frame, and before it the field's padding. One that starts an episode while another is open ends that
-    // one: see is_reset(). The stack of a next observation must go on from that of its observation; that of an
-    // episode's last row may start over instead: see starts_over(). ErrorKind::schema.
-    void check(const RowBatch& batch);
+    // See StackCheck.
+    void check(const RowBatch& batch) { check_.check(batch, *this); }
+    bool is_reset(std::size_t row) const { return check_.is_reset(row); }
+    bool starts_over(std::size_t row) const { return check_.starts_over(row); }
 
-    // Whether a row of the batch that was checked last starts an episode though the one before was not ended.
-    bool is_reset(std::size_t row) const { return resets_[row] != 0; }
-
-    // Whether the next observation of an episode's last row is the first one of the episode after it.
-    bool starts_over(std::size_t row) const { return starts_over_[row] != 0; }
-
-    // A client that was here before may go on in the middle of an episode, with stacks whose first frames are of rows
-    // before. Such an episode starts here, and its first rows lack frames: they are kept for the rows after them.
-    void expect_return() {
+    // A client may go on in the middle of an episode, with stacks whose first frames are of rows that this writer did
+    // not write. Such an episode starts here, and its first rows lack frames: they are kept for the rows after them.
+    void expect_episodes_inside() {
         returned_.assign(at_.open_rows.size(), 1);
         lacking_.assign(at_.open_rows.size(), 0);
     }
@@ -46,20 +40,15 @@ public:
     bool is_whole(std::uint64_t serial) const;
 
 private:
-    template <class Each>
-    void each_next(const RowBatch& batch, Each each) const;
-    void check_next(const RowBatch& batch, const Field& field, const FieldInput& own, const FieldInput& after);
-    void check_starts(const RowBatch& batch, const Field& field, const FieldInput& after) const;
-    void check_field(const RowBatch& batch, const Field& field, const FieldInput& own);
-    bool goes_on_from(const Field& field, std::uint64_t serial, const std::byte* newest, std::uint32_t count,
-                      bool is_cut_off) const;
+    bool is_open(std::uint64_t env) const override { return at_.open_rows[env] != 0; }
+    bool goes_on(const Field& field, std::uint64_t env, const std::byte* newest, std::uint32_t count) const override;
+    bool may_start_inside(std::uint64_t env) const override { return !returned_.empty() && returned_[env]; }
     void retire_one_ahead(std::size_t ahead, std::uint64_t least, std::uint64_t writers);
 
     WriterPlace& at_;
-    std::vector<std::uint8_t> resets_, starts_over_;  // one a row of the batch
-    std::vector<std::uint8_t> goes_on_;               // of a client that returned: those that lack their first frames
-    std::vector<std::uint8_t> returned_;              // one an env that has no row yet since; empty: no client that did
-    std::vector<std::uint32_t> lacking_;              // one an env: so many of its next rows lack frames
+    StackCheck check_;
+    std::vector<std::uint8_t> returned_;  // one an env that has no row yet since; empty: no client that did
+    std::vector<std::uint32_t> lacking_;  // one an env: so many of its next rows lack frames
 };
 
 }  // namespace sharpwave

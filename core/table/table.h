@@ -109,17 +109,12 @@ public:
     std::uint64_t huge_page_bytes() const { return storage_.huge_page_bytes(); }
     TableStats stats();  // gives back the records of dead writers first
 
-    // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full.
-    // Records without a client's token come first, then those whose client was here longest ago: those tokens are
-    // forgotten.
+    // Claims a writer record, first giving back those of processes that died. All taken: ErrorKind::buffer_full. Those
+    // without a client's token come first, then the one whose client was here longest ago: that token is forgotten.
     std::unique_ptr<Writer> writer();
-
-    // The same for a client's rows: goes on after those accepted before, see Writer::append_once(). A token that a live
-    // writer holds is ErrorKind::not_ready.
+    // The same for a client's rows, after those accepted before. A token of a live writer is ErrorKind::not_ready.
     std::unique_ptr<Writer> writer(const ClientToken& token);
-
-    // How many rows of a client were accepted; none: its token is not known here. All clients that are known.
-    std::optional<std::uint64_t> accepted(const ClientToken& token);
+    std::optional<std::uint64_t> accepted(const ClientToken& token);  // rows; none: the token is not known
     std::vector<std::pair<ClientToken, std::uint64_t>> clients();
 
     // ---- reading ------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ Writer::Writer(std::shared_ptr<Table> table, std::uint64_t record_index, bool ha
     ClientRows client(at_.record);
     accepted_.store(client.accepted());
     client.touch(ClientRows::next_stamp(at_.table));
-    if (stacks_ && accepted() != 0) history_.expect_return();
+    if (stacks_) history_.expect_episodes_inside();
 }
 
 Writer::~Writer() {
@@ -67,10 +67,15 @@ Writer::~Writer() {
     }
 }
 
-void Writer::notice_clear() {
+// (Inlined by order, as check_usable() and append_locked(): with several callers they would be calls, which every add
+// pays for.)
+inline __attribute__((always_inline)) void Writer::notice_clear() {
     const std::uint64_t origin = at_.table.counters().origin_ticket.value.load(std::memory_order_acquire);
-    if (origin == at_.origin) [[likely]]
-        return;
+    if (origin != at_.origin) [[unlikely]]
+        follow_clear(origin);
+}
+
+[[gnu::noinline, gnu::cold]] void Writer::follow_clear(std::uint64_t origin) {
     at_.origin = origin;
     at_.record.live.store(0, std::memory_order_relaxed);
     at_.record.gone.store(0, std::memory_order_relaxed);
@@ -110,6 +115,19 @@ inline bool Writer::is_held_back(const RowBatch& batch) const {
     if (batch.rows <= at_.length - at_.head) [[likely]]
         return false;
     return at_.table.are_adds_held();
+}
+
+inline __attribute__((always_inline)) void Writer::check_usable() {
+    at_.table.check_open();
+    if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
+    notice_clear();
+}
+
+inline __attribute__((always_inline)) void Writer::append_locked(const RowBatch& batch, bool waits) {
+    check_usable();
+    if (is_bare_ && batch.rows == 1 && at_.head != at_.length) [[likely]]
+        return append_row(batch);
+    append_all(batch, nullptr, waits);
 }
 
 void Writer::append(const RowBatch& batch, Deadline deadline) {
@@ -153,12 +171,6 @@ bool Writer::try_append(const RowBatch& batch, std::uint64_t* serials) {
     return true;
 }
 
-inline void Writer::check_usable() {
-    at_.table.check_open();
-    if (closed_) throw Error(ErrorKind::closed, "add(): this writer is closed; take a new one with buf.writer()");
-    notice_clear();
-}
-
 std::uint64_t Writer::append_once(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials,
                                   Deadline deadline) {
     for (;;) {
@@ -180,13 +192,6 @@ bool Writer::try_append_once(const RowBatch& batch, std::uint64_t first_row, std
     check_usable();
     accepted = append_later(batch, first_row, serials, false);
     return true;
-}
-
-void Writer::append_locked(const RowBatch& batch, bool waits) {
-    check_usable();
-    if (is_bare_ && batch.rows == 1 && at_.head != at_.length) [[likely]]
-        return append_row(batch);
-    append_all(batch, nullptr, waits);
 }
 
 void Writer::append_named(const RowBatch& batch, std::uint64_t* serials, bool waits) {
@@ -238,43 +243,18 @@ inline __attribute__((always_inline)) void Writer::append_groups(const RowBatch&
     }
 }
 
-// Of a piece at the head. Where space may be lacking, it is one group: what an error leaves unwritten is whole steps.
-std::size_t Writer::piece_rows() const {
-    const std::size_t width = at_.open_rows.size(), left = at_.length - at_.head;
-    if (is_plain_) return left;
-    return std::min<std::size_t>(left, width < kGroupRows ? kGroupRows / width * width : width);
+// Rows [done, end) of a piece, which lie in the block that is held.
+[[gnu::noinline, gnu::cold]] void Writer::append_held(const RowBatch& batch, std::uint64_t* serials, std::size_t& done,
+                                                      std::size_t end, bool waits) {
+    append_groups(batch, serials, done, end, waits);
 }
 
-// Space for all groups of a step, before the first of them.
-void Writer::ensure_step() {
-    const std::size_t width = at_.open_rows.size();
-    if (at_.table.layout().uses_heap()) at_.heap.ensure(width * at_.table.layout().heap_row_bytes());
-    if (derives_) next_.ensure_space(width);
-}
-
-// [done, done + what fits the block) of the batch, and said in the record before and after.
-[[gnu::noinline, gnu::cold]] void Writer::append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done,
-                                                       bool waits) {
-    if (at_.head == at_.length) {
-        claim_.claim(waits);
-        notice_clear();
-        if (at_.head == at_.length) return;  // cleared between the two: the block just claimed is history
-    }
-    const std::size_t begin = done, end = begin + std::min(piece_rows(), batch.rows - begin);
-    if (!is_plain_ && at_.open_rows.size() > 1) ensure_step();
-    ClientRows client(at_.record);
-    client.begin_piece(at_.table.packed(at_.ticket, at_.head), end - begin);
-    const auto finish = [&] {
-        client.end_piece(done - begin);
-        accepted_.store(client.accepted(), std::memory_order_release);
-    };
-    try {
-        append_groups(batch, serials, done, end, waits);
-    } catch (...) {
-        finish();
-        throw;
-    }
-    finish();
+// False: cleared meanwhile, the block just claimed is history.
+bool Writer::hold_block(bool waits) {
+    if (at_.head != at_.length) return true;
+    claim_.claim(waits);
+    notice_clear();
+    return at_.head != at_.length;
 }
 
 // The shortest way of a row: what append_locked() and write_group() come to where there is nothing else to look at.

@@ -64,7 +64,7 @@ public:
 
 private:
     struct Group;
-    [[gnu::hot]] void append_locked(const RowBatch& batch, bool waits);
+    void append_locked(const RowBatch& batch, bool waits);
     void append_named(const RowBatch& batch, std::uint64_t* serials, bool waits);
     void append_all(const RowBatch& batch, std::uint64_t* serials, bool waits);
     void wait_for_saver(Deadline deadline);
@@ -72,10 +72,13 @@ private:
     bool is_held_back(const RowBatch& batch) const;
     std::unique_lock<std::timed_mutex> lock(Deadline deadline);
     void notice_clear();
-    [[gnu::hot]] void append_row(const RowBatch& batch);
+    void follow_clear(std::uint64_t origin);
+    [[gnu::hot, gnu::noinline]] void append_row(const RowBatch& batch);
     void append_groups(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
     std::uint64_t append_later(const RowBatch& batch, std::uint64_t first_row, std::uint64_t* serials, bool waits);
     void append_piece(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, bool waits);
+    void append_held(const RowBatch& batch, std::uint64_t* serials, std::size_t& done, std::size_t end, bool waits);
+    bool hold_block(bool waits);
     std::size_t piece_rows() const;
     void ensure_step();
     void tell_serials(const RowBatch& batch, std::size_t first, std::size_t count, std::uint64_t* serials) const;

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from contract.served import TRANSPORTS, served
 
 import sharpwave as sw
 
@@ -170,6 +171,11 @@ CELLS = [
     Cell(sw.DistillationBuffer, "tensors", distillation(device="cpu"), add_pairs, sample, pairs_held, device="cpu"),
     Cell(sw.DistillationBuffer, "shm", distillation(storage="shm"), add_pairs, sample, pairs_held),
     Cell(sw.DistillationBuffer, "file", distillation(storage="file"), add_pairs, sample, pairs_held),
+    *(Cell(sw.ReplayBuffer, one, served(replay(), one), add_rows, sample, rows_held) for one in TRANSPORTS),
+    *(
+        Cell(sw.DistillationBuffer, one, served(distillation(), one), add_pairs, sample, pairs_held)
+        for one in TRANSPORTS
+    ),
     Cell(sw.RolloutBuffer, "memory", rollout(), add_steps, minibatches, steps_held),
     Cell(sw.RolloutBuffer, "tensors", rollout(device="cpu"), add_steps, minibatches, steps_held, device="cpu"),
     Cell(sw.TrajectoryReplayBuffer, "memory", trajectories(), add_trajectories, sample, trajectories_held),
@@ -185,6 +191,11 @@ CELLS = [
     Cell(sw.TrajectoryReplayBuffer, "folder", trajectories(on_disk=True), add_trajectories, sample, trajectories_held),
     Cell(sw.SequenceBuffer, "memory", sequences(), put, lease, sequences_held),
     Cell(sw.SequenceBuffer, "journal", sequences(on_disk=True), put, lease, sequences_held),
+    *(Cell(sw.SequenceBuffer, one, served(sequences(), one), put, lease, sequences_held) for one in TRANSPORTS),
+    *(
+        Cell(sw.SequenceBuffer, f"{one} journal", served(sequences(on_disk=True), one), put, lease, sequences_held)
+        for one in TRANSPORTS
+    ),
 ]
 # A SequenceBuffer holds what is put by reference: it has no device of its own.
 ON_GPU = [

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from contract.attached import Attached
 from contract.cases import CASES, NEXT_OBS, SAMPLERS, VIEWS, Answer, Case, Environments, Learner, script
+from contract.served import TRANSPORTS, close_servers, serve
 
 import sharpwave as sw
 
@@ -74,6 +75,15 @@ def from_another_process(case: Case, address: str, attached: Attached) -> list[A
     answers = [(adder if call[0] == "add" else attached).do(call) for call in calls]
     attached.close()
     adder.buffer.close(unlink=True)
+    return answers
+
+
+def at_a_server(case: Case, transport: str) -> list[Answer | None]:
+    """The buffer is in the server's memory; every call is made by its client."""
+    learner = Learner(sw.open(serve(case.make(None), transport), view=VIEWS[case.view]))
+    answers = [learner.do(call) for call in script(case.by_priority) if call[0] != "cut"]
+    learner.buffer.close()
+    close_servers()
     return answers
 
 
@@ -144,6 +154,12 @@ def test_same_calls_give_the_same_bytes_in_every_storage_and_from_a_second_proce
             assert_same(in_one_process(case, place(storage)), expected, f"{case}: {storage}")
             answers = from_another_process(case, place(storage), attached)
             assert_same(answers, expected, f"{case}: {storage}, a second process learns")
+
+
+@by_sampler_and_view()
+def test_same_calls_give_the_same_bytes_at_a_server(sampler: str, view: str) -> None:
+    for case, transport in zip((Case(sampler, view, next_obs) for next_obs in NEXT_OBS), TRANSPORTS, strict=True):
+        assert_same(at_a_server(case, transport), in_memory(case), f"{case}: {transport}")
 
 
 @by_sampler_and_view()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.faces import CELLS, ON_GPU, SIZE, Cell
+from contract.served import close_servers
 
 import sharpwave as sw
 from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
@@ -62,6 +63,7 @@ def buffer(cell: Cell, tmp_path: Path, shm_address: str) -> Iterator[Any]:
     made = cell.make(tmp_path, shm_address)
     yield made
     made.close()
+    close_servers()
 
 
 def methods(face: type[Any]) -> dict[str, Any]:
@@ -291,3 +293,4 @@ def test_closed_buffer_refuses_every_verb_but_close(cell: Cell, tmp_path: Path, 
             call()
     assert not (tmp_path / "saved").exists()
     buffer.close()
+    close_servers()

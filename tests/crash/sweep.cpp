@@ -27,6 +27,7 @@
 #include "base/fault.h"
 #include "batches/batch_maker.h"
 #include "sampling/pace.h"
+#include "table/client_rows.h"
 #include "table/codec.h"
 #include "table/table.h"
 #include "table/write_back.h"
@@ -165,12 +166,18 @@ struct Batch {
         back.set(ids, 0);
     }
     void append(Writer& writer) const {
+        with_rows([&](const RowBatch& batch) { writer.append(batch); });
+    }
+    void append_once(Writer& writer, std::uint64_t first_row) const {
+        with_rows([&](const RowBatch& batch) { writer.append_once(batch, first_row); });
+    }
+    void with_rows(auto&& use) const {
         const FieldInput fields[] = {{reinterpret_cast<const std::byte*>(ids.data()), 8},
                                      {reinterpret_cast<const std::byte*>(obs.data()), kItems * 4},
                                      {reinterpret_cast<const std::byte*>(back.states.data()), kStates * 4},
                                      {reinterpret_cast<const std::byte*>(back.marks.data()), 8}};
         const FieldInput after[] = {{reinterpret_cast<const std::byte*>(next.data()), kItems * 4}};
-        writer.append({fields, ids.size(), flags.data(), after});
+        use(RowBatch{fields, ids.size(), flags.data(), after});
     }
     std::vector<std::uint64_t> ids;
     std::vector<std::uint32_t> obs, next;
@@ -199,7 +206,11 @@ void leave_an_heir() {
     while (told->heir == 0) usleep(50);
 }
 
-enum class Job { write, learn, pace, save, open, create, close, clear, amend };
+// The client whose rows have this tag.
+ClientToken token_of(std::uint64_t tag) { return {tag * 0x9e3779b97f4a7c15u, tag}; }
+
+// send: rows of a client, which are sent again after its death.
+enum class Job { write, send, learn, pace, save, open, create, close, clear, amend };
 
 struct Place {
     Fault fault;
@@ -262,6 +273,11 @@ const Place kPlaces[] = {
     {Fault::write_copied, Job::amend},
     {Fault::write_published, Job::amend},
     {Fault::write_marked, Job::amend},
+    {Fault::client_named, Job::send},
+    {Fault::piece_begun, Job::send},
+    {Fault::piece_written, Job::send},
+    {Fault::piece_accepted, Job::send},
+    {Fault::client_settled, Job::write, false, true},
 };
 static_assert(std::size(kPlaces) == static_cast<std::size_t>(Fault::count));
 
@@ -269,6 +285,12 @@ bool suits(const Setup& kind, Fault fault) {
     switch (fault) {
         case Fault::heap_placed:
             return kind.packed && has_codecs();
+        case Fault::client_named:
+        case Fault::piece_begun:
+        case Fault::piece_written:
+        case Fault::piece_accepted:
+        case Fault::client_settled:
+            return kind.block_rows != kind.capacity;
         case Fault::retired_uncounted:
             return kind.stack > 1;
         case Fault::settle_void:
@@ -350,7 +372,11 @@ struct Sample {
             const std::uint64_t step = told.begun.load(), count = std::min(random() % 5 + 1, steps - step);
             const Batch batch(kind, tag, step, count);
             told.begun = step + count;
-            batch.append(writer);
+            if (writer.has_client()) {
+                batch.append_once(writer, step * kind.width);
+            } else {
+                batch.append(writer);
+            }
             told.acked = step + count;
             told.started = true;
         };
@@ -364,8 +390,8 @@ struct Sample {
                 told.started = true;
             });
         }
-        if (role == Job::write || role == Job::close) {
-            auto writer = table->writer();
+        if (role == Job::write || role == Job::send || role == Job::close) {
+            auto writer = role == Job::send ? table->writer(token_of(tag)) : table->writer();
             while (told.begun < steps) write(*writer);
             if (role == Job::close) writer.reset();
             told.started = true;
@@ -439,6 +465,7 @@ struct Round {
 struct Dead {
     std::uint64_t tag, begun, acked, cleared, clearing;
     std::uint64_t version = 0, covered = 0, own_steps = 0;  // what it wrote back, and the survivor's steps before it
+    bool is_client = false;
 };
 
 // Of values that are written back each row has those of one write, of no earlier one than was told.
@@ -482,8 +509,8 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
         round.fail(what);
     }
     check_marks(round, kind, rows, dead, told->version.load());
-    // Every row is whole.
-    std::map<std::uint64_t, std::uint64_t> words_of;
+    // Every row is whole, and a writer's rows stand in their order.
+    std::map<std::uint64_t, std::uint64_t> words_of, newest_of;
     for (std::size_t i = 0; i < serials.size(); ++i) {
         const std::uint64_t id = rows.ids[i], tag = id >> 32;
         const std::string name = "row " + std::to_string(id & 0xffffffff) + " of writer " + std::to_string(tag);
@@ -498,6 +525,9 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
             }
         }
         round.check(words_of.emplace(id, words[i]).second, name + " is there twice");
+        std::uint64_t& before = newest_of[tag];
+        round.check(tag == 0 || before <= id, name + " stands behind a later one");  // 0: many writers
+        before = id;
     }
     for (const Dead& one : dead) {
         // Every acknowledged row is there; of the running add there may be some.
@@ -557,6 +587,28 @@ void check_table(const Round& round, const Setup& kind, const std::shared_ptr<Ta
     }
 }
 
+// A client returns and sends again what it has no answer for, and rows before that: each is there once.
+void send_again(const Round& round, const Setup& kind, const std::shared_ptr<Table>& table, Dead& one,
+                std::mt19937_64& random) {
+    const std::optional<std::uint64_t> known = table->accepted(token_of(one.tag));
+    round.check(known || one.acked == 0, "the client's rows were accepted and its token is not known");
+    const std::uint64_t accepted = known.value_or(0);
+    const std::string count = std::to_string(accepted) + " rows, " + std::to_string(one.acked * kind.width) +
+                              " acknowledged, " + std::to_string(one.begun * kind.width) + " begun";
+    round.check(accepted % kind.width == 0 && accepted >= one.acked * kind.width && accepted <= one.begun * kind.width,
+                "the client's count is " + count);
+    auto writer = table->writer(token_of(one.tag));
+    round.check(writer->accepted() == accepted, "a second look finds another count than " + count);
+    for (std::uint64_t step = one.acked - std::min<std::uint64_t>(one.acked, random() % 3); step < one.begun;) {
+        const std::uint64_t steps = std::min(random() % 7 + 1, one.begun - step);
+        Batch(kind, one.tag, step, steps).append_once(*writer, step * kind.width);
+        step += steps;
+    }
+    round.check(writer->accepted() == one.begun * kind.width, "rows that were sent again are not accepted");
+    one.acked = one.begun;
+    if (one.clearing) one.clearing = accepted / kind.width;  // another child's clear took no rows that came after it
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -614,8 +666,12 @@ int main(int count, char** arguments) {
         Place place = kPlaces[random() % std::size(kPlaces)];
         while (!suits(*kind, place.fault)) place = kPlaces[random() % std::size(kPlaces)];
         // Few tables have mutable fields: their places come often enough only if they are preferred there.
-        constexpr std::size_t kOfMutables = std::size(kPlaces) - static_cast<std::size_t>(Fault::mutable_begun);
-        if (kind->mutables && random() % 2) place = kPlaces[std::size(kPlaces) - 1 - random() % kOfMutables];
+        constexpr auto kFirst = static_cast<std::size_t>(Fault::mutable_begun);
+        constexpr std::size_t kOfMutables = static_cast<std::size_t>(Fault::write_marked) - kFirst + 1;
+        if (kind->mutables && random() % 2) place = kPlaces[kFirst + random() % kOfMutables];
+        // The next writer does not go on in a client's half-full block: a ring of one block would lose the rows there.
+        const bool has_clients = kind->block_rows != kind->capacity;
+        if (has_clients && place.role == Job::write && random() % 2) place.role = Job::send;
         const bool survives = !place.first_in && random() % 3 != 0;
         const std::uint64_t steps = std::max<std::uint64_t>(1, kind->capacity / kind->width / 5);
         std::vector<Dead> dead;
@@ -657,6 +713,7 @@ int main(int count, char** arguments) {
                 for (Dead& earlier : dead) earlier.clearing = earlier.begun;  // theirs went too
             }
             dead.push_back({tag, told->begun.load(), told->acked.load(), told->cleared.load(), told->clearing.load()});
+            dead.back().is_client = role == Job::send;
             if (told->version.load() != version) {
                 dead.back().version = told->version.load();
                 dead.back().covered = told->covered.load();
@@ -674,14 +731,21 @@ int main(int count, char** arguments) {
         if (std::getenv("SWEEP_LOG")) std::fprintf(stderr, "%s\n", round.text.c_str());
         if (!survives) let_go(), ++reopened;
         if (kind->block_rows == kind->capacity) writer.reset();  // a ring of one block has room for one writer
-        const Job roles[] = {Job::write, Job::write, Job::learn, Job::save,
+        const Job sends = has_clients ? Job::send : Job::write;
+        const Job roles[] = {Job::write, sends,      sends,      Job::learn, Job::save,
                              Job::pace,  Job::close, Job::clear, Job::amend};
-        if (place.needs_dead) run_child(Job::write, static_cast<int>(Fault::row_copied), 1 + random() % 30);
+        const bool needs_client = place.fault == Fault::client_settled;
+        if (place.needs_dead) {
+            run_child(needs_client || random() % 2 ? sends : Job::write,
+                      static_cast<int>(needs_client && random() % 2 ? Fault::row_half_committed : Fault::row_copied),
+                      1 + random() % (needs_client ? 8 : 30));
+        }
         if (is_random) {
             run_child(roles[random() % (std::size(roles) - !kind->mutables)], -1, 0);
             ++at_random;
         } else {
-            const bool is_rare = place.fault == Fault::writer_taken || place.needs_dead || place.role == Job::save ||
+            const bool is_rare = place.fault == Fault::writer_taken || place.fault == Fault::client_named ||
+                                 place.needs_dead || place.role == Job::save ||
                                  place.fault == Fault::index_half_rebuilt;
             run_child(place.role, static_cast<int>(place.fault), is_rare ? 1 : 1 + static_cast<int>(random() % 8));
         }
@@ -691,6 +755,9 @@ int main(int count, char** arguments) {
             if (!survives) table = Table::attach(path);
             if (!batches) batches = std::make_shared<BatchMaker>(table, sampler_of(*kind));
             if (survives && random() % 2) writer.reset();
+            for (Dead& one : dead) {
+                if (one.is_client) send_again(round, *kind, table, one, random);
+            }
             if (!writer) writer = table->writer();
             Batch(*kind, 0, own_step, 1).append(*writer);
             own_step += 1;

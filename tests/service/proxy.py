@@ -76,8 +76,9 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
-        self._flows = asyncio.Event()
-        self._flows.set()
+        self._flows = {direction: asyncio.Event() for direction in ("up", "down")}
+        for flow in self._flows.values():
+            flow.set()
         self._refuses = False
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -103,12 +104,14 @@ class Proxy:
         """Resets every connection that there is; returns how many. New ones are taken as before."""
         return self._ask(lambda: [connection.reset() for connection in list(self._connections)].__len__())
 
-    def stop(self) -> None:
-        """Nothing passes any more, in both directions, and new connections lead nowhere, until `go_on`."""
-        self._ask(self._flows.clear)
+    def stop(self, *directions: str) -> None:
+        """Nothing passes any more, to the server ("up"), from it ("down") or both, until `go_on`."""
+        for direction in directions or ("up", "down"):
+            self._ask(self._flows[direction].clear)
 
     def go_on(self) -> None:
-        self._ask(self._flows.set)
+        for flow in self._flows.values():
+            self._ask(flow.set)
 
     def refuse(self, wanted: bool = True) -> None:
         """Whether new connections are reset at once."""
@@ -152,8 +155,8 @@ class Proxy:
             if fault == "replay" and self._old:
                 await self._replay(self.plan.random.choice(self._old))
             await connection.run(reader)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the server is not there, or one side is gone
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is not there, one side is gone, or the proxy ends
         finally:
             connection.end()
             self._connections.discard(connection)
@@ -178,7 +181,7 @@ class _Connection:
     server: asyncio.StreamWriter | None
 
     async def run(self, from_client: asyncio.StreamReader) -> None:
-        await self.proxy._flows.wait()
+        await self.proxy._flows["up"].wait()
         from_server, self.server = await asyncio.open_connection(*self.proxy.target)
         both = [
             asyncio.ensure_future(self.pump("up", from_client, self.server)),
@@ -196,7 +199,7 @@ class _Connection:
         while data := await reader.read(65_536):
             if direction == "up" and len(self.first) < _REMEMBERED:
                 self.first += data[: _REMEMBERED - len(self.first)]
-            await self.proxy._flows.wait()
+            await self.proxy._flows[direction].wait()
             if self.fault == "delay":
                 await asyncio.sleep(self.proxy.plan.random.uniform(0, self.proxy.plan.delay_s))
             left = self.after - self.passed

@@ -21,6 +21,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class Notes:
     """What a client tells about itself in a mapped file, which outlives it."""
 
     def __init__(self, folder: Path, stream: int, make: bool = False) -> None:
-        self.path, self.stream = folder / f"notes-{stream}", stream
+        self.path, self.stream, self.about = folder / f"notes-{stream}", stream, ""
         if make:
             self.path.write_bytes(bytes(QUOTA + 64))
         whole = np.memmap(self.path, np.uint8, "r+")
@@ -105,10 +106,16 @@ def serve(path: str, address: str, ready: Any) -> None:
 
 
 def act(folder: str, address: str, stream: int, seed: int) -> None:
-    """A client's process: adds, samples and updates until it is killed."""
-    notes, rng = Notes(Path(folder), stream), random.Random(seed)
+    """A client's process: adds, samples and updates until it is killed. Any other end is an error, and told."""
+    try:
+        _act(Notes(Path(folder), stream), address, random.Random(seed), windowed=seed % 2 == 1)
+    except BaseException:
+        (Path(folder) / f"error-{stream}").write_text(traceback.format_exc())
+
+
+def _act(notes: Notes, address: str, rng: random.Random, windowed: bool) -> None:
+    stream = notes.stream
     buffer: Any = sw.open(f"{address}/replay", wait=True, timeout=60, direct=False)
-    windowed = seed % 2 == 1
     writer = buffer.writer(window=rng.choice((8, 64, 256))) if windowed else buffer
     number, indices = 0, np.zeros(0, np.int64)
     while True:
@@ -142,9 +149,6 @@ def act(folder: str, address: str, stream: int, seed: int) -> None:
                 continue
         except NotReady:  # the server is away until the timeout, or a sampler finds no row yet
             notes.numbers[3] += 1
-        except BaseException as error:
-            (Path(folder) / f"error-{stream}").write_text(f"{type(error).__name__}: {error}")
-            raise
         finally:
             notes.note(verb, timeout_s, begun)
 
@@ -185,6 +189,7 @@ class Table:
         # Places 0 and 1 reach the server directly, 2 and 3 through a proxy; odd places have windows.
         address = self.address if place < 2 else self.proxies[place - 2].address
         seed = 2 * self.random.getrandbits(30) + place % 2
+        notes.about = f"{'window' if place % 2 else 'add'}, {'direct' if place < 2 else 'proxy'}"
         client = processes.Process(target=act, args=(str(self.folder), address, notes.stream, seed), daemon=True)
         client.start()
         return client
@@ -238,6 +243,9 @@ class Table:
             assert (np.diff(numbers) > 0).all(), f"{about}: its rows are not in order"
             acknowledged = np.flatnonzero(notes.rows == ACKNOWLEDGED)
             lost = np.setdiff1d(acknowledged, there)
+            if len(lost):
+                around = slice(max(0, lost[0] - 12), lost[-1] + 12)
+                about += f" ({notes.about}; notes from row {around.start} on: {notes.rows[around].tolist()})"
             assert not len(lost), f"{about}: {len(lost)} acknowledged rows are not there: {lost[:5]} of {len(there)}"
             assert (notes.rows[there] != 0).all(), f"{about}: rows are there that were never added"
             self.counts["acknowledged"] += len(acknowledged)

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 from patience import HANG_S, until
-from proxy import FAULTS, Plan, Proxy
+from service.proxy import FAULTS, Plan, Proxy
 
 DATA = bytes(range(256)) * 400
 

@@ -26,7 +26,7 @@ from patience import HANG_S, seconds_of_other_threads, until, until_asleep, unti
 import sharpwave as sw
 from sharpwave.buffers import sequence
 from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StorageError
-from sharpwave.sequences import commits, gate, turns, waiter, worker
+from sharpwave.sequences import commits, gate, local, turns, waiter, worker
 from sharpwave.sequences import store as store_module
 
 FLOW = sw.Dataflow([sw.Consumer("inf", {"a"}, {"b"}, 1), sw.Consumer("train", {"a", "b"}, batch_size=1)])
@@ -456,7 +456,7 @@ def test_a_call_that_is_interrupted_at_any_instruction_leaves_no_lock_taken_and_
         "put that finds no room": lambda: seq.put(sample("c"), timeout=0),
         "put that waits": lambda: seq.put(sample("c"), timeout=0.001),
     }
-    modules = (gate, turns, waiter, commits, worker, sequence)
+    modules = (gate, turns, waiter, commits, worker, local, sequence)
     for name, call in calls.items():
 
         def tried(call: Callable[[], Any] = call) -> None:

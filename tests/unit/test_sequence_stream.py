@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import HANG_S
+from patience import HANG_S, until
 
 import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
-from sharpwave.sequences import stream
-from sharpwave.sequences.stream import Puller, Pusher, grouping
+from sharpwave.service.stream import Puller, Pusher, grouping
 
 zmq = pytest.importorskip("zmq")
 
@@ -32,7 +31,7 @@ def sample(name: Any, length: int = 3) -> sw.SequenceSample:
 
 PUSHER = """
 import sys, numpy as np, sharpwave as sw
-from sharpwave.sequences.stream import Pusher
+from sharpwave.service.stream import Pusher
 address, number, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with Pusher(address, window=8) as pusher:
     for at in range(count):
@@ -91,8 +90,7 @@ def test_a_full_buffer_stops_the_pushers() -> None:
     assert seq.ids() == ["1", "2", "3"]
 
 
-def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> None:
-    monkeypatch.setattr(stream, "_AGAIN_S", 0.1)
+def test_what_a_closed_buffer_does_not_take_is_not_acknowledged() -> None:
     seq = sw.SequenceBuffer(1, flow=FLOW)
     seq.put(sample(7))
     with Puller() as puller, Pusher(puller.address) as pusher:
@@ -114,7 +112,8 @@ def test_what_is_refused_by_the_buffer_is_not_acknowledged(monkeypatch: Any) -> 
 
 def test_ids_that_are_held_are_not_put_again() -> None:
     seq = sw.SequenceBuffer(10, flow=FLOW, max_staleness=3)
-    with Puller() as puller, Pusher(puller.address) as pusher:
+    with Puller() as puller:
+        pusher = Pusher(puller.address)
         many = sw.SequenceSample(["1", "2"], {"x": [1, 1]}, {"x": np.array([1, 2])}, metadata={"version": [0, 0]})
         pusher.push(many)
         assert puller.pull_into(seq, timeout=HANG_S) == 2
@@ -125,11 +124,110 @@ def test_ids_that_are_held_are_not_put_again() -> None:
         pusher.push({"no": "sample"})
         with pytest.raises(SchemaError, match="got dict"):
             puller.pull_into(seq, timeout=HANG_S)
+        with pytest.raises(SchemaError, match=r"pushed before is refused, and lost: .*got dict"):
+            pusher.close()
+
+
+def test_a_sample_that_the_buffer_refuses_is_told_to_its_pusher_and_the_next_one_goes_on() -> None:
+    seq = sw.SequenceBuffer(10, flow=FLOW)
+    seq.put(sample(1))
+    with Puller() as puller:
+        pusher = Pusher(puller.address)
+        wrong = sw.SequenceSample(["2"], {"x": [1]}, {"x": np.zeros(1, np.float32)})
+        for one in (wrong, sample(3), sample(4)):
+            pusher.push(one)
+        with pytest.raises(SchemaError, match="expected int64"):
+            puller.pull_into(seq, timeout=HANG_S)
+        assert [puller.pull_into(seq, timeout=HANG_S) for _ in range(2)] == [1, 1]
+        with pytest.raises(SchemaError, match=r"refused, and lost: put.*expected int64"):
+            pusher.flush(HANG_S)
+        pusher.push(sample(5))
+        assert puller.pull_into(seq, timeout=HANG_S) == 1
+        pusher.close(HANG_S)
+    assert seq.ids() == ["1", "3", "4", "5"]
+
+
+def test_a_pusher_that_is_started_again_under_its_name_is_not_taken_for_the_one_before() -> None:
+    with Puller() as puller:
+        for start_at in (0, 10):
+            with Pusher(puller.address, name="generator") as pusher:
+                for at in range(4):
+                    pusher.push(start_at + at)
+                assert [puller.pull(HANG_S) for _ in range(4)] == [start_at + at for at in range(4)]
+
+
+KILLED = """
+import sys
+from sharpwave.service.stream import Pusher
+pusher = Pusher(sys.argv[1], name="generator", window=8)
+for at in range(8):
+    pusher.push(f"{sys.argv[2]}.{at}")
+    if at == 3:
+        pusher.flush()
+        print("four are acknowledged", flush=True)
+pusher.flush()
+"""
+
+
+def test_a_killed_pusher_loses_nothing_that_was_acknowledged_and_its_successor_begins_anew() -> None:
+    with Puller() as puller:
+        taken = []
+        for turn in range(2):
+            child = start(KILLED, puller.address, turn)
+            taken += [puller.pull(HANG_S) for _ in range(4)]
+            assert child.stdout is not None
+            assert child.stdout.readline()
+            child.kill()
+            child.wait()
+        taken = [one for one in taken if int(one[2:]) < 4]
+        assert taken == [f"{turn}.{at}" for turn in range(2) for at in range(4)]
+
+
+IDLE = """
+import resource, sys, time
+from sharpwave.service.stream import Puller
+puller = Puller()
+print(puller.address, flush=True)
+sys.stdin.readline()
+with open("/proc/self/status") as status:
+    print(next(line for line in status if line.startswith("VmHWM")).split()[1], puller.refused, flush=True)
+"""
+
+
+def test_strangers_cannot_fill_the_memory_of_an_idle_puller() -> None:
+    """Bytes that are none of the protocol, and pushes that nobody takes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        address = child.stdout.readline().strip()
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(address)
+        for _ in range(400):
+            stranger.send(bytes(1 << 20))
+        pushers = [Pusher(address, window=40) for _ in range(4)]
+        for pusher in pushers:
+            for _ in range(40):
+                pusher.push("x" * (1 << 20))
+        until(lambda: all(pusher._open > 0 for pusher in pushers))
+        stranger.close(linger=60_000)
+        context.term()  # all of it has arrived
+        child.stdin.write("\n")
+        child.stdin.flush()
+        kilobytes, refused = map(int, child.stdout.readline().split())
+        for pusher in pushers:
+            with pytest.raises(NotReady):
+                pusher.close(0)
+        child.kill()
+    assert refused > 0
+    assert kilobytes < 200 * 1024, "the puller has no more than what is under way"
 
 
 RECEIVER = """
 import sys, sharpwave as sw
-from sharpwave.sequences.stream import Puller
+from sharpwave.service.stream import Puller
 flow = sw.Dataflow([sw.Consumer("train", {"x"}, batch_size=1)])
 seq = sw.SequenceBuffer(10_000, flow=flow, journal=sys.argv[2])
 with Puller(sys.argv[1]) as puller:
@@ -156,7 +254,6 @@ def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     slow = PUSHER.replace("pusher.push(", "import time; time.sleep(0.004); pusher.push(").replace(
         "window=8)", "window=8)"
     )
-    slow = slow.replace("import sys,", "import sharpwave.sequences.stream as s; s._AGAIN_S = 0.2\nimport sys,")
     receiver = start(RECEIVER, address, journal)
     assert receiver.stdout is not None
     receiver.stdout.readline()

@@ -17,6 +17,7 @@ from ..files import has_magic
 from ..rows.host import HostRows
 from ..rows.rollout_file import is_rollout_file
 from ..rows.tensors import read_device
+from ..sequences.local import LocalSequences
 from ..trajectories.checkpoint import holds_trajectories
 from ..views import View
 from .distillation import DistillationBuffer
@@ -119,6 +120,12 @@ def _open_at_server(
     from ..service.opening import open_at_server
 
     face, inner = open_at_server(text, keys=keys, direct=direct, view=view, wait=wait, timeout=limit)
+    if face == SequenceBuffer.__name__:
+        for name, value in (("view", view), ("device", device)):
+            if value is not None:
+                inner.close()
+                raise SchemaError(f"open(): {name}: {text!r} is a {face}, which has no {name}; leave out {name}=")
+        return SequenceBuffer._over(inner)
     if device is not None and read_device("open(): device", device)[1].type != "cpu":
         inner.close(False)
         raise SchemaError(
@@ -136,7 +143,7 @@ def _open_sequences(text: str, path: Path | None, recover: bool, **given: Any) -
     for name, value in given.items():
         if value is not None:
             raise SchemaError(f"open(): {name}: {text!r} is a SequenceBuffer, which has no {name}; leave out {name}=")
-    return SequenceBuffer._open(text if path is None else str(path), path is not None, recover)
+    return SequenceBuffer._over(LocalSequences.open(text if path is None else str(path), path is not None, recover))
 
 
 def _open_trajectories(

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import check_settable, truth, whole
-from ..errors import SchemaError
-from ..sequences.commits import Commits
+from ..checks import check_settable
 from ..sequences.dataflow import Dataflow
-from ..sequences.gate import Gate, to_deadline
-from ..sequences.history import check_journal, read_options
-from ..sequences.incoming import Incoming
-from ..sequences.intake import read_handles, read_ids
-from ..sequences.leases import Lease, Lender
-from ..sequences.lines import Line
+from ..sequences.history import check_journal
+from ..sequences.leases import Lease
+from ..sequences.local import LocalSequences
 from ..sequences.options import Options
+from ..sequences.protocol import Sequences
 from ..sequences.sample import SequenceSample
 from ..sequences.staleness import Admission
-from ..sequences.store import Change, Store
-from ..sequences.turns import WRITE, Turns
-from ..sequences.waiter import CoroutineWaiter, ThreadWaiter
-from ..sequences.worker import Task, Worker, outcome
 
 __all__ = ["SequenceBuffer"]
 
@@ -113,31 +105,21 @@ class SequenceBuffer:
             duplicate_ids=duplicate_ids, epoch_size=epoch_size, sync=sync,
         )  # fmt: skip
         check_journal(where, journal, sync, resume, recover, version)
-        store = Store(options, 0 if version is None else whole(where, "version", version, 0))
-        if journal is not None:
-            store.open_journal(f"{where}: journal", journal, resume, recover, time.monotonic())
-        self._take(store)
+        self._take(LocalSequences.create(where, options, journal, resume, recover, version))
 
-    def _take(self, store: Store) -> None:
-        options = store.options
+    def _take(self, sequences: Sequences) -> None:
+        options = sequences.options
         self.flow, self.capacity, self.max_staleness = options.flow, options.capacity, options.max_staleness
         self.max_tokens, self.max_bytes = options.max_tokens, options.max_bytes
-        self._store = store
-        self._gate = Gate()
-        self._turns = Turns(self._gate, store)
-        self._commits = Commits(self._gate, store, self._turns)
-        self._lender = Lender(self._gate, store, self._turns, self._commits)
+        self._sequences = sequences
+        if isinstance(sequences, LocalSequences):  # its parts, for tests that look inside
+            self._store, self._gate = sequences.store, sequences.gate
+            self._turns, self._commits = sequences.turns, sequences.commits
 
     @classmethod
-    def _open(cls, path: str, in_place: bool, recover: bool) -> SequenceBuffer:
-        """What ``save`` wrote, or a journal: a copy in memory, or in place with the file as the journal."""
-        store = Store(read_options(path, "open()", recover))
-        if in_place:
-            store.open_journal("open()", path, None, recover, time.monotonic())
-        else:
-            store.load("open()", path, recover, time.monotonic())
+    def _over(cls, sequences: Sequences) -> SequenceBuffer:
         made = cls.__new__(cls)
-        made._take(store)
+        made._take(sequences)
         return made
 
     # ---- put ---------------------------------------------------------------------------------------------------------
@@ -170,29 +152,7 @@ class SequenceBuffer:
             SchemaError: An id is held already, a key has another dtype or shape than before, or the samples would not
                 fit into an empty buffer.
         """
-        incoming = self._read("put()", samples, version, births)
-        waiter = ThreadWaiter(len(incoming))
-        deadline = to_deadline("put()", timeout)
-        try:
-            try:
-                while True:
-                    handles = self._turns.try_put("put()", waiter, incoming, deadline)
-                    if handles is None:
-                        waiter.wait(self._turns.pause(None, deadline))
-                        continue
-                    if handles is WRITE:
-                        handles = self._commits.commit(
-                            "put()",
-                            lambda: self._turns.plan_put(waiter, incoming),
-                            deadline,
-                            lambda: self._store.intake.prepare(incoming),
-                        )
-                    if handles is not None:
-                        return handles
-            finally:
-                self._turns.leave(None, waiter)
-        finally:
-            self._turns.leave(None, waiter)  # an interrupt may have ended the first one
+        return self._sequences.put("put()", samples, version, births, timeout)
 
     async def put_async(
         self,
@@ -206,27 +166,7 @@ class SequenceBuffer:
 
         Cancelled while its record is being written, it has put the samples all the same.
         """
-        incoming = self._read("put_async()", samples, version, births)
-        waiter = CoroutineWaiter(len(incoming))
-        deadline = to_deadline("put_async()", timeout)
-        try:
-            while True:
-                handles = self._turns.try_put("put_async()", waiter, incoming, deadline)
-                if handles is None:
-                    await waiter.wait(self._turns.pause(None, deadline))
-                    continue
-                if handles is WRITE:
-                    handles = await self._commits.commit_async(
-                        "put_async()", lambda: self._turns.plan_put(waiter, incoming), deadline
-                    )
-                if handles is not None:
-                    return handles
-        finally:
-            self._turns.leave(None, waiter)
-
-    def _read(self, where: str, samples: Any, version: Any, births: Any) -> Incoming:
-        self._gate.check(where)
-        return self._store.intake.read(samples, version, births, self._store.journal is not None)
+        return await self._sequences.put_async("put_async()", samples, version, births, timeout)
 
     # ---- amend -------------------------------------------------------------------------------------------------------
 
@@ -241,20 +181,11 @@ class SequenceBuffer:
             StaleHandle: One of the samples has left.
             SchemaError: Ids differ, or a key has another dtype or shape than before.
         """
-        self._commits.commit("amend()", self._plan_amend(handles, samples))
+        self._sequences.amend("amend()", handles, samples)
 
     async def amend_async(self, handles: Any, samples: SequenceSample | Sequence[SequenceSample]) -> None:
         """``amend`` that lets the event loop go on while the journal is written."""
-        await self._commits.commit_async("amend_async()", self._plan_amend(handles, samples))
-
-    def _plan_amend(self, handles: Any, samples: Any) -> Callable[[], Change[None]]:
-        self._gate.check("amend()")
-        serials = read_handles("amend()", handles)
-        parts = self._store.intake.unpack("amend()", samples)
-        if len(parts) != len(serials):
-            raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
-        body = self._store.intake.body(samples, parts) if self._store.journal is not None else None
-        return lambda: self._store.amend(serials, parts, body)
+        await self._sequences.amend_async("amend_async()", handles, samples)
 
     # ---- get ---------------------------------------------------------------------------------------------------------
 
@@ -281,18 +212,7 @@ class SequenceBuffer:
                 ``explain()``.
             SchemaError: No such consumer, or the capacity is smaller than ``batch_size``.
         """
-        line, count = self._asked("get()", consumer, batch_size, owner, partial)
-        waiter = ThreadWaiter(count)
-        deadline = to_deadline("get()", timeout)
-        try:
-            try:
-                while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
-                    waiter.wait(self._turns.pause(line, deadline))
-            finally:
-                self._turns.leave(line, waiter)
-        finally:
-            self._turns.leave(line, waiter)  # an interrupt may have ended the first one
-        return self._lender.lend(claim)
+        return self._sequences.get("get()", consumer, batch_size, timeout, partial, owner)
 
     async def get_async(
         self,
@@ -304,37 +224,20 @@ class SequenceBuffer:
         owner: str | None = None,
     ) -> Lease:
         """``get`` that lets the event loop go on while it waits."""
-        line, count = self._asked("get_async()", consumer, batch_size, owner, partial)
-        waiter = CoroutineWaiter(count)
-        deadline = to_deadline("get_async()", timeout)
-        try:
-            while (claim := self._turns.try_get(waiter, line, partial, owner, deadline)) is None:
-                await waiter.wait(self._turns.pause(line, deadline))
-        finally:
-            self._turns.leave(line, waiter)
-        return self._lender.lend(claim)
-
-    def _asked(self, where: str, consumer: str, batch_size: int | None, owner: Any, partial: Any) -> tuple[Line, int]:
-        self._gate.check(where)
-        truth(where, "partial", partial)
-        if owner is not None and not isinstance(owner, str):
-            raise SchemaError(f"{where}: owner: expected text, got {owner!r}")
-        line = self._store.index.line(where, consumer)
-        return line, line.count(where, batch_size, self.capacity)
+        return await self._sequences.get_async("get_async()", consumer, batch_size, timeout, partial, owner)
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     def release(self, owner: str) -> int:
         """Gives back all that an owner has leased, for instance because it died. Returns how many samples."""
-        return self._lender.give_back_all(owner)
+        return self._sequences.release(owner)
 
     # ---- versions ----------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """The present policy's."""
-        self._gate.check("version")
-        return self._store.version
+        return self._sequences.version()
 
     def set_version(self, version: int) -> None:
         """The policy is newer now. Samples that are too old leave, unless they are leased or ``stale`` keeps them.
@@ -342,13 +245,11 @@ class SequenceBuffer:
         Raises:
             SchemaError: Smaller than before.
         """
-        version = whole("set_version()", "version", version, 0)
-        self._commits.commit("set_version()", lambda: self._store.set_version(version))
+        self._sequences.set_version("set_version()", version)
 
     async def set_version_async(self, version: int) -> None:
         """``set_version`` that lets the event loop go on while the journal is written."""
-        version = whole("set_version_async()", "version", version, 0)
-        await self._commits.commit_async("set_version_async()", lambda: self._store.set_version(version))
+        await self._sequences.set_version_async("set_version_async()", version)
 
     def admission(self, batch_size: int, max_concurrent: int | None = None) -> Admission:
         """A gate for rollouts that are to start: see ``Admission``. Needs ``max_staleness``.
@@ -357,14 +258,7 @@ class SequenceBuffer:
             batch_size: Samples that one version trains on.
             max_concurrent: Most rollouts that run at once.
         """
-        self._gate.check("admission()")
-        if self.max_staleness is None:
-            raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
-        return Admission(batch_size, self.max_staleness, max_concurrent, self._progress)
-
-    def _progress(self) -> tuple[int, int]:
-        with self._gate.locked("admission()"):
-            return self._store.version - self._store.first_version, self._store.accepted
+        return self._sequences.admission(batch_size, max_concurrent)
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
@@ -376,74 +270,52 @@ class SequenceBuffer:
         before still fits. A checkpoint is a mark in the journal and no copy: resuming from it undoes what trainers
         acknowledged since, and keeps what was put and amended since. ``save`` writes a copy of one instant.
         """
-        if self._commits.commit("checkpoint()", self._plan_checkpoint(name)):
-            self._commits.rewrite("checkpoint()")
+        self._sequences.checkpoint("checkpoint()", name)
 
     async def checkpoint_async(self, name: str) -> None:
         """``checkpoint`` that lets the event loop go on while the journal is written."""
-        if await self._commits.commit_async("checkpoint_async()", self._plan_checkpoint(name)):
-            await self._commits.rewrite_async("checkpoint_async()")
-
-    def _plan_checkpoint(self, name: str) -> Callable[[], Change[bool]]:
-        if not isinstance(name, str):
-            raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
-        return lambda: self._store.checkpoint(name)
+        await self._sequences.checkpoint_async("checkpoint_async()", name)
 
     @property
     def used_ids(self) -> list[str]:
         """The ids that every consumer is done with, in that order, of the present epoch."""
-        with self._gate.locked("used_ids"):
-            return list(self._store.ledger.used)
+        return self._sequences.used_ids()
 
     def mark_used(self, ids: Iterable[Any]) -> None:
         """For a restart without a journal: these ids were used, as your checkpoint says; ``wanted`` skips each once."""
-        listed = read_ids("mark_used()", ids)
-        with self._gate.locked("mark_used()"):
-            self._store.ledger.mark_used(listed)
+        self._sequences.mark_used(ids)
 
     def wanted(self, ids: Iterable[Any]) -> list[str]:
         """Which of these ids are still to be made, for a loader that begins its epoch anew after a restart.
 
         Left out are ids that are held, and, once each, those that were held or used already at the restart.
         """
-        names = read_ids("wanted()", ids)
-        with self._gate.locked("wanted()"):
-            return self._store.wanted(names)
+        return self._sequences.wanted(ids)
 
     # ---- insight -----------------------------------------------------------------------------------------------------
 
     def explain(self, consumer: str) -> str:
         """Why a consumer's batch is or is not ready, in words."""
-        with self._gate.locked("explain()"):
-            return self._store.explain(self._store.index.line("explain()", consumer), time.monotonic())
+        return self._sequences.explain(consumer)
 
     def stats(self) -> dict[str, Any]:
         """``size``, ``capacity``, ``tokens``, ``data_bytes`` of the samples held; ``added``, ``trained`` and further
         counters since the buffer was opened; ages, staleness, ``journal_bytes``; per consumer what is ready."""
-        with self._gate.locked("stats()"):
-            return self._store.stats(len(self._turns.putters), time.monotonic())
+        return self._sequences.stats()
 
     def __len__(self) -> int:
-        self._gate.check("len()")
-        return len(self._store.index.entries)
+        return len(self._sequences)
 
     def __contains__(self, handle: object) -> bool:
         """Whether the sample of a handle is still here."""
-        self._gate.check("in")
-        return isinstance(handle, (int, np.integer)) and handle in self._store.index.entries
+        return handle in self._sequences
 
     def ids(self) -> list[str]:
         """Of the samples held, oldest put first."""
-        with self._gate.locked("ids()"):
-            return [entry.sample._ids[0] for entry in self._store.index.entries.values()]
+        return self._sequences.ids()
 
     def __repr__(self) -> str:
-        store = self._store
-        where = "in memory" if store.journal is None else f"journal {store.journal.path}"
-        if self._gate.is_closed:
-            return f"<SequenceBuffer {where}: closed>"
-        held = f"{len(store.index.entries)} of {self.capacity} samples"
-        return f"<SequenceBuffer {where}: {held}, consumers {', '.join(store.index.lines)}>"
+        return f"<SequenceBuffer {self._sequences.about()}>"
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -453,19 +325,19 @@ class SequenceBuffer:
         Leases end: their ``ack`` and ``amend`` are a StaleHandle afterwards, their ``release`` does nothing. A restart
         that resumes from an earlier checkpoint does not bring the samples back.
         """
-        self._commits.commit("clear()", self._store.clear)
+        self._sequences.clear("clear()")
 
     async def clear_async(self) -> None:
         """``clear`` that lets the event loop go on while the journal is written."""
-        await self._commits.commit_async("clear_async()", self._store.clear)
+        await self._sequences.clear_async("clear_async()")
 
     def flush(self) -> None:
         """Waits until the journal is on the disk, so that it survives a power cut. Does nothing without a journal."""
-        self._commits.flush("flush()")
+        self._sequences.flush("flush()")
 
     async def flush_async(self) -> None:
         """``flush`` that lets the event loop go on meanwhile."""
-        await self._commits.flush_async("flush_async()")
+        await self._sequences.flush_async("flush_async()")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a copy of one instant to a file, completely or not at all: samples, keys, versions, how far each
@@ -479,33 +351,31 @@ class SequenceBuffer:
             StorageError: It cannot be written; a file that had the name before is unchanged.
             SchemaError: A sample has a dtype that safetensors lacks, or metadata that JSON cannot hold.
         """
-        self._save("save()", path)
+        self._sequences.save("save()", path)
 
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` that lets the event loop go on meanwhile. Cancelled while it writes, it still writes the file."""
-        self._gate.check("save_async()")
-        worker = Worker()
-        await outcome(lambda tell: Task(lambda: self._save("save_async()", path), tell), worker.hand_over, None)
-
-    def _save(self, where: str, path: Any) -> None:
-        with self._gate.locked(where):
-            instant = self._store.instant()
-        instant.write(where, path)
+        await self._sequences.save_async("save_async()", path)
 
     def close(self) -> None:
         """Waiting calls raise, and all later calls; leases count as given back. The journal is on the disk.
 
         In a forked child this does nothing: the buffer belongs to its parent.
         """
-        if self._gate.is_mine:
-            self._commits.close()
+        self._sequences.close()
 
     def __enter__(self) -> SequenceBuffer:
-        self._gate.check("with")
+        self._sequences.check("with")
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a SequenceBuffer lives in one process; let others push into it: sharpwave.sequences.stream")
+        sequences = self._sequences
+        if sequences.address is None:
+            raise TypeError("a SequenceBuffer lives in one process; serve() it, and let others open it by its address")
+        sequences.check("pickle")
+        from .open import open
+
+        return functools.partial(open, **sequences.open_options), (sequences.address,)

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 from ..errors import NotReady, SharpwaveError, StorageError
 from ..files import Journal, warn_caller
+from .change import Change, Later
 from .gate import Gate, wait_s
 from .history import needed
-from .intake import Later
-from .store import Change, Store
+from .store import Store
 from .turns import Turns
 from .worker import Task, Worker, outcome
 

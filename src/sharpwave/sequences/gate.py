@@ -52,7 +52,7 @@ class Gate:
         if not self.is_mine:
             raise ClosedError(
                 f"{where}: the buffer belongs to the parent of this process; build one here with a journal= of its "
-                "own, or push into the parent's with sharpwave.sequences.stream.Pusher"
+                "own, or serve() the parent's and open it here by its address"
             )
 
     def check(self, where: str) -> None:

@@ -23,6 +23,7 @@ from ..files import Entry, Journal, Record, read_journal, reading, write_journal
 from ..files.save_path import save_path
 from .incoming import Survey
 from .options import Options
+from .origins import Origin, Origins
 from .safetensors import decode, encode_arrays
 from .sample import SequenceSample
 
@@ -36,6 +37,7 @@ __all__ = [
     "pack_survey",
     "pack_whole",
     "put_head",
+    "read_blocks",
     "read_head",
     "read_options",
     "read_samples",
@@ -154,10 +156,13 @@ def pack_survey(samples: list[SequenceSample], survey: Survey) -> list[Any]:
     return pieces
 
 
-def put_head(serials: list[int], births: list[int] | None, versions: list[int | None]) -> bytes:
+def put_head(
+    serials: list[int], births: list[int] | None, versions: list[int | None], origin: Origin | None = None
+) -> bytes:
     """What the record of a put says beside its samples."""
     text = _core.to_json
-    return f'{{"serials":{text(serials)},"births":{text(births)},"versions":{text(versions)}}}'.encode()
+    more = "" if origin is None else f',"origin":{json.dumps(origin.to_json())}'
+    return f'{{"serials":{text(serials)},"births":{text(births)},"versions":{text(versions)}{more}}}'.encode()
 
 
 def pack_whole(sample: SequenceSample) -> list[Any]:
@@ -186,8 +191,11 @@ def read_samples(body: bytearray) -> list[SequenceSample]:
     Raises:
         ValueError, StorageError: The body is not what ``pack_samples`` made.
     """
-    made: list[SequenceSample] = []
-    view = memoryview(body)
+    return [part for block in read_blocks(memoryview(body)) for part in block.unpack()]
+
+
+def read_blocks(view: memoryview) -> Iterator[SequenceSample]:
+    """The samples of a body as they were packed, several data in one. Raises as ``read_samples``."""
     at = 0
     while at < len(view):
         if len(view) - at < _LENGTH.size:
@@ -196,9 +204,8 @@ def read_samples(body: bytearray) -> list[SequenceSample]:
         at += _LENGTH.size
         if length > len(view) - at:
             raise ValueError(f"samples claim {length} bytes, {len(view) - at} follow")
-        made += decode(view[at : at + length]).unpack()
+        yield decode(view[at : at + length])
         at += length
-    return made
 
 
 def read_head(record: Record) -> dict[str, Any]:
@@ -211,6 +218,8 @@ def read_head(record: Record) -> dict[str, Any]:
     if not isinstance(head, dict):
         raise TypeError(f"expected an object, got {type(head).__name__}")
     kind = record.kind
+    if "origin" in head:
+        Origin.read(head["origin"])
     if kind in (PUT, AMEND, ACK, EVICT):
         _wholes("serials", head["serials"], 0)
         if len(set(head["serials"])) != len(head["serials"]):
@@ -232,6 +241,7 @@ def read_head(record: Record) -> dict[str, Any]:
         _wholes("trained, version, next", [head["trained"], head["version"], head["next"]], 0)
         for name in head["used"]:
             _text("used", name)
+        Origins().read(head.get("origins", []))
     elif kind == MEND:
         _wholes("gone", head["gone"], 0)
         _wholes("next", [head["next"]], 0)
@@ -270,7 +280,7 @@ def needed(
 
     Args:
         options: Of the buffer; they become the first record.
-        base: What the left-out records had led to.
+        base: What the left-out records had led to, and the origins of all calls: the records that stay have none.
         serials: The samples whose records stay.
         from_mark: Marks and versions in front of this mark go: they are in ``base``.
         until_mark: Versions and marks behind this mark go, and the acknowledgements of ``undone``: the buffer was
@@ -286,25 +296,26 @@ def needed(
         if kind == MARK:
             begun = begun or head["name"] == from_mark
             if begun and not over:
-                yield _same(record)
+                yield _same(record, head)
             over = over or head["name"] == until_mark
         elif kind == VERSION:
             if begun and not over:
-                yield _same(record)
+                yield _same(record, head)
         elif kind == MEND:
-            yield _same(record)
+            yield _same(record, head)
         elif kind == CLEAR:
             # Samples that were freed since the first mark are written again with what happened to them; those that
             # were put before that mark and cleared before it are not.
             if begun and from_mark is not None:
-                yield _same(record)
+                yield _same(record, head)
         elif kind in (OPTIONS, BASE) or (kind == ACK and over and head["consumer"] in undone):
             continue
         elif not serials.isdisjoint(head["serials"]):
-            yield _same(record)
+            yield _same(record, head)
             if kind == PUT and (left := [serial for serial in head["serials"] if serial not in serials]):
                 yield Entry(EVICT, {"serials": left})  # they came with one that stays
 
 
-def _same(record: Record) -> Entry:
-    return Entry(record.kind, record.head, [record.body])
+def _same(record: Record, head: dict[str, Any]) -> Entry:
+    left = {name: said for name, said in head.items() if name != "origin"} if "origin" in head else record.head
+    return Entry(record.kind, left, [record.body])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from ..files import Body
+from .origins import Origin
 from .sample import SequenceSample
 
 __all__ = ["Form", "Incoming", "Survey"]
@@ -45,6 +46,7 @@ class Incoming:
         self.groups: list[Any] | None = None
         self.masks: list[int] = []  # the bits of the keys, one a run
         self.forms: dict[str, Form] = {}
+        self.origin: Origin | None = None  # of a call that may be sent again
 
     def __len__(self) -> int:
         return len(self.samples)

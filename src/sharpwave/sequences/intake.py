@@ -11,6 +11,7 @@ import numpy as np
 from ..checks import told, whole
 from ..errors import SchemaError
 from ..files import Body
+from .change import Later
 from .column import Column, concatenate
 from .dataflow import Dataflow
 from .history import pack_samples, pack_survey, pack_whole
@@ -20,15 +21,11 @@ from .lines import HeldSample
 from .sample import SequenceSample
 from .staleness import VERSIONS, first_version
 
-__all__ = ["Intake", "Later", "OtherId", "read_handles", "read_ids"]
+__all__ = ["Intake", "OtherId", "read_handles", "read_ids", "unpack"]
 
 
 class OtherId(SchemaError):
     """An amend names a handle whose sample has another id."""
-
-
-class Later(Exception):
-    """A put has an id that another one, whose record is being written, will have: its fate decides."""
 
 
 class Intake:
@@ -55,7 +52,7 @@ class Intake:
         parts = list(samples) if isinstance(samples, (list, tuple)) else []
         survey = Survey.of(parts) if parts else None
         if survey is None:
-            parts = self.unpack("put()", samples)
+            parts = unpack("put()", samples)
             survey = Survey.of(parts)
             assert survey is not None
         versions = self._read_versions(version, parts, survey)
@@ -75,22 +72,6 @@ class Intake:
     @property
     def has_births(self) -> bool:
         return bool(self._births)
-
-    def unpack(self, where: str, samples: SequenceSample | Sequence[SequenceSample]) -> list[SequenceSample]:
-        """One sample a datum."""
-        if isinstance(samples, SequenceSample):
-            return samples.unpack()
-        parts: list[SequenceSample] = []
-        if not isinstance(samples, Iterable):
-            raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(samples).__name__}")
-        for sample in samples:
-            if not isinstance(sample, SequenceSample):
-                raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(sample).__name__}")
-            if len(sample._ids) == 1:
-                parts.append(sample)
-            else:
-                parts += sample.unpack()
-        return parts
 
     def body(self, samples: Any, parts: list[SequenceSample]) -> list[Any]:
         """Of the record of an amend."""
@@ -160,7 +141,7 @@ class Intake:
                         )
                     seen.add(name)
             if not all(names.isdisjoint(other.survey.names) for other in self.coming):
-                raise Later
+                raise Later  # one of them will have the same id
         incoming.forms = self._forms_of("put()", incoming)
 
     def _forms_of(self, where: str, incoming: Incoming) -> dict[str, Form]:
@@ -238,6 +219,23 @@ class Intake:
                         f"{_said(form)}"
                     )
         return new
+
+
+def unpack(where: str, samples: SequenceSample | Sequence[SequenceSample]) -> list[SequenceSample]:
+    """One sample a datum."""
+    if isinstance(samples, SequenceSample):
+        return samples.unpack()
+    parts: list[SequenceSample] = []
+    if not isinstance(samples, Iterable):
+        raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(samples).__name__}")
+    for sample in samples:
+        if not isinstance(sample, SequenceSample):
+            raise SchemaError(f"{where}: samples: expected SequenceSamples, got {type(sample).__name__}")
+        if len(sample._ids) == 1:
+            parts.append(sample)
+        else:
+            parts += sample.unpack()
+    return parts
 
 
 def read_handles(where: str, handles: Any) -> list[int]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import time
 from heapq import heappop, heappush
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..errors import SchemaError
+from ..errors import SchemaError, StaleHandle
 from .lines import HeldSample, Line
 from .sample import SequenceSample
 from .staleness import mark_fresh
 
 if TYPE_CHECKING:
+    from .change import Change
     from .commits import Commits
     from .gate import Gate
-    from .store import Change, Store
+    from .origins import Origin
+    from .store import Store
     from .turns import Turns
 
-__all__ = ["Book", "Claim", "Lease", "Lender"]
+__all__ = ["Book", "Claim", "Lease", "Lender", "Lending"]
 
 
 class Claim:
@@ -103,7 +105,8 @@ class Lender:
             versions = [entry.version for entry in claim.entries]
             if options.max_staleness is not None and options.stale != "evict":
                 batch = self._mark_stale(batch, versions, options.max_staleness, options.stale == "mask")
-            return Lease(batch, versions, claim, self)
+            handles = np.array([entry.serial for entry in claim.entries], np.int64)
+            return Lease(batch, versions, handles, claim.line.consumer.name, claim, self)
         except BaseException:
             self.give_back(claim)
             raise
@@ -119,14 +122,22 @@ class Lender:
             self._store.counters["stale_tokens"] += tokens
         return marked if mask else batch
 
-    def ack(self, claim: Claim) -> None:
-        self._commits.commit("ack()", lambda: self._plan_ack(claim))
+    def ack(self, claim: Claim | None, origin: Origin | None = None) -> None:
+        self._commits.commit("ack()", lambda: self._plan_ack(claim, origin))
 
-    async def ack_async(self, claim: Claim) -> None:
-        await self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim))
+    async def ack_async(self, claim: Claim | None, origin: Origin | None = None) -> None:
+        await self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim, origin))
 
-    def _plan_ack(self, claim: Claim) -> Change[None]:
+    def _plan_ack(self, claim: Claim | None, origin: Origin | None) -> Change[None]:
         self._turns.tick()
+        return self._store.origins.once(origin, lambda: self._plan_finish(claim))
+
+    def _plan_finish(self, claim: Claim | None) -> Change[None]:
+        if claim is None:  # of a client; one that was acknowledged is known by its origin
+            raise StaleHandle(
+                "ack(): the lease is over: the server was restarted, or took this client for dead, and others may have "
+                "the samples"
+            )
         return self._store.finish(claim)
 
     def give_back(self, claim: Claim) -> None:
@@ -137,6 +148,9 @@ class Lender:
                 now = time.monotonic()
                 self._store.give_back(claim, now)
                 self._turns.moved(now)
+
+    async def give_back_async(self, claim: Claim) -> None:
+        self.give_back(claim)  # changes memory only
 
     def give_back_all(self, owner: object) -> int:
         if not isinstance(owner, str):
@@ -155,6 +169,16 @@ class Lender:
             self._store.renew(claim, time.monotonic())
 
 
+class Lending(Protocol):
+    """What ends the leases that it made. ``claim`` is its own record of one."""
+
+    def ack(self, claim: Any) -> None: ...
+    async def ack_async(self, claim: Any) -> None: ...
+    def give_back(self, claim: Any) -> None: ...
+    async def give_back_async(self, claim: Any) -> None: ...
+    def renew(self, claim: Any) -> None: ...
+
+
 class Lease:
     """A batch that has to be acknowledged or given back.
 
@@ -170,10 +194,16 @@ class Lease:
         versions: The policy's version that made each sample; None where none was given.
     """
 
-    def __init__(self, batch: SequenceSample, versions: list[int | None], claim: Claim, lender: Lender) -> None:
-        self.batch, self.versions = batch, versions
-        self.handles = np.array([entry.serial for entry in claim.entries], np.int64)
-        self.consumer = claim.line.consumer.name
+    def __init__(
+        self,
+        batch: SequenceSample,
+        versions: list[int | None],
+        handles: np.ndarray[Any, np.dtype[np.int64]],
+        consumer: str,
+        claim: Any,
+        lender: Lending,
+    ) -> None:
+        self.batch, self.versions, self.handles, self.consumer = batch, versions, handles, consumer
         self._claim, self._lender = claim, lender
         self._is_over = False
 
@@ -228,4 +258,5 @@ class Lease:
         if kind is None:
             await self.ack_async()
         else:
-            self.release()  # changes memory only
+            await self._lender.give_back_async(self._claim)
+            self._is_over = True

@@ -11,6 +11,7 @@ from ..errors import StorageError
 from ..files import Record, reading
 from .dataflow import Dataflow
 from .history import ACK, AMEND, BASE, CLEAR, EVICT, MARK, MEND, OPTIONS, PUT, VERSION, read_head, read_samples
+from .origins import Origin, Origins
 from .sample import SequenceSample
 
 __all__ = ["Ledger", "Replay", "Restored"]
@@ -93,12 +94,15 @@ class Replay:
         path: The file.
         flow: The consumers of the buffer that reads it.
         ledger: Is filled.
+        origins: Likewise.
         resume: The mark behind which acknowledgements of trainers are undone.
     """
 
-    def __init__(self, where: str, path: Any, flow: Dataflow, ledger: Ledger, resume: str | None) -> None:
+    def __init__(
+        self, where: str, path: Any, flow: Dataflow, ledger: Ledger, origins: Origins, resume: str | None
+    ) -> None:
         self._where, self._path = where, path
-        self._flow, self._ledger, self._resume = flow, ledger, resume
+        self._flow, self._ledger, self._origins, self._resume = flow, ledger, origins, resume
         self._names = {consumer.name for consumer in flow}
         self.held: dict[int, Restored] = {}
         self.version = self.next_serial = self.count = 0
@@ -132,6 +136,9 @@ class Replay:
 
     def apply(self, kind: int, head: dict[str, Any], body: bytearray) -> None:
         held = self.held
+        if "origin" in head and not (self._undone and kind in (ACK, VERSION, MARK)):
+            run = (head["serials"][0], len(head["serials"])) if kind == PUT else None
+            self._origins.keep(Origin.read(head["origin"]), run)
         if kind == OPTIONS:
             if self.count:
                 raise ValueError("options: expected in the first record only")
@@ -139,6 +146,7 @@ class Replay:
         elif kind == BASE:
             self._ledger.used, self._ledger.trained = list(head["used"]), head["trained"]
             self.version, self.next_serial = head["version"], head["next"]
+            self._origins.read(head.get("origins", []))
         elif kind == PUT:
             self._put(head, read_samples(body))
         elif kind == AMEND:

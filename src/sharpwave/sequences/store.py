@@ -10,14 +10,15 @@ samples leave with their last lease.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import BufferFull, SchemaError, StaleHandle, StorageError
 from ..files import Entry, Journal, Loss, read_journal, warn_caller
 from . import insight
+from .change import Change
 from .history import ACK, AMEND, CLEAR, EVICT, KIND, MARK, MEND, OPTIONS, PUT, VERSION, Instant, Kept, needed, put_head
 from .incoming import Incoming, Survey
 from .index import SampleIndex
@@ -25,10 +26,11 @@ from .intake import Intake
 from .leases import Book, Claim
 from .lines import HeldSample, Line
 from .options import Options
+from .origins import Origins
 from .recovery import Ledger, Replay
 from .sample import SequenceSample
 
-__all__ = ["Change", "Store"]
+__all__ = ["Store"]
 
 _SLACK = 16 << 20  # bytes of waste that are not worth a rewrite
 _Result = TypeVar("_Result")
@@ -38,33 +40,6 @@ _COUNTED = (
     "added", "amends", "acks", "trained", "evicted", "cleared", "given_back", "expired", "stale_tokens",
     "stale_samples",
 )  # fmt: skip
-
-
-class Change(Generic[_Result]):
-    """What a call is about to do: its records, and how to make it or to go back.
-
-    Several may be planned before the first is made, if none depends on one before it.
-
-    Args:
-        reads: Serials of samples whose present state it was planned on.
-        writes: Serials of samples that it changes.
-        alone: Whether it depends on more than samples, or others may depend on it.
-    """
-
-    __slots__ = ("alone", "make", "reads", "records", "undo", "writes")
-
-    def __init__(
-        self,
-        records: list[Entry],
-        make: Callable[[float], _Result],
-        undo: Callable[[], None] = lambda: None,
-        *,
-        reads: Iterable[int] = (),
-        writes: Iterable[int] = (),
-        alone: bool = False,
-    ) -> None:
-        self.records, self.make, self.undo = records, make, undo
-        self.reads, self.writes, self.alone = reads, writes, alone
 
 
 class Store:
@@ -80,6 +55,7 @@ class Store:
         self.intake = Intake(self.flow, self.index, options.duplicate_ids, options.max_staleness is not None)
         self.book = Book()
         self.ledger = Ledger(options.epoch_size)
+        self.origins = Origins()
         self.journal: Journal | None = None
         self.counters = dict.fromkeys(_COUNTED, 0)
         self.version = self.first_version = version
@@ -141,7 +117,8 @@ class Store:
 
         records = []
         if self.journal is not None:
-            records = [Entry(PUT, put_head(serials, incoming.births, incoming.versions), incoming.body or ())]
+            head = put_head(serials, incoming.births, incoming.versions, incoming.origin)
+            records = [Entry(PUT, head, incoming.body or ())]
         return Change(records, make, lambda: coming.remove(incoming), alone=self.intake.is_first(incoming))
 
     def amend(self, serials: list[int], parts: list[SequenceSample], body: list[Any] | None) -> Change[None]:
@@ -299,7 +276,7 @@ class Store:
         """Becomes what the journal says; from now on everything is written there."""
         journal = self.journal = Journal(path, KIND, where=where, sync=self.options.sync, recover=recover)
         try:
-            said = Replay(where, journal.path, self.flow, self.ledger, resume)
+            said = Replay(where, journal.path, self.flow, self.ledger, self.origins, resume)
             said.read(journal.records())
             is_damaged = bool(journal.lost_records or journal.lost_bytes)
             if is_damaged:
@@ -320,7 +297,7 @@ class Store:
     def load(self, where: str, path: str | os.PathLike[str], recover: bool, now: float) -> None:
         """Becomes what a journal says, which is left alone."""
         loss = Loss()
-        said = Replay(where, path, self.flow, self.ledger, None)
+        said = Replay(where, path, self.flow, self.ledger, self.origins, None)
         said.read(read_journal(path, KIND, where=where, recover=recover, loss=loss))
         if loss:
             warn_caller(
@@ -369,6 +346,7 @@ class Store:
             "trained": self.ledger.trained,
             "version": self.version,
             "next": self._next_serial,
+            "origins": self.origins.to_json(),
         }
         journal = None if self.journal is None else self.journal.path
         return Instant(self.options, base, self.intake.has_births, kept, journal)
@@ -391,6 +369,7 @@ class Store:
     def needed(self) -> tuple[Options, dict[str, Any], set[int], str | None]:
         """What a rewritten journal begins with, the samples whose records it keeps, and its first mark."""
         base, freed, first = self.ledger.base(self.version, self._next_serial)
+        base["origins"] = self.origins.to_json()
         return self.options, base, freed | set(self.index.entries), first
 
     # ---- insight -----------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import NotReady
+from .change import Change
 from .gate import Gate
 from .incoming import Incoming
 from .leases import Claim
 from .lines import Line
-from .store import Change, Store
+from .store import Store
 from .waiter import Waiter
 
 __all__ = ["WRITE", "Turns"]
@@ -47,8 +48,13 @@ class Turns:
             self.tick()
             if not len(incoming):
                 return np.empty(0, np.int64)
+            origin = incoming.origin
+            if origin is not None and self._store.origins.knows(origin):
+                return self._store.origins.result(origin)  # type: ignore[no-any-return]
             if self._may_put(waiter, incoming):
-                return self.make(self._store.admit(incoming)) if self._store.journal is None else WRITE
+                if self._store.journal is not None:
+                    return WRITE
+                return self.make(self._store.origins.once(origin, lambda: self._store.admit(incoming)))
             self._store.refuse_unfit(incoming)
             _enlist(self.putters, waiter)
             now = time.monotonic()
@@ -58,7 +64,10 @@ class Turns:
             return None
 
     def plan_put(self, waiter: Waiter, incoming: Incoming) -> Change[_Handles] | None:
-        return self._store.admit(incoming) if self._may_put(waiter, incoming) else None
+        origin = incoming.origin
+        if self._may_put(waiter, incoming) or (origin is not None and self._store.origins.knows(origin)):
+            return self._store.origins.once(origin, lambda: self._store.admit(incoming))
+        return None
 
     def _may_put(self, waiter: Waiter, incoming: Incoming) -> bool:
         return (not self.putters or self.putters[0] is waiter) and self._store.fits(incoming)

@@ -62,6 +62,7 @@ class Channel:
         # Of the session that the numbers of this channel's calls belong to; another thread may have made a newer one.
         self._generation, self._session_number = session.generation, session.number
         self._wait_ms = _SILENCE_MS
+        self._is_unsent = False  # open calls wait for a connection
         self.resent = 0
 
     def __del__(self) -> None:
@@ -105,21 +106,32 @@ class Channel:
             raise
 
     def begin(self, where: str, call: OpenCall) -> None:
-        session = self._session
-        session.check_open(where)
-        if session.generation != self._generation or self._session_number == 0:
-            self._join(where, call.deadline)
-        self._number(call)
+        """Never waits: what cannot be sent now is sent by ``finish``."""
+        self._session.check_open(where)
+        if not self._is_stale():
+            self._number(call)
         self._open.append(call)
-        self._send(where, call.message, call)
+        if call.call and not self._is_unsent:  # else in order, when there is a session and a connection
+            self._send(call)
 
-    def finish(self, where: str, deadline: float | None = None) -> Reply:
-        """The answer to the first open call. NoAnswer: it did not come until the deadline, or its own; the call stays
-        open."""
+    def _is_stale(self) -> bool:
+        """Whether the session that this channel knows is over."""
+        return self._session.generation != self._generation or self._session_number == 0
+
+    def finish_until(self, where: str, deadline: float | None) -> Reply:
+        """The answer to the first open call, which had no timeout of its own. NoAnswer: the call stays open."""
         call = self._open[0]
-        if deadline is not None:
-            call.deadline, call.timeout = deadline, max(0.0, deadline - time.monotonic())
+        call.deadline = deadline
+        return self.finish(where)
+
+    def finish(self, where: str) -> Reply:
+        """The answer to the first open call. NoAnswer: it did not come until the deadline; the call stays open."""
+        call = self._open[0]
         while True:
+            if self._is_stale():
+                self._join(where, call.deadline)
+            if self._is_unsent:
+                self._wait_for_connection(where, call)
             frame = self._early.pop(call.call, None)
             if frame is None:
                 found = self._receive(where, call)
@@ -135,7 +147,7 @@ class Channel:
             if status == Status.WORKING:
                 continue
             if status == Status.UNKNOWN_CALL:
-                self._send_all(where)
+                self._send_all()
             elif status == Status.UNKNOWN_SESSION:
                 self._join(where, call.deadline)
             else:
@@ -147,6 +159,7 @@ class Channel:
         lost."""
         self._open.clear()
         self._early.clear()
+        self._is_unsent = False
 
     # ---- below ------------------------------------------------------------------------------------------------------
 
@@ -178,37 +191,48 @@ class Channel:
             self._number(call)
             self._open.append(call)
         if calls:
-            self._send_all(where)
+            self._send_all()
 
     def follow(self) -> None:
         """Goes on in the present session, which counts calls anew."""
         session = self._session
         self._generation, self._session_number, self._next = session.generation, session.number, 1
 
-    def _send_all(self, where: str) -> None:
+    def _send_all(self) -> None:
         for call in list(self._open):
             self.resent += 1
             self._write_head(call)
-            self._send(where, call.message, call)
-
-    def _send(self, where: str, message: Any, call: OpenCall) -> None:
-        zmq = self._zmq
-        copies = len(message) < 64 << 10
-        while True:
-            try:
-                self._session.sent_at = time.monotonic()
-                self._socket.send(message, copy=copies)
+            if not self._send(call):
                 return
-            except zmq.Again:
-                self._check_time(where, call)
+
+    def _send(self, call: OpenCall) -> bool:
+        """Never waits; without a connection, all open calls go out when there is one."""
+        message = call.message
+        try:
+            self._socket.send(message, self._zmq.NOBLOCK, copy=len(message) < 64 << 10)
+            self._session.sent_at = time.monotonic()
+        except self._zmq.Again:
+            self._is_unsent = True
+        return not self._is_unsent
+
+    def _wait_for_connection(self, where: str, call: OpenCall) -> None:
+        while self._is_unsent:
+            self._check_time(where, call)
+            if self._socket.poll(self._slice(call, 200), self._zmq.POLLOUT):
+                self._is_unsent = False
+                self._send_all()
+
+    @staticmethod
+    def _slice(call: OpenCall, most: int) -> int:
+        """Milliseconds of a wait: until the call's deadline, at most so many."""
+        if call.deadline is None:
+            return most
+        return max(1, min(most, int(1e3 * (call.deadline + GRACE_S - time.monotonic())) + 1))
 
     def _receive(self, where: str, call: OpenCall) -> tuple[Head, Any] | None:
         """The next word about the first open call; None: it was about another one, or there was silence."""
         zmq = self._zmq
-        wait = _SILENCE_MS
-        if call.deadline is not None:
-            left = int(1e3 * (call.deadline + GRACE_S - time.monotonic())) + 1
-            wait = max(1, min(wait, left))
+        wait = self._slice(call, _SILENCE_MS)
         if wait != self._wait_ms:
             self._socket.setsockopt(zmq.RCVTIMEO, wait)
             self._wait_ms = wait
@@ -245,8 +269,8 @@ class Channel:
         self._session.check_open(where)
         if call.deadline is not None and time.monotonic() >= call.deadline + GRACE_S:
             raise NoAnswer(
-                f"{where}: {self._session.server} did not answer within timeout={call.timeout:g}; is the server "
-                "running? a call without timeout= waits for it"
+                f"{where}: {self._session.server} did not answer within the timeout; is the server running? a call "
+                "without timeout= waits for it"
             )
 
     def greet(self, where: str, message: Any, deadline: float | None) -> tuple[Head, Any]:
@@ -255,7 +279,7 @@ class Channel:
         while True:
             left = None if deadline is None else deadline + GRACE_S - time.monotonic()
             if self._session.is_hopeless() or (left is not None and left <= 0):
-                raise NotReady(f"{where}: {self._session.server} does not answer{self._session.why()}")
+                raise NoAnswer(f"{where}: {self._session.server} does not answer{self._session.why()}")
             wait = 200 if left is None else max(1, min(200, int(1e3 * left)))
             for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
                 self._socket.setsockopt(option, wait)

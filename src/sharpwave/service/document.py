@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import SchemaError, StorageError
 
-__all__ = ["decode", "encode"]
+__all__ = ["Pieces", "decode", "encode"]
 
 _LENGTHS = struct.Struct("<II")
 _ALIGNMENT = 64
@@ -23,6 +23,16 @@ _KINDS = "biufc"  # of dtypes: numbers and truth values
 
 def _aligned(at: int) -> int:
     return (at + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+class Pieces:
+    """Bytes that stand in several buffers. They are sent as one array of bytes, each copied once."""
+
+    __slots__ = ("buffers", "size")
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self.buffers = buffers
+        self.size = sum(map(len, buffers))
 
 
 class _Encoder:
@@ -54,6 +64,8 @@ class _Encoder:
             return {"$tuple": [self.plain(item) for item in value]}
         if isinstance(value, (bytes, bytearray, memoryview)):
             return {"$bytes": [self._keep(value, len(value)), len(value)]}
+        if isinstance(value, Pieces):
+            return {"$": ["|u1", [value.size], self._keep_pieces(value)]}
         raise SchemaError(
             f"expected numbers, text, arrays, and dicts, lists or tuples of them, got {type(value).__name__}"
         )
@@ -64,6 +76,14 @@ class _Encoder:
         flat = np.ascontiguousarray(array)
         view = flat.reshape(-1).view(np.uint8).data if flat.size else b""
         return {"$": [array.dtype.str, list(array.shape), self._keep(view, flat.nbytes)]}
+
+    def _keep_pieces(self, value: Pieces) -> int:
+        offset = at = self.end
+        for buffer in value.buffers:
+            self.pieces.append((at, buffer))
+            at += len(buffer)
+        self.end = _aligned(at)
+        return offset
 
     def _keep(self, data: Any, size: int) -> int:
         offset = self.end

@@ -21,6 +21,7 @@ from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..rows.handles import as_handles
 from ..rows.host import HostRows
 from ..rows.protocol import Batch
+from ..rows.ragged import spread
 from ..sampling import Linear, sampler_to_plain
 from .batch_layout import BatchLayout
 from .document import encode
@@ -261,7 +262,9 @@ class HostedRows:
         rows = self._rows
         odds = np.empty(2) if tells else None
         if rows.spec.hindsight is None:
-            found: dict[str, Any] = {"batch": rows.table.sample_in_turn(count, None, timeout, not holds, odds)}
+            found: dict[str, Any] = {
+                "batch": spread(rows.spec, rows.table.sample_in_turn(count, None, timeout, not holds, odds))
+            }
         else:
             found = rows.draw_goals(count, None, timeout, odds)
             if not holds:

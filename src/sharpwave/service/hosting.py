@@ -7,8 +7,11 @@ from typing import Any
 from ..checks import told
 from ..errors import ClosedError, SchemaError
 from ..rows.host import HostRows
+from ..sequences.local import LocalSequences
 from .hosted import Hosted
 from .hosted_rows import HostedRows
+from .hosted_sequences import HostedSequences
+from .inbox import HostedInbox, Inbox
 
 __all__ = ["host"]
 
@@ -20,6 +23,12 @@ def host(where: str, name: str, buffer: Any, server: Any) -> Hosted:
         if rows.closed:
             raise ClosedError(f"{where}: {name}: the {face} is closed")
         return HostedRows(face if face == rows.spec.face else rows.spec.face, rows, server)
+    if isinstance(buffer, Inbox):
+        return HostedInbox(buffer)
+    sequences = getattr(buffer, "_sequences", None)
+    if isinstance(sequences, LocalSequences):
+        sequences.check(where)
+        return HostedSequences(face, sequences, server)
     if face == "RolloutBuffer":
         raise SchemaError(
             f"{where}: {name}: a RolloutBuffer is filled and read by the process that computes on it; add() there, "

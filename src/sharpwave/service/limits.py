@@ -22,6 +22,8 @@ class Limits:
         calls: Calls of one client without a reply.
         kept_bytes: Replies that are kept for one client until it has them.
         channels: Sockets of one client.
+        waiting_bytes: Calls of all clients that wait, for room, for samples or for their turn; further ones are
+            refused.
     """
 
     message_bytes: int = 256 << 20
@@ -29,6 +31,7 @@ class Limits:
     calls: int = 256
     kept_bytes: int = 1 << 30
     channels: int = 1024
+    waiting_bytes: int = 1 << 30
 
     @classmethod
     def read(cls, where: str, given: Any) -> Limits:

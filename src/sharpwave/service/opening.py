@@ -14,6 +14,7 @@ from ..views import View
 from .endpoint import read_endpoint
 from .machine import boot_id
 from .remote_rows import RemoteRows
+from .remote_sequences import RemoteSequences
 from .session import OPEN_S, OpenTable, Session
 
 __all__ = ["open_at_server"]
@@ -38,6 +39,8 @@ def open_at_server(
     try:
         table = session.open_table(str(endpoint.name), timeout, wait)
         kind = table.facts["kind"]
+        if kind == "sequences":
+            return table.facts["face"], RemoteSequences(session, table, {"keys": keys})
         if kind != "rows":
             raise StorageError(f"open(): {address!r} is of a kind that this version does not know: {kind!r}")
         if direct and keys is None and (rows := _attach(table, address, view)) is not None:

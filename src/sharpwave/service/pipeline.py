@@ -53,7 +53,7 @@ class Pipeline:
             self._ask()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            reply = self._channel.finish("batches()", deadline)
+            reply = self._channel.finish_until("batches()", deadline)
         except NoAnswer as error:
             raise NotReady(str(error)) from None
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..checks import seconds, whole
 from ..errors import NotReady, SchemaError
+from ..files.save_path import read_save_path
 from ..rows.bell import batches as drawn_ahead
 from ..rows.goals import put_drawn_goals
 from ..rows.handles import as_handles
@@ -77,6 +79,7 @@ class RemoteRows:
         self.reservations = itertools.count(1)
         self._opening = threading.Lock()
         self._writer: RemoteWriter | None = None
+        self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()  # those with a window
         _all.add(self)
 
     @property
@@ -88,7 +91,7 @@ class RemoteRows:
         return self.session.closed
 
     def leave_to_parent(self) -> None:
-        self._opening, self._writer = threading.Lock(), None
+        self._opening, self._writer, self._writers = threading.Lock(), None, weakref.WeakSet()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,10 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        return RemoteWriter(self.session, self.table, self.spec, window)
+        writer = RemoteWriter(self.session, self.table, self.spec, window)
+        if window is not None:
+            self._writers.add(writer)
+        return writer
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -161,13 +167,14 @@ class RemoteRows:
         if self.layout is None:
             found = decode(reply.body)
             odds = found.pop("odds", None)
-            if self.spec.hindsight is not None:
-                try:
-                    put_drawn_goals(self.spec, self._places_goals, found)
-                except BaseException:  # out of the user's functions: the caller does not get the batch
-                    if number:
-                        self.settle(number, False)
-                    raise
+            if self.spec.hindsight is None:
+                return found["batch"], odds
+            try:
+                put_drawn_goals(self.spec, self._places_goals, found)
+            except BaseException:  # out of the user's functions: the caller does not get the batch
+                if number:
+                    self.settle(number, False)
+                raise
             batch: Batch = spread(self.spec, found["batch"])
             return batch, odds
         memory = reply.frame.buffer
@@ -305,15 +312,21 @@ class RemoteRows:
         self.call("clear")
 
     def save(self, path: Any, incremental: bool) -> None:
-        self.call("save", path=os.fspath(path), incremental=incremental)
+        self.call("save", path=read_save_path(path), incremental=incremental)
 
     def flush(self) -> None:
         self.call("flush")
 
     def close(self, unlink: bool) -> None:
-        if unlink and not self.closed:
-            self.call("remove")
-        self.session.close()
+        if self.closed:
+            return
+        try:
+            for writer in list(self._writers):  # rows that are on their way arrive
+                writer.__exit__(*sys.exc_info())  # but an error that leaves the buffer's block is not kept waiting
+            if unlink:
+                self.call("remove")
+        finally:
+            self.session.close()
 
 
 class _Number:

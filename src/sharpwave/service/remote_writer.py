@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -17,11 +18,12 @@ from .channel import Channel, NoAnswer, OpenCall
 from .document import decode, encode
 from .keeper import keep_writer
 from .message import ADD_TELLS_INDICES, HEAD_BYTES, Verb
-from .session import OpenTable, Session
+from .session import OPEN_S, OpenTable, Session
 
 __all__ = ["RemoteWriter"]
 
 _PACK_BYTES = 128 << 10  # of one message of a writer with a window
+_CLOSE_S = 10.0
 _LINGER_S = 0.02  # that rows wait for others in the same message, while rows are added
 
 
@@ -67,10 +69,12 @@ class RemoteWriter:
             self.add = self._packer.add
             keep_writer(self)
 
-    def reopen(self, channel: Channel) -> None:
+    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
         """In a new session: the server says how many rows of this stream it has."""
+        if self._table.is_lost:
+            return
         message = encode({"verb": "open_stream", "args": {"token": self._token.hex()}}, HEAD_BYTES)
-        reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=5.0)
+        reply = channel.exchange("add()", Verb.CALL, message, table=self._table, timeout=timeout)
         told = decode(reply.body)
         self.number, accepted = told["stream"], told["accepted"]
         if accepted < self._acknowledged:
@@ -111,7 +115,7 @@ class RemoteWriter:
     def _send_alone(self, timeout: float | None, wants_indices: bool) -> Any:
         begun = time.monotonic()
         if self._is_unsure:
-            self._ask()
+            self._ask(timeout)
         message, rows = self._packer.take(HEAD_BYTES), self._packer.last_rows
         if timeout is not None:
             timeout = max(0.0, timeout - (time.monotonic() - begun))
@@ -133,9 +137,9 @@ class RemoteWriter:
         assert rows
         return _serials(reply) if wants_indices else None
 
-    def _ask(self) -> None:
+    def _ask(self, timeout: float | None = None) -> None:
         """How many rows the server has, after a call without an answer."""
-        told = self._session.call(self._table, "open_stream", {"token": self._token.hex()})
+        told = self._session.call(self._table, "open_stream", {"token": self._token.hex()}, timeout=timeout)
         self.number = told["stream"]
         self._acknowledge(told["accepted"])
         self._next, self._is_unsure = told["accepted"], False
@@ -179,7 +183,7 @@ class RemoteWriter:
         """The answer to the oldest message. NotReady: none until the deadline; the message stays under way."""
         assert self._own is not None
         try:
-            reply = self._own.finish("add()", deadline)
+            reply = self._own.finish_until("add()", deadline)
         except NoAnswer:
             raise
         except SharpwaveError as error:
@@ -229,28 +233,44 @@ class RemoteWriter:
                 self._send_pending(limit)
                 self._finish_all(limit)
             elif self._is_unsure:
-                self._ask()
+                self._ask(limit)
 
-    def close(self) -> None:
-        """Sends what is left, waits for the server, and ends open episodes as truncated. A second call does nothing."""
+    def close(self, timeout: float | None = _CLOSE_S) -> None:
+        """Sends what is left, waits for the server, and ends open episodes as truncated. A second call does nothing.
+
+        Raises:
+            NotReady: The server has not answered until the timeout; the message says how many rows may be missing.
+        """
+        limit = seconds("close()", timeout)
         with self._lock:
             if self._is_closed:
                 return
             try:
-                if not self._session.closed:
-                    self.flush()
-                    self._session.call(self._table, "close_stream", {"stream": self.number})
+                if not self._session.closed and not self._table.is_lost:
+                    self._end(limit)
             finally:
                 self._is_closed = True
+                self._packer.max_rows = 1  # the next add is told at once
                 self._session.forget(self)
                 if self._own is not None:
                     self._own.close()
 
+    def _end(self, timeout: float | None) -> None:
+        try:
+            self.flush(timeout)
+            self._session.call(self._table, "close_stream", {"stream": self.number}, timeout=timeout)
+        except NotReady as error:
+            left = self._next - self._acknowledged + self._packer.rows
+            raise NotReady(f"{error}; {left} rows have no answer") from None
+
     def __enter__(self) -> RemoteWriter:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *exc: object) -> None:
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(NotReady):  # the block was left by an error, which is not kept waiting
+            self.close(0)
 
 
 def _serials(reply: Any) -> Any:

@@ -114,6 +114,7 @@ class Server:
         self._by_token: dict[bytes, Guest] = {}
         self._refused: dict[str, int] = {}
         self._clients_lost = 0
+        self._waiting_bytes = 0
         self._is_closing = False
         self._is_closed = False
         self._closing = threading.Lock()
@@ -300,6 +301,8 @@ class Server:
             if self._keys is not None and guest is not None:
                 self._count("session of another key")
             return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
+        if self._keys is not None and not self._is_still_known(guest):
+            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} was revoked")
         guest.seen = now = time.monotonic()
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
@@ -325,11 +328,16 @@ class Server:
             return self._keep(
                 guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls")
             )
+        if 0 < self._waiting_bytes > self._limits.waiting_bytes - len(view):
+            line.expected += 1
+            text = f"calls of {self._waiting_bytes} bytes wait, limits['waiting_bytes']={self._limits.waiting_bytes}"
+            return self._keep(guest, line, call, self._error(head, Status.BUSY, text))
         line.expected += 1
         guest.open_calls += 1
         body = view[HEAD_BYTES:]
         request = Request(verb, flags, table, stream, call, to_seconds(timeout), argument, body, now)
         if line.running is not None:
+            self._waiting_bytes += len(body)
             line.waiting.append(request)
         else:
             self._execute(guest, line, channel, request)
@@ -341,6 +349,17 @@ class Server:
             return str(frame.get("User-Id"))
         except self._zmq.ZMQError:
             return ""
+
+    def _is_still_known(self, guest: Guest) -> bool:
+        """A key may be revoked, and its roles may change, while its client is connected."""
+        assert self._keys is not None
+        roles = self._keys.roles_of(guest.user)
+        if roles is None:
+            self._count("key")
+            self._part(guest)
+            return False
+        guest.roles = roles
+        return True
 
     def _greet(self, who: bytes, frame: Any, version: int, channel: int, view: Any) -> None:
         head = (MAGIC, version, Verb.HELLO, 0, 0, 0, 0, channel, 0, 0, 0, 0, 0)
@@ -415,7 +434,7 @@ class Server:
         guest.is_gone = True
         del self._guests[guest.session], self._by_token[guest.token]
         for task in list(guest.tasks):
-            task.cancel()
+            task.cancel()  # its end drops the calls behind it
         for _, hosted in self._tables:
             with contextlib.suppress(SharpwaveError):
                 hosted.left(guest)
@@ -466,6 +485,7 @@ class Server:
             result = error
         if isinstance(result, Later):
             line.running = request.call
+            self._waiting_bytes += len(request.body)
             self._chores.add(guest, (guest, line, channel, request), result.wait)
         else:
             self._complete(guest, line, channel, request, result)
@@ -524,9 +544,13 @@ class Server:
     def _finish(self, place: Any, result: Any) -> None:
         guest, line, channel, request = place
         line.running = None
+        self._waiting_bytes -= len(request.body)
         self._complete(guest, line, channel, request, result)
         while line.waiting and line.running is None:
-            self._execute(guest, line, channel, line.waiting.popleft())
+            following = line.waiting.popleft()
+            self._waiting_bytes -= len(following.body)
+            if not guest.is_gone:  # what a dead client asked for is not begun
+                self._execute(guest, line, channel, following)
 
     def _complete(self, guest: Guest, line: Line, channel: int, request: Request, result: Any) -> None:
         if guest.is_gone:

@@ -12,7 +12,7 @@ import weakref
 from typing import Any, Protocol
 
 from ..errors import ClosedError, NotReady, StorageError
-from .channel import Channel, Reply
+from .channel import Channel, NoAnswer, Reply
 from .doctor import Doctor
 from .document import decode, encode
 from .endpoint import read_endpoint
@@ -28,7 +28,7 @@ OPEN_S = 5.0  # how long an open without timeout= waits for a server
 class Reopened(Protocol):
     """What is opened again in a new session: tables, then streams."""
 
-    def reopen(self, channel: Channel) -> None: ...
+    def reopen(self, channel: Channel, timeout: float = ...) -> None: ...
 
 
 class OpenTable:
@@ -41,9 +41,11 @@ class OpenTable:
         self._lost: str | None = None
         self.rows_acknowledged = 0  # of all streams of this client
 
-    def reopen(self, channel: Channel) -> None:
+    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
         where = f"{self._session.server}/{self.name}"
-        facts = decode(channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=OPEN_S).body)
+        facts = decode(
+            channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=timeout).body
+        )
         if self.facts and _identity(facts) != _identity(self.facts):
             gone = (
                 f"; the {self.rows_acknowledged} rows that this client added are gone" if self.rows_acknowledged else ""
@@ -55,6 +57,10 @@ class OpenTable:
         self.number = facts["table"]
         if not self.facts:
             self.facts = facts
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
 
     def lose(self, why: str) -> None:
         self._lost = why
@@ -78,10 +84,12 @@ class Session:
     Args:
         server: The server's address, without a table.
         keys: A client's key file, or None.
+        name: What the server's ``stats()`` call it.
     """
 
-    def __init__(self, server: str, keys: Any = None) -> None:
+    def __init__(self, server: str, keys: Any = None, name: str | None = None) -> None:
         self.server = server
+        self._name = name
         self._key: Any = None
         if keys is not None:
             from .keys import ClientKey
@@ -106,6 +114,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._joining = threading.RLock()
         self._origins = itertools.count(1)
+        self._counting = threading.Lock()
         self._undone: dict[int, None] = {}  # numbers of calls that must be executed once, oldest first
         self._process = os.getpid()
         self._doctor: Doctor | None = None
@@ -160,7 +169,7 @@ class Session:
             raise _Interrupted  # the server was started again while things were being opened
         left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._joining.acquire(timeout=left):
-            raise NotReady(f"{where}: {self.server} did not answer another thread until the timeout; is it running?")
+            raise NoAnswer(f"{where}: {self.server} did not answer another thread until the timeout; is it running?")
         try:
             if self.generation != generation and self.number:
                 return
@@ -171,7 +180,11 @@ class Session:
             self._joining.release()
 
     def _try_to_join(self, where: str, channel: Channel, deadline: float | None) -> bool:
-        hello = {"versions": list(VERSIONS), "token": self.token.hex(), "client": f"python, process {os.getpid()}"}
+        hello = {
+            "versions": list(VERSIONS),
+            "token": self.token.hex(),
+            "client": self._name or f"python, process {os.getpid()}",
+        }
         message = encode(hello, HEAD_BYTES)
         HEAD.pack_into(message, 0, MAGIC, VERSIONS[1], Verb.HELLO, 0, 0, 0, 0, channel.number, 0, 0, 0, 0, 0)
         head, frame = channel.greet(where, message, deadline)
@@ -188,13 +201,14 @@ class Session:
         opener = Channel(self, next(self._numbers))
         try:
             for one in list(self._reopened):
-                one.reopen(opener)
+                left = OPEN_S if deadline is None else deadline - time.monotonic()
+                one.reopen(opener, min(OPEN_S, max(0.0, left)))
             keep(self)
             return True
         except (_Interrupted, NotReady):
             self.number = 0
             if deadline is not None and time.monotonic() > deadline:
-                raise NotReady(f"{where}: {self.server} did not answer until the timeout") from None
+                raise NoAnswer(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
             opener.say_goodbye(self._goodbye())
@@ -219,7 +233,7 @@ class Session:
         """Introduces this client to a server that may be absent. Without ``waits``, a server that is not there is an
         error as soon as that is known."""
         if not waits:
-            self._doctor = Doctor()
+            self._doctor = Doctor(self._key is not None)
         try:
             channel = self.channel()
             self.join(where, channel, 0, None if timeout is None else time.monotonic() + timeout)
@@ -229,7 +243,9 @@ class Session:
                 raise
             raise StorageError(str(error)) from None
         finally:
-            self._doctor = None
+            if self._doctor is not None:
+                self._doctor.close()
+                self._doctor = None
 
     def is_hopeless(self) -> bool:
         return self._doctor is not None and self._doctor.is_hopeless()
@@ -271,7 +287,7 @@ class Session:
         if len(message) > self.message_bytes > 0:
             raise StorageError(
                 f"{where}: the message has {len(message)} bytes, and {self.server} takes at most "
-                f"{self.message_bytes}; send less at once, or give serve() limits={'message_bytes': ...}"
+                f"{self.message_bytes}; send less at once, or give serve() limits={{'message_bytes': ...}}"
             )
 
     def stats(self) -> dict[str, Any]:
@@ -286,12 +302,14 @@ class Session:
 
     def next_origin(self) -> tuple[int, int]:
         """The number of a call that must be executed once, and the least of those that are not over."""
-        number = next(self._origins)
-        self._undone[number] = None
-        return number, next(iter(self._undone))
+        with self._counting:  # a number that comes late among the open ones would be below the oldest that was told
+            number = next(self._origins)
+            self._undone[number] = None
+            return number, next(iter(self._undone))
 
     def done(self, number: int) -> None:
-        self._undone.pop(number, None)
+        with self._counting:
+            self._undone.pop(number, None)
 
     def beat(self, socket: Any) -> None:
         """Tells the server that this client lives, and which replies it has. Called by the keeper, with its own
@@ -333,14 +351,13 @@ class Session:
             self._begin()
 
 
-def list_tables(address: str, keys: Any = None, timeout: float = OPEN_S) -> dict[str, dict[str, Any]]:
-    """What a server has: for each name ``face``, ``size`` and ``capacity``."""
+def list_tables(address: str, keys: Any = None, timeout: float = OPEN_S) -> list[dict[str, Any]]:
+    """What a server has: ``name``, ``face``, ``size`` and ``capacity`` of each table."""
     session = Session(read_endpoint("ls", address, named=False).server, keys)
     try:
         session.meet("ls", timeout)
         reply = session.channel().exchange("ls", Verb.TABLES, bytearray(HEAD_BYTES), timeout=timeout)
-        found: dict[str, dict[str, Any]] = decode(reply.body)
-        return found
+        return [{"name": name, **facts} for name, facts in decode(reply.body).items()]
     finally:
         session.close()
 

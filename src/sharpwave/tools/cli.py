@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
+from sharpwave.address import is_remote
 from sharpwave.tools import key_commands, remote_tables, segments, trajectories
 from sharpwave.tools.watch import format_pids, watch_segment
 
@@ -135,7 +136,7 @@ def build_app() -> "typer.Typer":
         """List every buffer in shared memory, and the processes that have it open; or the tables of a server."""
         if server is None:
             _print_segments(as_json)
-        elif remote_tables.is_remote(server):
+        elif is_remote(server):
             remote_tables.print_tables(server, keys, as_json, timeout)
         else:
             raise typer.BadParameter(f"expected tcp://host:port or ipc://path, got {server!r}", param_hint="SERVER")
@@ -213,7 +214,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _print_info(address: str, as_json: bool, keys: Path | None) -> None:
-    buffer = sw.open(address, keys=keys) if remote_tables.is_remote(address) else sw.open(address)
+    buffer = sw.open(address, keys=keys) if is_remote(address) else sw.open(address)
     try:
         has_rows = isinstance(buffer, (sw.ReplayBuffer, sw.DistillationBuffer))
         stats = buffer.stats(huge_pages=True) if has_rows else buffer.stats()
@@ -265,7 +266,7 @@ def _remove(addresses: list[str], keys: Path | None, timeout_s: float) -> bool:
     went_well = True
     for address in addresses:
         try:
-            if remote_tables.is_remote(address):
+            if is_remote(address):
                 remote_tables.remove(address, keys, timeout_s)
                 print(f"removed {address}")
                 continue

@@ -6,16 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-__all__ = ["is_remote", "print_tables", "remove"]
-
-
-def is_remote(address: str) -> bool:
-    return address.startswith(("tcp://", "ipc://"))
+__all__ = ["print_tables", "remove"]
 
 
 def print_tables(address: str, keys: Path | None, as_json: bool, timeout_s: float) -> None:
     """Prints the tables of a server with face, size and capacity."""
-    from sharpwave.service.client import list_tables
+    from sharpwave.service.session import list_tables
 
     tables = list_tables(address, keys=keys, timeout=timeout_s)
     if as_json:
@@ -42,6 +38,6 @@ def print_tables(address: str, keys: Path | None, as_json: bool, timeout_s: floa
 
 def remove(address: str, keys: Path | None, timeout_s: float) -> None:
     """Asks the server to close a table and to remove its storage; the key needs the role admin."""
-    from sharpwave.service.client import remove_table
+    from sharpwave.service.session import remove_table
 
     remove_table(address, keys=keys, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Upstream's names and exceptions of the push/pull stream, over ``sharpwave.sequences.stream``.
+"""Upstream's names and exceptions of the push/pull stream, over ``sharpwave.service.stream``.
 
 JSON documents travel as JSON. A SequenceSample may be pushed as it is: it travels as safetensors, and comes out as one.
 """
@@ -19,7 +19,7 @@ import sharpwave as sw
 from sharpwave.checks import whole
 from sharpwave.errors import NotReady, SchemaError
 from sharpwave.files import replace_file
-from sharpwave.sequences.stream import Puller, Pusher, grouping
+from sharpwave.service.stream import Puller, Pusher, grouping
 
 from .data import SequenceSample
 

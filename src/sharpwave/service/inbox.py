@@ -1,0 +1,160 @@
+"""Inbox: items of other processes that wait to be taken one by one. A server hosts it like a buffer.
+
+A push is answered when its item was taken, and for ``Puller.pull_into`` when it is in the buffer: what was answered is
+not lost. An item that is sent again is taken once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from ..errors import ClosedError, NotReady, SchemaError
+from ..sequences.gate import to_deadline
+from ..sequences.origins import Origin, Origins
+from .guest import Guest, Request
+from .hosted import Answer, HostedVerb, Later
+from .sample_frames import read_batch
+
+__all__ = ["HostedInbox", "Inbox", "Parcel"]
+
+
+class Parcel:
+    """An item, and the call that waits until it is taken."""
+
+    def __init__(self, item: Any, origin: Origin, done: asyncio.Future[None]) -> None:
+        self.item, self.origin = item, origin
+        self._done = done
+
+    def answer(self, error: Exception | None = None) -> None:
+        """From any thread."""
+        try:
+            self._done.get_loop().call_soon_threadsafe(self._set, error)
+        except RuntimeError:
+            return  # the server was closed
+
+    def _set(self, error: Exception | None) -> None:
+        if self._done.done():
+            return  # its sender is gone
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+
+class Inbox:
+    """For threads. Items come in the order of each sender, and are taken in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._came = threading.Condition()
+        self._parcels: deque[Parcel] = deque()
+        self._taken = Origins()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def add(self, parcel: Parcel) -> None:
+        with self._came:
+            if self._is_closed:
+                raise ClosedError("push(): the puller was closed")
+            if self._taken.knows(parcel.origin):
+                parcel.answer()
+                return
+            self._parcels.append(parcel)
+            self._came.notify()
+
+    def drop(self, parcel: Parcel) -> None:
+        """Its sender is gone."""
+        with self._came:
+            if parcel in self._parcels:
+                self._parcels.remove(parcel)
+
+    def take(self, where: str, timeout: Any) -> Parcel:
+        """The next one, for ``settle`` or ``put_back``.
+
+        Raises:
+            NotReady: None came until the timeout.
+        """
+        deadline = to_deadline(where, timeout)
+        with self._came:
+            while True:
+                if self._is_closed:
+                    raise ClosedError(f"{where}: the puller was closed")
+                while self._parcels:
+                    parcel = self._parcels.popleft()
+                    if not self._taken.knows(parcel.origin):
+                        return parcel
+                    parcel.answer()  # the same item came before, by a connection that broke
+                if not self._came.wait_for(lambda: self._parcels or self._is_closed, _left(deadline)):
+                    raise NotReady(f"{where}: nothing came in {timeout:g} s")
+
+    def settle(self, parcel: Parcel, error: SchemaError | None = None) -> None:
+        """The item was taken, or is refused for good: its sender is told so, and goes on with the next one."""
+        with self._came:
+            self._taken.keep(parcel.origin, None)
+        parcel.answer(error)
+
+    def put_back(self, parcel: Parcel) -> None:
+        """It was not taken after all, and is the next one again."""
+        with self._came:
+            self._parcels.appendleft(parcel)
+            self._came.notify()
+
+    def close(self) -> None:
+        with self._came:
+            self._is_closed = True
+            self._came.notify_all()
+
+
+class HostedInbox:
+    """Satisfies ``Hosted``."""
+
+    face, kind = "Inbox", "inbox"
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self.verbs = {"push": HostedVerb("write", "async", self._push)}
+
+    async def _push(self, guest: Guest, args: dict[str, Any]) -> None:
+        item = read_item(args)
+        number, oldest = args["origin"]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parcel = Parcel(item, Origin.read([guest.token.hex(), number, oldest]), done)
+        self._inbox.add(parcel)
+        try:
+            await done
+        finally:
+            self._inbox.drop(parcel)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        return {"size": len(self._inbox), "capacity": None}
+
+    def exchange(self, guest: Guest, request: Request) -> Answer | Later:
+        raise SchemaError("an Inbox has no rows; its verb is push")
+
+    def left(self, guest: Guest) -> None:
+        """Its calls are cancelled by the server."""
+
+    def flush(self) -> None:
+        """It holds nothing that was answered."""
+
+
+def read_item(args: dict[str, Any]) -> Any:
+    if "json" not in args:
+        return read_batch("push()", args["sample"])
+    try:
+        return json.loads(args["json"])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(f"push(): expected JSON: {error}") from None
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,309 @@
+"""RemoteSequences: the samples of a SequenceBuffer that a server has. Satisfies ``Sequences``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ..checks import seconds, whole
+from ..errors import SchemaError, SharpwaveError
+from ..files.save_path import read_save_path
+from ..sequences.intake import read_handles, read_ids, unpack
+from ..sequences.leases import Lease
+from ..sequences.options import Options
+from ..sequences.protocol import Handles
+from ..sequences.staleness import Admission
+from .aside import Aside
+from .channel import NoAnswer
+from .sample_frames import pack_parts, read_batch
+from .session import OpenTable, Session
+
+__all__ = ["RemoteSequences"]
+
+_CANCEL_S = 5.0
+_REPR_S = 1.0
+
+
+class RemoteSequences:
+    """For threads and coroutines at once. A forked child is a client of its own.
+
+    Each call that changes samples has an origin: after a lost answer or a restart of the server it is sent again and
+    made once. A lease ends with the server: its ``ack`` and ``renew`` are a StaleHandle after a restart.
+    """
+
+    def __init__(self, session: Session, table: OpenTable, open_options: dict[str, Any]) -> None:
+        self._session, self._table, self.open_options = session, table, open_options
+        self.address: str | None = f"{session.server}/{table.name}"
+        self.options = Options.from_json(table.facts["options"])
+        self._aside = Aside()
+        self._keys = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+
+    def about(self) -> str:
+        if self._session.closed:
+            return f"{self.address}: closed"
+        try:
+            held = self._session.call(self._table, "len", {}, timeout=_REPR_S)
+        except Exception:  # it is silent, closed there, or this client has no right to read
+            held = "?"
+        names = ", ".join(consumer.name for consumer in self.options.flow)
+        return f"{self.address}: {held} of {self.options.capacity} samples, consumers {names}"
+
+    def check(self, where: str) -> None:
+        self._session.check_open(where)
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _call(self, where: str, verb: str, args: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        self.check(where)
+        return self._session.call(self._table, verb, args or {}, timeout=timeout)
+
+    def _once(self, where: str, verb: str, args: dict[str, Any], timeout: float | None = None) -> Any:
+        """A call that is made once, however often it is sent."""
+        number, oldest = self._session.next_origin()
+        try:
+            return self._call(where, verb, {**args, "where": where, "origin": (number, oldest)}, timeout)
+        finally:
+            self._session.done(number)
+
+    def _waiting(self, key: str, call: Callable[[], Any]) -> Any:
+        """A call that may wait at the server. Given up here, it ends there too."""
+        try:
+            return call()
+        except NoAnswer:
+            self._cancel(key)
+            raise
+        except SharpwaveError:
+            raise  # the server's answer
+        except BaseException:
+            self._cancel(key)
+            raise
+
+    def _cancel(self, key: str) -> None:
+        """In another thread: this one's channel is behind the call that is to end."""
+
+        def cancel() -> None:
+            with contextlib.suppress(SharpwaveError):
+                self._session.call(self._table, "cancel", {"key": key}, timeout=_CANCEL_S)
+
+        if not self._session.closed:
+            self._aside.begin(cancel)
+
+    async def _awaited(self, key: str | None, call: Callable[[], Any]) -> Any:
+        try:
+            return await self._aside.run(call)
+        except asyncio.CancelledError:
+            if key is not None:
+                self._cancel(key)
+            raise
+
+    # ---- put and amend ----------------------------------------------------------------------------------------------
+
+    def put(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
+        return self._put(next(self._keys), where, samples, version, births, timeout)
+
+    async def put_async(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
+        key = next(self._keys)
+        made: Handles = await self._awaited(key, lambda: self._put(key, where, samples, version, births, timeout))
+        return made
+
+    def _put(self, key: str, where: str, samples: Any, version: Any, births: Any, timeout: Any) -> Handles:
+        self.check(where)
+        parts = unpack("put()", samples)
+        wait = seconds(where, timeout)
+        if not parts:
+            return np.empty(0, np.int64)
+        args = {"samples": pack_parts(parts), "version": version, "births": births, "key": key}
+        made: Handles = self._waiting(key, lambda: self._once(where, "put", args, wait))
+        return made
+
+    def amend(self, where: str, handles: Any, samples: Any) -> None:
+        self.check(where)
+        serials = read_handles("amend()", handles)
+        parts = unpack("amend()", samples)
+        if len(parts) != len(serials):
+            raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
+        if parts:
+            self._once(where, "amend", {"handles": np.array(serials, np.int64), "samples": pack_parts(parts)})
+
+    async def amend_async(self, where: str, handles: Any, samples: Any) -> None:
+        await self._awaited(None, lambda: self.amend(where, handles, samples))
+
+    # ---- get and leases ---------------------------------------------------------------------------------------------
+
+    def get(
+        self, where: str, consumer: str, batch_size: int | None, timeout: float | None, partial: bool, owner: str | None
+    ) -> Lease:
+        return self._get(next(self._keys), where, consumer, batch_size, timeout, partial, owner)
+
+    async def get_async(
+        self, where: str, consumer: str, batch_size: int | None, timeout: float | None, partial: bool, owner: str | None
+    ) -> Lease:
+        key = next(self._keys)
+        made: Lease = await self._awaited(
+            key, lambda: self._get(key, where, consumer, batch_size, timeout, partial, owner)
+        )
+        return made
+
+    def _get(
+        self, key: str, where: str, consumer: str, batch_size: Any, timeout: Any, partial: Any, owner: Any
+    ) -> Lease:
+        wait = seconds(where, timeout)
+        args = {
+            "key": key, "where": where, "consumer": consumer, "batch_size": batch_size, "partial": partial,
+            "owner": owner,
+        }  # fmt: skip
+        said = self._waiting(key, lambda: self._call(where, "get", args, wait))
+        try:
+            batch = read_batch(where, said["batch"])
+            return Lease(batch, said["versions"], said["handles"], consumer, key, self)
+        except BaseException:
+            self._cancel(key)
+            raise
+
+    def release(self, owner: str) -> int:
+        if not isinstance(owner, str):
+            raise SchemaError(f"release(): owner: expected text, got {owner!r}")
+        count: int = self._call("release()", "release", {"owner": owner})
+        return count
+
+    # What ends the leases; ``claim`` is the key.
+
+    def ack(self, claim: str) -> None:
+        self._once("ack()", "ack", {"key": claim})
+
+    async def ack_async(self, claim: str) -> None:
+        await self._awaited(None, lambda: self._once("ack_async()", "ack", {"key": claim}))
+
+    def give_back(self, claim: str) -> None:
+        if not self._session.closed:  # close() gave the leases back
+            self._call("release()", "give_back", {"key": claim})
+
+    async def give_back_async(self, claim: str) -> None:
+        await self._awaited(None, lambda: self.give_back(claim))
+
+    def renew(self, claim: str) -> None:
+        self._call("renew()", "renew", {"key": claim})
+
+    # ---- versions ---------------------------------------------------------------------------------------------------
+
+    def version(self) -> int:
+        found: int = self._call("version", "version")
+        return found
+
+    def set_version(self, where: str, version: int) -> None:
+        self._once(where, "set_version", {"version": whole(where, "version", version, 0)})
+
+    async def set_version_async(self, where: str, version: int) -> None:
+        await self._awaited(None, lambda: self.set_version(where, version))
+
+    def admission(self, batch_size: int, max_concurrent: int | None) -> Admission:
+        self.check("admission()")
+        if self.options.max_staleness is None:
+            raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
+        return RemoteAdmission(batch_size, self.options.max_staleness, max_concurrent, self, next(self._keys))
+
+    # ---- recovery ---------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, where: str, name: str) -> None:
+        if not isinstance(name, str):
+            raise SchemaError(f"checkpoint(): name: expected text, got {name!r}")
+        self._once(where, "checkpoint", {"name": name})
+
+    async def checkpoint_async(self, where: str, name: str) -> None:
+        await self._awaited(None, lambda: self.checkpoint(where, name))
+
+    def used_ids(self) -> list[str]:
+        found: list[str] = self._call("used_ids", "used_ids")
+        return found
+
+    def mark_used(self, ids: Iterable[Any]) -> None:
+        self._call("mark_used()", "mark_used", {"ids": read_ids("mark_used()", ids)})
+
+    def wanted(self, ids: Iterable[Any]) -> list[str]:
+        found: list[str] = self._call("wanted()", "wanted", {"ids": read_ids("wanted()", ids)})
+        return found
+
+    # ---- facts and life ---------------------------------------------------------------------------------------------
+
+    def explain(self, consumer: str) -> str:
+        found: str = self._call("explain()", "explain", {"consumer": consumer})
+        return found
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("stats()", "stats")
+        return found
+
+    def __len__(self) -> int:
+        found: int = self._call("len()", "len")
+        return found
+
+    def __contains__(self, handle: object) -> bool:
+        self.check("in")
+        return isinstance(handle, (int, np.integer)) and bool(self._call("in", "contains", {"handle": int(handle)}))
+
+    def ids(self) -> list[str]:
+        found: list[str] = self._call("ids()", "ids")
+        return found
+
+    def clear(self, where: str) -> None:
+        self._once(where, "clear", {})
+
+    async def clear_async(self, where: str) -> None:
+        await self._awaited(None, lambda: self.clear(where))
+
+    def flush(self, where: str) -> None:
+        self._call(where, "flush")
+
+    async def flush_async(self, where: str) -> None:
+        await self._awaited(None, lambda: self.flush(where))
+
+    def save(self, where: str, path: Any) -> None:
+        """On the server's machine."""
+        self._call(where, "save", {"path": read_save_path(path), "where": where})
+
+    async def save_async(self, where: str, path: Any) -> None:
+        await self._awaited(None, lambda: self.save(where, path))
+
+    def close(self) -> None:
+        """Its leases return. The server and its buffer go on."""
+        self._session.close()
+
+
+class RemoteAdmission(Admission):
+    """A gate that counts at the server, with the gates of all clients that gave the same numbers. Rollouts of a client
+    that died do not run any more. After a restart of the server a client's rollouts count again from its next call on.
+    """
+
+    def __init__(
+        self, batch_size: int, max_staleness: int, max_concurrent: int | None, sequences: RemoteSequences, key: str
+    ) -> None:
+        super().__init__(batch_size, max_staleness, max_concurrent, lambda: (0, 0))
+        self._sequences, self._key = sequences, key
+
+    def capacity(self) -> int:
+        with self._locked("capacity()"):
+            return self._ask("capacity()", 0)[0]
+
+    def start(self, count: int = 1) -> bool:
+        count = whole("start()", "count", count)
+        with self._locked("start()"):
+            has_started = self._ask("start()", count)[1]
+            if has_started:
+                self._running += count
+            return has_started
+
+    def finish(self, count: int = 1) -> None:
+        super().finish(count)
+        self.capacity()  # tells the server
+
+    def _ask(self, where: str, count: int) -> tuple[int, bool]:
+        args = {"key": self._key, "batch_size": self.batch_size, "max_concurrent": self.max_concurrent}
+        told = {**args, "running": self._running, "count": count}
+        found: tuple[int, bool] = self._sequences._call(where, "admit", told)
+        return found
