@@ -2,7 +2,8 @@
 
     python tests/service/sweep.py --rounds 1000 --seed 1
 
-Each round kills (SIGKILL) the server, a client or both, and starts them again; the server goes on with its file. Some
+Each round kills (SIGKILL) the server, a client or both, and starts them again; the server goes on with its file.
+Between them servers are told to end (SIGTERM). Some
 clients reach the server through a proxy that cuts and delays their connections. Clients add rows with known contents,
 by `add` and by `writer(window=)`, sample and update priorities, and note in a file of their own what was acknowledged.
 Every 25 rounds the table's file is read: each acknowledged row is there exactly once, no row is torn, the rows of a
@@ -17,6 +18,7 @@ import json
 import multiprocessing as mp
 import os
 import random
+import signal
 import socket
 import sys
 import tempfile
@@ -100,7 +102,8 @@ def serve(path: str, address: str, ready: Any) -> None:
         writers=512,
         seed=0,
     )
-    with sw.serve({"replay": replay}, address, client_timeout=1.0):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with replay, sw.serve({"replay": replay}, address, client_timeout=1.0):
         ready.send(len(replay))
         time.sleep(1e6)
 
@@ -196,10 +199,17 @@ class Table:
 
     def round(self) -> None:
         time.sleep(self.random.uniform(0.02, 0.5))
-        victims = self.random.choices(("server", "client", "both"), (5, 3, 2))[0]
+        self.check_clients()
+        victims = self.random.choices(("server", "client", "both", "nobody"), (5, 3, 2, 1))[0]
+        if victims == "nobody":  # a server that is told to end, as at an update
+            self.counts["ended server"] += 1
+            self.server.terminate()
+            self.server.join(60)
+            assert self.server.exitcode == 0, f"the server ended with {self.server.exitcode}"
+            self.server = self.start_server()
+            return
         self.counts[f"killed {victims}"] += 1
         place = self.random.randrange(CLIENTS)
-        self.check_clients()
         if victims != "client":
             self.server.kill()
         if victims != "server":
@@ -210,6 +220,10 @@ class Table:
             self.server.join()
             time.sleep(self.random.choice((0, 0, 0.05, 0.4)))
             self.server = self.start_server()
+
+    @property
+    def kills(self) -> int:
+        return kills_of(self.counts)
 
     def check_clients(self) -> None:
         for error in self.folder.glob("error-*"):
@@ -256,15 +270,19 @@ class Table:
             self.counts.update({f"proxy {fault}": count for fault, count in proxy.counts.items()})
 
 
+def kills_of(counts: Counter[str]) -> int:
+    return sum(count for name, count in counts.items() if name.startswith("killed"))
+
+
 def run(rounds: int, seed: int, tell: Any = lambda counts: None) -> Counter[str]:
     """Runs so many kills; returns what was counted, or raises AssertionError with the seed."""
     total: Counter[str] = Counter()
     base = os.environ.get("SHARPWAVE_SWEEP_FOLDER")
-    while (done := sum(count for name, count in total.items() if name.startswith("killed"))) < rounds:
+    while (done := kills_of(total)) < rounds:
         with tempfile.TemporaryDirectory(prefix="sharpwave-sweep-", dir=base) as folder:
             table = Table(Path(folder), seed + done)
             try:
-                for _ in range(min(ROUNDS_OF_A_TABLE, rounds - done)):
+                while table.kills < min(ROUNDS_OF_A_TABLE, rounds - done):
                     table.round()
                 time.sleep(0.5)  # so that what came after the last kill is looked at as well
                 table.check_clients()

@@ -18,7 +18,7 @@ from .channel import Channel, NoAnswer, OpenCall
 from .document import decode, encode
 from .keeper import keep_writer
 from .message import ADD_TELLS_INDICES, HEAD_BYTES, Verb
-from .session import OPEN_S, OpenTable, Session
+from .session import OpenTable, Session
 
 __all__ = ["RemoteWriter"]
 
@@ -40,15 +40,20 @@ class RemoteWriter:
 
     Args:
         window: Rows that may be without an answer of the server; None waits for the answer in every ``add``.
+        opens: Whether the server is told of the stream now, with a wait for it; else the first ``add`` does that,
+            within its own timeout. Only without a window.
     """
 
-    def __init__(self, session: Session, table: OpenTable, spec: RowSpec, window: int | None) -> None:
+    def __init__(
+        self, session: Session, table: OpenTable, spec: RowSpec, window: int | None, *, opens: bool = True
+    ) -> None:
         self._session, self._table, self._window = session, table, window
         self._token = secrets.token_bytes(16)
         self.number = 0  # the server's, for this stream
         self._next = 0  # number of the next row to be sent
         self._acknowledged = 0
-        self._is_unsure = False  # whether the server has the rows of the last call is not known
+        # Whether it is not known which rows the server has: after a call without an answer, and before the first one.
+        self._is_unsure = not opens
         self._is_closed = False
         self._lock = threading.RLock()
         self._sent: deque[_Sent] = deque()
@@ -61,7 +66,8 @@ class RemoteWriter:
             1 if window is None else max(1, window // 4), 1 if window is None else most_bytes,
             0.0 if window is None else _LINGER_S,
         )  # fmt: skip
-        self.reopen(session.channel())
+        if opens:
+            self.reopen(session.channel(), None)
         session.also_reopen(self)
         if window is None:
             self.add = self._add_alone
@@ -69,7 +75,7 @@ class RemoteWriter:
             self.add = self._packer.add
             keep_writer(self)
 
-    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
+    def reopen(self, channel: Channel, timeout: float | None) -> None:
         """In a new session: the server says how many rows of this stream it has."""
         if self._table.is_lost:
             return
