@@ -249,7 +249,7 @@ def test_versions_that_overlap_talk_and_others_are_told(
 
 
 def test_adjacent_versions_upgrade_one_side_at_a_time(table: sw.ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer server, which also speaks the version before: a client of that version and a newer one both talk to it."""
+    """A newer server, which also speaks the version before: clients of both talk to it."""
     from sharpwave.service import server as server_module
 
     monkeypatch.setattr(server_module, "VERSIONS", (1, 2))
