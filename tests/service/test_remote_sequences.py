@@ -340,6 +340,49 @@ def test_options_of_open_that_it_lacks_are_refused(make: Any) -> None:
             sw.open(table, **wrong)
 
 
+def test_roles_of_keys(tmp_path: Path) -> None:
+    """A generator that may only write, a trainer that may only read, and neither may clear."""
+    from sharpwave.service.keys import make_key
+
+    keys = {role: make_key(tmp_path / "keys", role, [role]) for role in ("read", "write", "admin")}
+    flow = sw.Dataflow([sw.Consumer("ref", {"x"}, {"y"}, 2), sw.Consumer("train", {"x", "y"}, batch_size=2)])
+    seq = sw.SequenceBuffer(2, flow=flow, max_staleness=2)
+    with sw.serve({"seq": seq}, "tcp://127.0.0.1:0", keys=tmp_path / "keys") as server:
+        reader, writer, admin = (sw.open(f"{server.address}/seq", keys=key) for key in keys.values())
+        handles = writer.put(sample("ab"), version=0)
+        assert writer.admission(2).start(1)
+        assert "? of 2 samples" in repr(writer)
+        with reader.get("ref", timeout=HANG_S) as lease:
+            writer.amend(handles, sample("ab", "y"))
+            assert len(lease) == 2
+        for client, call in (
+            (writer, lambda: writer.get("ref", timeout=0)),
+            (reader, lambda: reader.put(sample("c"))),
+            (reader, lambda: reader.amend(handles, sample("ab", "y"))),
+            (reader, reader.clear),
+            (writer, lambda: writer.save(tmp_path / "copy")),
+            (writer, lambda: writer.stats()),
+        ):
+            with pytest.raises(StorageError, match="needs the role"):
+                call()
+            assert client is not admin
+
+        async def give_up() -> None:
+            task = asyncio.create_task(writer.put_async(sample("c"), version=0))
+            while seq.stats()["waiting_puts"] == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+
+        asyncio.run(give_up())
+        until(lambda: seq.stats()["waiting_puts"] == 0)
+        admin.save(tmp_path / "copy")
+        admin.clear()
+        assert (len(seq), len(sw.open(tmp_path / "copy"))) == (0, 2)
+        for client in (reader, writer, admin):
+            client.close()
+
+
 # ---- calls that are given up -----------------------------------------------------------------------------------------
 
 

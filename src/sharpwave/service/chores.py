@@ -41,6 +41,16 @@ class Chores:
         guest.tasks.add(chore)
         self._loop.call_soon_threadsafe(chore.begin)
 
+    def park(self, guest: Guest, place: Any, begin: Callable[..., Callable[[], None]]) -> None:
+        """Begins a call that another thread ends. Only the server's thread calls it."""
+        chore = _Parked(self, guest, place)
+        self._running.add(chore)
+        guest.tasks.add(chore)
+        try:
+            chore.leave = begin(chore.end)
+        except Exception as error:
+            chore.end(error)
+
     def finished(self) -> list[tuple[Any, Any]]:
         """What has ended since the last look: places and results, or errors."""
         found = []
@@ -98,3 +108,21 @@ class _Chore:
                 self._task.cancel()
 
         self._chores._loop.call_soon_threadsafe(stop)
+
+
+class _Parked:
+    def __init__(self, chores: Chores, guest: Guest, place: Any) -> None:
+        self.guest, self.place = guest, place
+        self._chores = chores
+        self._ends: dict[str, object] = {}  # one entry, which the first end sets in one step
+        self.leave: Callable[[], None] = lambda: None
+
+    def end(self, result: Any) -> None:
+        """From any thread; the first one counts."""
+        mark = object()
+        if self._ends.setdefault("is", mark) is mark:
+            self._chores.end(self, result)
+
+    def cancel(self) -> None:
+        self.leave()
+        self.end(ClosedError("the client is gone, or the server is closing"))

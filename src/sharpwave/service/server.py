@@ -16,7 +16,7 @@ from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from .document import decode, encode
 from .endpoint import is_reachable_by_others, read_endpoint, read_name
 from .guest import Guest, Line, Request
-from .hosted import Answer, Hosted, Later
+from .hosted import Answer, Hosted, Later, Parked
 from .hosting import host
 from .limits import Limits
 from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, status_of, to_seconds
@@ -492,10 +492,14 @@ class Server:
             result = self._dispatch(guest, channel, request)
         except Exception as error:
             result = error
-        if isinstance(result, Later):
+        if isinstance(result, (Later, Parked)):
             line.running = request.call
             self._waiting_bytes += len(request.body)
-            self._chores.add(guest, (guest, line, channel, request), result.wait, result.is_work)
+            place = guest, line, channel, request
+            if isinstance(result, Later):
+                self._chores.add(guest, place, result.wait, result.is_work)
+            else:
+                self._chores.park(guest, place, result.begin)
         else:
             self._complete(guest, line, channel, request, result)
 
@@ -542,6 +546,8 @@ class Server:
         args["timeout"] = request.timeout
         if verb.mode == "inline":
             return verb.call(guest, args)
+        if verb.mode == "parked":
+            return Parked(lambda done: verb.call(guest, args, done))
         if verb.mode == "async":
             return Later(lambda: verb.call(guest, args))
         import asyncio
