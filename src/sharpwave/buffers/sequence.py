@@ -374,9 +374,7 @@ class SequenceBuffer:
     def __reduce__(self) -> Any:
         sequences = self._sequences
         if sequences.address is None:
-            raise TypeError(
-                "a SequenceBuffer lives in one process; serve() it, and let others open it by its address"
-            )
+            raise TypeError("a SequenceBuffer lives in one process; serve() it, and let others open it by its address")
         sequences.check("pickle")
         from .open import open
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -320,8 +321,8 @@ class RemoteRows:
         if self.closed:
             return
         try:
-            for writer in list(self._writers):
-                writer.close()  # rows that are on their way arrive
+            for writer in list(self._writers):  # rows that are on their way arrive
+                writer.__exit__(*sys.exc_info())  # but an error that leaves the buffer's block is not kept waiting
             if unlink:
                 self.call("remove")
         finally:

@@ -42,7 +42,8 @@ class RemoteSequences:
         self.address: str | None = f"{session.server}/{table.name}"
         self.options = Options.from_json(table.facts["options"])
         self._aside = Aside()
-        self._keys = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+        self._life = secrets.token_hex(8)
+        self._keys = itertools.count()
 
     def about(self) -> str:
         if self._session.closed:
@@ -56,6 +57,10 @@ class RemoteSequences:
 
     def check(self, where: str) -> None:
         self._session.check_open(where)
+
+    def _new_key(self) -> str:
+        """This client's name for a call that may wait, or for a lease. No other object of this process has the same."""
+        return f"{self._life}-{next(self._keys)}"
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -105,10 +110,10 @@ class RemoteSequences:
     # ---- put and amend ----------------------------------------------------------------------------------------------
 
     def put(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
-        return self._put(next(self._keys), where, samples, version, births, timeout)
+        return self._put(self._new_key(), where, samples, version, births, timeout)
 
     async def put_async(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
-        key = next(self._keys)
+        key = self._new_key()
         made: Handles = await self._awaited(key, lambda: self._put(key, where, samples, version, births, timeout))
         return made
 
@@ -139,12 +144,12 @@ class RemoteSequences:
     def get(
         self, where: str, consumer: str, batch_size: int | None, timeout: float | None, partial: bool, owner: str | None
     ) -> Lease:
-        return self._get(next(self._keys), where, consumer, batch_size, timeout, partial, owner)
+        return self._get(self._new_key(), where, consumer, batch_size, timeout, partial, owner)
 
     async def get_async(
         self, where: str, consumer: str, batch_size: int | None, timeout: float | None, partial: bool, owner: str | None
     ) -> Lease:
-        key = next(self._keys)
+        key = self._new_key()
         made: Lease = await self._awaited(
             key, lambda: self._get(key, where, consumer, batch_size, timeout, partial, owner)
         )
@@ -206,7 +211,7 @@ class RemoteSequences:
         self.check("admission()")
         if self.options.max_staleness is None:
             raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
-        return RemoteAdmission(batch_size, self.options.max_staleness, max_concurrent, self, next(self._keys))
+        return RemoteAdmission(batch_size, self.options.max_staleness, max_concurrent, self, self._new_key())
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -22,6 +23,7 @@ from .session import OPEN_S, OpenTable, Session
 __all__ = ["RemoteWriter"]
 
 _PACK_BYTES = 128 << 10  # of one message of a writer with a window
+_CLOSE_S = 10.0
 _LINGER_S = 0.02  # that rows wait for others in the same message, while rows are added
 
 
@@ -233,15 +235,19 @@ class RemoteWriter:
             elif self._is_unsure:
                 self._ask(limit)
 
-    def close(self) -> None:
-        """Sends what is left, waits for the server, and ends open episodes as truncated. A second call does nothing."""
+    def close(self, timeout: float | None = _CLOSE_S) -> None:
+        """Sends what is left, waits for the server, and ends open episodes as truncated. A second call does nothing.
+
+        Raises:
+            NotReady: The server has not answered until the timeout; the message says how many rows may be missing.
+        """
+        limit = seconds("close()", timeout)
         with self._lock:
             if self._is_closed:
                 return
             try:
-                if not self._session.closed:
-                    self.flush()
-                    self._session.call(self._table, "close_stream", {"stream": self.number})
+                if not self._session.closed and not self._table.is_lost:
+                    self._end(limit)
             finally:
                 self._is_closed = True
                 self._packer.max_rows = 1  # the next add is told at once
@@ -249,11 +255,22 @@ class RemoteWriter:
                 if self._own is not None:
                     self._own.close()
 
+    def _end(self, timeout: float | None) -> None:
+        try:
+            self.flush(timeout)
+            self._session.call(self._table, "close_stream", {"stream": self.number}, timeout=timeout)
+        except NotReady as error:
+            left = self._next - self._acknowledged + self._packer.rows
+            raise NotReady(f"{error}; {left} rows have no answer") from None
+
     def __enter__(self) -> RemoteWriter:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *exc: object) -> None:
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(NotReady):  # the block was left by an error, which is not kept waiting
+            self.close(0)
 
 
 def _serials(reply: Any) -> Any:

@@ -57,7 +57,8 @@ def serve(
             and reservations return.
         folder: Where clients may ``save`` to, on this machine. Without it ``save`` needs the role admin of a key, or a
             local socket.
-        limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``.
+        limits: Bounds by name: ``message_bytes``, ``clients``, ``calls``, ``kept_bytes``, ``channels``,
+            ``waiting_bytes``.
 
     Raises:
         StorageError: It cannot listen there, or others could connect without keys.
@@ -307,8 +308,8 @@ class Server:
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
         if verb == Verb.BYE:
-            self._reply_bare(who, head, Status.OK)
-            return self._part(guest)
+            self._part(guest)
+            return self._reply_bare(who, head, Status.OK)
         line = guest.lines.get(channel)
         if line is None:
             if len(guest.lines) >= self._limits.channels:
