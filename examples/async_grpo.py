@@ -4,7 +4,7 @@
     python examples/async_grpo.py --seconds 20
 
 A transformer learns to sort digits by trial and error alone: it starts from random weights and sees only how many
-places of its answers were right. Generators push groups of answers through a stream into a SequenceBuffer; "prox"
+places of its answers were right. Generators put groups of answers into a SequenceBuffer that the trainer serves; "prox"
 computes the log-probabilities of the policy at the start of a step (decoupled objective), "train" takes the step. New
 weights reach generators between two tokens, so an answer may have several authors: each token carries its version.
 """
@@ -12,7 +12,6 @@ weights reach generators between two tokens, so an answer may have several autho
 import argparse
 import multiprocessing as mp
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import sharpwave as sw
-from sharpwave.service.stream import Puller, Pusher
 
 
 @dataclass(frozen=True)
@@ -97,16 +95,18 @@ def score(question: Tensor, answer: Tensor) -> Tensor:
 # ---- generation: its own processes -----------------------------------------------------------------------------------
 
 
-def generate(config: Config, number: int, address: str, folder: str, version, permits, stop, idle) -> None:
+def generate(config: Config, number: int, address: str, folder: str, version, stop, idle) -> None:
     """Answers questions until told to stop, with the newest weights there are at each token."""
     torch.set_num_threads(1)
     torch.manual_seed(1000 * config.seed + number)
     policy, loaded, asked, waited, began = Policy(config), -1, 0, 0.0, time.monotonic()
-    with Pusher(address, window=4) as pusher, torch.no_grad():
+    with sw.open(address) as seq, torch.no_grad():
+        gate = seq.admission(config.batch)  # counts at the server, for all generators
         while not stop.is_set():
-            start, is_free = time.monotonic(), permits.acquire(timeout=0.2)
-            waited += time.monotonic() - start
-            if not is_free:
+            start = time.monotonic()
+            if not gate.start(config.chunk):
+                stop.wait(0.02)
+                waited += time.monotonic() - start
                 continue
             question = torch.randint(config.kinds, (config.chunk, config.digits))
             prompts = question.repeat_interleave(config.group, 0)
@@ -132,23 +132,13 @@ def generate(config: Config, number: int, address: str, folder: str, version, pe
             names = [f"{number}/{asked + at}" for at in range(config.chunk)]
             asked += config.chunk
             start = time.monotonic()
-            pusher.push(sw.SequenceSample(names, {key: lens.get(key, shape) for key in data}, data), timeout=30)
+            seq.put(sw.SequenceSample(names, {key: lens.get(key, shape) for key in data}, data), timeout=30)
+            gate.finish(config.chunk)
             waited += time.monotonic() - start
             idle[number] = waited / (time.monotonic() - began)
 
 
 # ---- training: this process ------------------------------------------------------------------------------------------
-
-
-def receive(config: Config, puller: Puller, seq: sw.SequenceBuffer, gate, permits, workers) -> None:
-    """Takes what generators push, and lets as many start as the staleness bound allows; until the last has gone."""
-    while any(worker.is_alive() for worker in workers):
-        while gate.start(config.chunk):
-            permits.release()
-        try:
-            gate.finish(puller.pull_into(seq, timeout=0.02))
-        except sw.errors.NotReady:
-            continue
 
 
 def rows(batch: sw.SequenceSample, key: str, config: Config) -> Tensor:
@@ -182,17 +172,15 @@ def train(config: Config) -> Result:
     prox = sw.Consumer("prox", {"question", "answer"}, {"prox_log_probs"}, batch_size=config.batch)
     flow = sw.Dataflow([prox, sw.Consumer("train", made | {"prox_log_probs"}, batch_size=config.batch)])
     seq = sw.SequenceBuffer(4096, flow=flow, max_staleness=config.max_staleness, watchdog_timeout=60)
-    gate = seq.admission(config.batch)
     context = mp.get_context("spawn")
-    version, permits, stop = context.Value("q", 0), context.Semaphore(0), context.Event()
+    version, stop = context.Value("q", 0), context.Event()
     idle = context.Array("d", config.generators)  # each generator's share
     result, began = Result(), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Puller() as puller:
+    with tempfile.TemporaryDirectory() as folder, sw.serve({"samples": seq}, "tcp://127.0.0.1:0") as server:
         save_file(policy.state_dict(), Path(folder) / "0.safetensors")
-        shared = (puller.address, folder, version, permits, stop, idle)
+        shared = (f"{server.address}/samples", folder, version, stop, idle)
         workers = [context.Process(target=generate, args=(config, n, *shared)) for n in range(config.generators)]
-        receiver = threading.Thread(target=receive, args=(config, puller, seq, gate, permits, workers))
-        for worker in (*workers, receiver):
+        for worker in workers:
             worker.start()
         try:
             while result.steps < config.steps and time.monotonic() - began < config.seconds:
@@ -217,7 +205,7 @@ def train(config: Config) -> Result:
                     print(f"step {result.steps:5}  reward {result.reward():.3f}", flush=True)
         finally:
             stop.set()
-            for worker in (*workers, receiver):
+            for worker in workers:
                 worker.join()
     result.stats, result.seconds = seq.stats(), time.monotonic() - began
     result.trainer_idle, result.generator_idle = result.trainer_idle / result.seconds, float(np.mean(idle[:]))

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from .guest import Guest, Request
 
-__all__ = ["Answer", "Hosted", "HostedVerb", "Later"]
+__all__ = ["Answer", "Hosted", "HostedVerb", "Later", "Parked"]
 
 Role = Literal["read", "write", "admin"]
 
@@ -16,12 +16,13 @@ class HostedVerb(NamedTuple):
     """A verb that clients may call by name.
 
     ``mode``: "inline" is fast and never waits, and runs in the thread that serves everybody; "thread" may wait for a
-    disk; "async" is a coroutine function, which is cancelled when its client is gone.
+    disk; "async" is a coroutine function, which is cancelled when its client is gone; "parked" gets a third argument
+    and returns as ``Parked.begin`` does.
     """
 
     role: Role
-    mode: Literal["inline", "thread", "async"]
-    call: Callable[[Guest, dict[str, Any]], Any]
+    mode: Literal["inline", "thread", "async", "parked"]
+    call: Callable[..., Any]
 
 
 class Answer(NamedTuple):
@@ -36,6 +37,14 @@ class Later(NamedTuple):
     """A call that has to wait: a coroutine function, which gives an Answer."""
 
     wait: Callable[[], Any]
+    is_work: bool = False  # it does something, and ends by itself: a server that closes lets it end
+
+
+class Parked(NamedTuple):
+    """A call that waits for another thread. ``begin`` takes the function that this thread calls with the result or the
+    error, and returns the one that ends the wait, for a client that is gone."""
+
+    begin: Callable[[Callable[[Any], None]], Callable[[], None]]
 
 
 class Hosted(Protocol):

@@ -42,7 +42,8 @@ class RemoteSequences:
         self.address: str | None = f"{session.server}/{table.name}"
         self.options = Options.from_json(table.facts["options"])
         self._aside = Aside()
-        self._keys = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+        self._life = secrets.token_hex(8)
+        self._keys = itertools.count()
 
     def about(self) -> str:
         if self._session.closed:
@@ -56,6 +57,10 @@ class RemoteSequences:
 
     def check(self, where: str) -> None:
         self._session.check_open(where)
+
+    def _new_key(self) -> str:
+        """This client's name for a call that may wait, or for a lease. No other object of this process has the same."""
+        return f"{self._life}-{next(self._keys)}"
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -71,45 +76,47 @@ class RemoteSequences:
         finally:
             self._session.done(number)
 
-    def _waiting(self, key: str, call: Callable[[], Any]) -> Any:
+    def _waiting(self, key: str, verb: str, call: Callable[[], Any]) -> Any:
         """A call that may wait at the server. Given up here, it ends there too."""
         try:
             return call()
         except NoAnswer:
-            self._cancel(key)
+            self._cancel(key, verb)
             raise
         except SharpwaveError:
             raise  # the server's answer
         except BaseException:
-            self._cancel(key)
+            self._cancel(key, verb)
             raise
 
-    def _cancel(self, key: str) -> None:
+    def _cancel(self, key: str, verb: str) -> None:
         """In another thread: this one's channel is behind the call that is to end."""
 
         def cancel() -> None:
             with contextlib.suppress(SharpwaveError):
-                self._session.call(self._table, "cancel", {"key": key}, timeout=_CANCEL_S)
+                self._session.call(self._table, f"cancel_{verb}", {"key": key}, timeout=_CANCEL_S)
 
         if not self._session.closed:
             self._aside.begin(cancel)
 
-    async def _awaited(self, key: str | None, call: Callable[[], Any]) -> Any:
+    async def _awaited(self, call: Callable[[], Any], key: str = "", verb: str = "") -> Any:
         try:
             return await self._aside.run(call)
         except asyncio.CancelledError:
-            if key is not None:
-                self._cancel(key)
+            if key:
+                self._cancel(key, verb)
             raise
 
     # ---- put and amend ----------------------------------------------------------------------------------------------
 
     def put(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
-        return self._put(next(self._keys), where, samples, version, births, timeout)
+        return self._put(self._new_key(), where, samples, version, births, timeout)
 
     async def put_async(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
-        key = next(self._keys)
-        made: Handles = await self._awaited(key, lambda: self._put(key, where, samples, version, births, timeout))
+        key = self._new_key()
+        made: Handles = await self._awaited(
+            lambda: self._put(key, where, samples, version, births, timeout), key, "put"
+        )
         return made
 
     def _put(self, key: str, where: str, samples: Any, version: Any, births: Any, timeout: Any) -> Handles:
@@ -119,7 +126,7 @@ class RemoteSequences:
         if not parts:
             return np.empty(0, np.int64)
         args = {"samples": pack_parts(parts), "version": version, "births": births, "key": key}
-        made: Handles = self._waiting(key, lambda: self._once(where, "put", args, wait))
+        made: Handles = self._waiting(key, "put", lambda: self._once(where, "put", args, wait))
         return made
 
     def amend(self, where: str, handles: Any, samples: Any) -> None:
@@ -132,21 +139,21 @@ class RemoteSequences:
             self._once(where, "amend", {"handles": np.array(serials, np.int64), "samples": pack_parts(parts)})
 
     async def amend_async(self, where: str, handles: Any, samples: Any) -> None:
-        await self._awaited(None, lambda: self.amend(where, handles, samples))
+        await self._awaited(lambda: self.amend(where, handles, samples))
 
     # ---- get and leases ---------------------------------------------------------------------------------------------
 
     def get(
         self, where: str, consumer: str, batch_size: int | None, timeout: float | None, partial: bool, owner: str | None
     ) -> Lease:
-        return self._get(next(self._keys), where, consumer, batch_size, timeout, partial, owner)
+        return self._get(self._new_key(), where, consumer, batch_size, timeout, partial, owner)
 
     async def get_async(
         self, where: str, consumer: str, batch_size: int | None, timeout: float | None, partial: bool, owner: str | None
     ) -> Lease:
-        key = next(self._keys)
+        key = self._new_key()
         made: Lease = await self._awaited(
-            key, lambda: self._get(key, where, consumer, batch_size, timeout, partial, owner)
+            lambda: self._get(key, where, consumer, batch_size, timeout, partial, owner), key, "get"
         )
         return made
 
@@ -158,12 +165,12 @@ class RemoteSequences:
             "key": key, "where": where, "consumer": consumer, "batch_size": batch_size, "partial": partial,
             "owner": owner,
         }  # fmt: skip
-        said = self._waiting(key, lambda: self._call(where, "get", args, wait))
+        said = self._waiting(key, "get", lambda: self._call(where, "get", args, wait))
         try:
             batch = read_batch(where, said["batch"])
             return Lease(batch, said["versions"], said["handles"], consumer, key, self)
         except BaseException:
-            self._cancel(key)
+            self._cancel(key, "get")
             raise
 
     def release(self, owner: str) -> int:
@@ -178,14 +185,14 @@ class RemoteSequences:
         self._once("ack()", "ack", {"key": claim})
 
     async def ack_async(self, claim: str) -> None:
-        await self._awaited(None, lambda: self._once("ack_async()", "ack", {"key": claim}))
+        await self._awaited(lambda: self._once("ack_async()", "ack", {"key": claim}))
 
     def give_back(self, claim: str) -> None:
         if not self._session.closed:  # close() gave the leases back
             self._call("release()", "give_back", {"key": claim})
 
     async def give_back_async(self, claim: str) -> None:
-        await self._awaited(None, lambda: self.give_back(claim))
+        await self._awaited(lambda: self.give_back(claim))
 
     def renew(self, claim: str) -> None:
         self._call("renew()", "renew", {"key": claim})
@@ -200,13 +207,13 @@ class RemoteSequences:
         self._once(where, "set_version", {"version": whole(where, "version", version, 0)})
 
     async def set_version_async(self, where: str, version: int) -> None:
-        await self._awaited(None, lambda: self.set_version(where, version))
+        await self._awaited(lambda: self.set_version(where, version))
 
     def admission(self, batch_size: int, max_concurrent: int | None) -> Admission:
         self.check("admission()")
         if self.options.max_staleness is None:
             raise SchemaError("admission(): needs SequenceBuffer(max_staleness=)")
-        return RemoteAdmission(batch_size, self.options.max_staleness, max_concurrent, self, next(self._keys))
+        return RemoteAdmission(batch_size, self.options.max_staleness, max_concurrent, self, self._new_key())
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
@@ -216,7 +223,7 @@ class RemoteSequences:
         self._once(where, "checkpoint", {"name": name})
 
     async def checkpoint_async(self, where: str, name: str) -> None:
-        await self._awaited(None, lambda: self.checkpoint(where, name))
+        await self._awaited(lambda: self.checkpoint(where, name))
 
     def used_ids(self) -> list[str]:
         found: list[str] = self._call("used_ids", "used_ids")
@@ -237,7 +244,7 @@ class RemoteSequences:
 
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = self._call("stats()", "stats")
-        return found
+        return {**found, "server": self._session.stats()}
 
     def __len__(self) -> int:
         found: int = self._call("len()", "len")
@@ -255,20 +262,20 @@ class RemoteSequences:
         self._once(where, "clear", {})
 
     async def clear_async(self, where: str) -> None:
-        await self._awaited(None, lambda: self.clear(where))
+        await self._awaited(lambda: self.clear(where))
 
     def flush(self, where: str) -> None:
         self._call(where, "flush")
 
     async def flush_async(self, where: str) -> None:
-        await self._awaited(None, lambda: self.flush(where))
+        await self._awaited(lambda: self.flush(where))
 
     def save(self, where: str, path: Any) -> None:
         """On the server's machine."""
         self._call(where, "save", {"path": read_save_path(path), "where": where})
 
     async def save_async(self, where: str, path: Any) -> None:
-        await self._awaited(None, lambda: self.save(where, path))
+        await self._awaited(lambda: self.save(where, path))
 
     def close(self) -> None:
         """Its leases return. The server and its buffer go on."""
