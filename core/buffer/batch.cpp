@@ -38,7 +38,10 @@ Batch::Batch(std::shared_ptr<const RowSpec> spec, std::size_t examples) : spec_(
         if (leaf.field.stack > 1) array.shape.push_back(leaf.field.stack);
         for (const std::int64_t extent : leaf.field.shape) array.shape.push_back(static_cast<std::size_t>(extent));
         array.is_ragged = leaf.field.is_ragged;
-        if (array.is_ragged) array.lengths.resize(examples * places);
+        if (array.is_ragged) {
+            array.lengths.resize(examples * places);
+            array.most = static_cast<std::uint64_t>(leaf.field.shape[0]);
+        }
         has_ragged = has_ragged || array.is_ragged;
     }
     const auto add = [&](const char* name, ItemType type, bool by_place) -> Array& {
@@ -110,9 +113,8 @@ std::span<const std::byte> Batch::example_bytes(const Array& array, std::size_t 
                                            std::to_string(count) + ", got " + std::to_string(example));
     }
     if (!array.is_ragged) return {array.data + example * array.bytes, array.bytes};
-    std::uint64_t item = array.item_bytes, most = array.shape[spec_->places ? 2 : 1];
-    for (std::size_t i = spec_->places ? 3 : 2; i < array.shape.size(); ++i) item *= array.shape[i];
-    return {array.data + example * most * item, static_cast<std::size_t>(array.lengths[example]) * item};
+    const std::uint64_t item = array.bytes * examples_ / array.lengths.size() / array.most;
+    return {array.data + example * array.most * item, static_cast<std::size_t>(array.lengths[example]) * item};
 }
 
 }  // namespace sharpwave

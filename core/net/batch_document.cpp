@@ -37,11 +37,13 @@ const json::Value& value_at(const json::Value& batch, const std::string& path) {
     return *at;
 }
 
+// Values and offsets, or padded values and their mask, as the schema has it.
 void copy_ragged(const Document& document, const json::Value& value, Batch::Array& array, std::size_t item_bytes) {
     const DocumentArray items = document.array(value.at("values", "ragged"));
-    const std::size_t count = array.lengths.size(), most = array.bytes * array.shape[0] / count / item_bytes;
+    const std::size_t count = array.lengths.size(), most = array.most;
     const auto put = [&](std::size_t i, std::size_t first, std::size_t length) {
-        if (length > most || (first + length) * item_bytes > items.bytes.size()) refuse_batch(array.name);
+        const std::size_t there = items.bytes.size() / item_bytes;
+        if (length > most || first > there || length > there - first) refuse_batch(array.name);
         array.lengths[i] = static_cast<std::int64_t>(length);
         if (length)
             std::memcpy(array.data + i * most * item_bytes, items.bytes.data() + first * item_bytes,

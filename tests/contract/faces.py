@@ -189,6 +189,18 @@ CELLS = [
         device="cpu",
     ),
     Cell(sw.TrajectoryReplayBuffer, "folder", trajectories(on_disk=True), add_trajectories, sample, trajectories_held),
+    *(
+        Cell(
+            sw.TrajectoryReplayBuffer,
+            f"{one}{' folder' if on_disk else ''}",
+            served(trajectories(on_disk=on_disk), one),
+            add_trajectories,
+            sample,
+            trajectories_held,
+        )
+        for one in TRANSPORTS
+        for on_disk in (False, True)
+    ),
     Cell(sw.SequenceBuffer, "memory", sequences(), put, lease, sequences_held),
     Cell(sw.SequenceBuffer, "journal", sequences(on_disk=True), put, lease, sequences_held),
     *(Cell(sw.SequenceBuffer, one, served(sequences(), one), put, lease, sequences_held) for one in TRANSPORTS),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trajectory_child import check, make
+from trajectory_child import call_of, check, make
 
 import sharpwave as sw
 from sharpwave.trajectories.ranks import split
@@ -60,7 +60,7 @@ def ways(do: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     rng = random.Random(f"{do}{seed}")
     for number in range(count):
         if number % 4 == 3:
-            yield {"us": rng.randrange(500, 60_000 if do in ("add", "checkpoint", "budget") else 15_000)}
+            yield {"us": rng.randrange(500, 60_000 if do in ("add", "checkpoint", "budget", "calls") else 15_000)}
         else:
             how = ("before", "after", "middle")[number % 3]
             yield {"calls": 1 + number % 60, "how": how}
@@ -100,6 +100,30 @@ def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> N
             tmp_path.mkdir()
     print(f"{do}: {kills} kills")
     assert kills > 10
+
+
+def test_killed_server_has_every_acknowledged_call_once_and_no_part_of_another(tmp_path: Path, jobs: Jobs) -> None:
+    kills, unacknowledged, most = 0, 0, 0
+    for way in ways("calls", 1_000 if SOAK else 60):
+        done = said(tmp_path)["acknowledged"]
+        # As a client does after a restart: from the oldest call on whose answer it may not have.
+        kills += jobs.run(do="calls", folder=tmp_path, first=max(0, done - 2), **way) == KILLED
+        done = said(tmp_path)["acknowledged"]
+        numbers = check(tmp_path / "live") if (tmp_path / "live").exists() else []
+        calls = next(count for count in range(done, done + 3) if len(call_prefix(count)) >= len(numbers))
+        assert numbers == call_prefix(calls), "all of a call or none, each once, in order"
+        unacknowledged += calls > done
+        most = max(most, calls)
+        if len(numbers) > 150:
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+    print(f"calls: {kills} kills, {unacknowledged} between the record and the answer, up to call {most}")
+    assert kills > 20
+    assert most > 4, "a call of many trajectories was among them"
+
+
+def call_prefix(count: int) -> list[int]:
+    return [number for call in range(count) for number in call_of(call)]
 
 
 def test_killed_load_leaves_the_old_or_the_new_and_deletes_neither(tmp_path: Path, jobs: Jobs) -> None:

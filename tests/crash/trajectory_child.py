@@ -20,8 +20,10 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave import _core
+from sharpwave.trajectories.origins import Origin
 from sharpwave.trajectories.ranks import merge, split
 
+CALL_SIZES = (1, 3, 2, 20, 4)
 CALLS = ("rename", "link", "unlink", "ftruncate", "mkdir", "rmdir", "fsync", "fdatasync", "pwrite", "pwritev")
 
 
@@ -47,6 +49,23 @@ def check(folder: Path) -> list[int]:
             batch = buffer.sample(8)
             assert np.array_equal(batch["rewards"] + np.float32(0.5), batch["next_obs"]["state"][:, 7])
         return numbers
+
+
+def call_of(number: int) -> range:
+    """The numbers of the trajectories that the ``number``-th call of a client adds; every fifth call adds more than the
+    folder may have files without a record."""
+    first = sum(CALL_SIZES[part % len(CALL_SIZES)] for part in range(number))
+    return range(first, first + CALL_SIZES[number % len(CALL_SIZES)])
+
+
+def add_calls(live: Path, first: int, say: Callable[[str], None]) -> None:
+    """Adds as the server does for a client that asks again from its ``first`` call on."""
+    with sw.TrajectoryReplayBuffer(live, cache=2, format="pt") as buffer:
+        store: Any = buffer._store
+        for number in range(first, first + 6):
+            origin = Origin(b"client" + bytes(10), number, max(0, number - 2))
+            store.add("add()", [make(part) for part in call_of(number)], origin)
+            say(f"acknowledged {number + 1}")
 
 
 def die_at(count: int, how: str) -> None:
@@ -115,6 +134,8 @@ def work(job: dict[str, Any]) -> None:
                 if job["do"] == "checkpoint":
                     buffer.save(root / "checkpoint")
                     say(f"checkpoint {index.next_id}")
+    elif job["do"] == "calls":
+        add_calls(live, job["first"], say)
     elif job["do"] == "merge":
         merge(root / "ranks", root / "merged")
     else:

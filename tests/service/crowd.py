@@ -40,7 +40,7 @@ def allow_many_files() -> None:
 def serve(pipe: Any, connections: int) -> None:
     allow_many_files()
     replay = sw.ReplayBuffer(
-        100_000, obs_shape=(16,), action_shape=(2,), sampler=sw.Prioritized(), writers=connections + 8, seed=0
+        20_000, obs_shape=(16,), action_shape=(2,), sampler=sw.Prioritized(), writers=connections + 8, seed=0
     )
     limits = {"clients": connections + 8}
     with sw.serve({"replay": replay}, "tcp://127.0.0.1:0", client_timeout=20.0, limits=limits) as server:

@@ -33,6 +33,7 @@ public:
         std::byte* data = nullptr;
         std::vector<std::int64_t> lengths;  // ragged: rows of items in each example, or in each place
         bool is_ragged = false;
+        std::uint64_t most = 0;  // ragged: rows of items that an example, or a place, has room for
     };
 
     Batch(std::shared_ptr<const RowSpec> spec, std::size_t examples);  // see Buffer::batch()

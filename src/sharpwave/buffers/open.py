@@ -119,6 +119,7 @@ def _open_at_server(
             raise SchemaError(f"open(): {name}: {text!r} is open at a server already; leave out {name}=")
     from ..service.opening import open_at_server
 
+    target = None if device is None else read_device("open(): device", device)[1]
     face, inner = open_at_server(text, keys=keys, direct=direct, view=view, wait=wait, timeout=limit)
     if face == SequenceBuffer.__name__:
         for name, value in (("view", view), ("device", device)):
@@ -126,7 +127,13 @@ def _open_at_server(
                 inner.close()
                 raise SchemaError(f"open(): {name}: {text!r} is a {face}, which has no {name}; leave out {name}=")
         return SequenceBuffer._over(inner)
-    if device is not None and read_device("open(): device", device)[1].type != "cpu":
+    if face == TrajectoryReplayBuffer.__name__:
+        if view is not None:
+            inner.close("close()")
+            raise SchemaError(f"open(): view: {text!r} is a {face}, which has no view; leave out view=")
+        inner.device = device
+        return TrajectoryReplayBuffer._over(inner, inner.recent)
+    if target is not None and target.type != "cpu":
         inner.close(False)
         raise SchemaError(
             f"open(): device: the rows of {text!r} stay at the server; leave out device=, and let sample(device=...) "

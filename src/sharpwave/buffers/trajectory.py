@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..address import to_path
 from ..checks import check_settable, one_of, random_seed, truth, whole
-from ..errors import NotReady, SchemaError, StorageError
-from ..files.save_path import save_path
+from ..errors import SchemaError, StorageError
+from ..files.save_path import read_save_path
 from ..rows.tensors import read_device
 from ..trajectories.checkpoint import check_part, has_index
 from ..trajectories.layout import FORMATS
+from ..trajectories.protocol import Trajectories
 from ..trajectories.store import DEFAULT_FORMAT, TrajectoryStore, to_folder
 from ..trajectories.trajectory import Trajectory
 
@@ -132,15 +133,23 @@ class TrajectoryReplayBuffer:
         )
         self._take(store, recent)
 
-    def _take(self, store: TrajectoryStore, recent: int | None = None) -> None:
+    def _take(self, store: Trajectories, recent: int | None = None) -> None:
         self._store, self._recent = store, recent
+
+    @classmethod
+    def _over(cls, store: Trajectories, recent: int | None = None) -> TrajectoryReplayBuffer:
+        """A buffer over a store that exists."""
+        buffer = cls.__new__(cls)
+        buffer._take(store, recent)
+        return buffer
 
     # ---- writing ------------------------------------------------------------------------------------------------
 
     def add(self, trajectories: Iterable[Any] | Trajectory) -> None:
         """Adds trajectories, a list of them or one: all of them, or after an error none.
 
-        The first trajectory decides what all later ones must have: the same names, dtypes and shapes of a row.
+        The first trajectory decides what all later ones must have: the same names, dtypes and shapes of a row. For a
+        buffer on a server this returns when the server has written the files: they survive its death.
 
         Raises:
             SchemaError: A trajectory has neither rewards nor log-probabilities, or an array is missing, unknown or of
@@ -176,23 +185,7 @@ class TrajectoryReplayBuffer:
         count = whole(where, "batch_size", batch_size)
         if device is not None:
             read_device(f"{where}: device", device)
-        return self._store.draw(where, self._recent or 0, functools.partial(self._check_count, where, count), device)
-
-    def _check_count(self, where: str, count: int, there: int) -> int:
-        if there == 0:
-            raise NotReady(f"{where}: the buffer is empty; add() first")
-        if count > there:
-            most, held = self._store.most_transitions, len(self._store)
-            if most is not None and count > most:
-                raise SchemaError(
-                    f"{where}: batch_size: expected at most {most}, which is all that max_bytes= allows, got {count}; "
-                    "give the buffer a larger max_bytes"
-                )
-            raise NotReady(
-                f"{where}: batch_size: the newest {min(self._recent or held, held)} trajectories hold {there} "
-                f"transitions, got {count}; add more, or set a larger recent"
-            )
-        return count
+        return self._store.sample(where, count, self._recent, device)
 
     async def sample_async(self, batch_size: int, *, device: Any = None) -> dict[str, Any]:
         """``sample`` for an event loop, in a thread."""
@@ -214,8 +207,7 @@ class TrajectoryReplayBuffer:
 
     def __len__(self) -> int:
         """Trajectories."""
-        self._store.check_open("len()", tells_failures=False)
-        return len(self._store)
+        return self._store.count("len()")
 
     @property
     def capacity(self) -> int | None:
@@ -232,8 +224,8 @@ class TrajectoryReplayBuffer:
         self._recent = None if value is None else whole("recent", "recent", value)
 
     @property
-    def folder(self) -> Path | None:
-        """The folder of the files; None in memory."""
+    def folder(self) -> Path | str | None:
+        """The folder of the files; None in memory. Of a buffer on a server, the server's path as text."""
         return self._store.folder
 
     @property
@@ -250,14 +242,10 @@ class TrajectoryReplayBuffer:
         or, with ``folder=None``, in memory; ``unsaved``: trajectories that have no file yet; ``set_aside``: kept in the
         folder and not drawn from, because a load replaced them; ``seed``; ``format``: of files to come.
         """
-        self._store.check_open("stats()", tells_failures=False)
         return self._store.stats("stats()")
 
     def __repr__(self) -> str:
-        store = self._store
-        where = "in memory" if store.folder is None else str(store.folder)
-        state = "closed" if store.is_closed else f"{len(store)} trajectories, {store.transitions} transitions"
-        return f"<TrajectoryReplayBuffer {where}: {state}>"
+        return f"<TrajectoryReplayBuffer {self._store.place}: {self._store.summary()}>"
 
     # ---- checkpoints --------------------------------------------------------------------------------------------
 
@@ -267,14 +255,13 @@ class TrajectoryReplayBuffer:
 
         ``sharpwave.open(path)`` and ``load`` read it, and RLinf does if the format is "pt" or "pkl". Files are hard
         links where the file system has them. Other threads may go on adding. Saved into the buffer's own folder, that
-        folder is the checkpoint.
+        folder is the checkpoint. A server writes the checkpoint on its own machine.
 
         Raises:
             StorageError: A trajectory or the checkpoint cannot be written, or the folder holds a file that the index of
                 a checkpoint does not list.
         """
-        self._store.check_open("save()")
-        self._store.save("save()", save_path(path))
+        self._store.save("save()", Path(read_save_path(path)))
 
     async def save_async(self, path: str | os.PathLike[str]) -> None:
         """``save`` for an event loop, in a thread."""
@@ -291,7 +278,8 @@ class TrajectoryReplayBuffer:
         trajectories within ``capacity`` and ``max_bytes`` are kept.
 
         Args:
-            path: A checkpoint of ours or of RLinf's, or a folder with one for every rank (``rank_0``, ...).
+            path: A checkpoint of ours or of RLinf's, or a folder with one for every rank (``rank_0``, ...). A server
+                reads it on its own machine.
             rank: Which part to take. Trajectories that are added later have different ids in every rank.
             world_size: How many parts there are.
             split_by: "count": consecutive trajectories, the same number for every rank or one more. "samples":
@@ -340,7 +328,19 @@ class TrajectoryReplayBuffer:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("pickle: a TrajectoryReplayBuffer belongs to one process; save() it")
+        store = self._store
+        if store.address is None:
+            raise TypeError("pickle: a TrajectoryReplayBuffer belongs to one process; save() it")
+        return _open_again, (store.address, store.open_options, self._recent)
+
+
+def _open_again(address: str, options: dict[str, Any], recent: int | None) -> TrajectoryReplayBuffer:
+    """A pickled buffer of a server, in another process."""
+    from .open import open
+
+    buffer: TrajectoryReplayBuffer = open(address, **options)
+    buffer.recent = recent
+    return buffer
 
 
 async def _in_thread(call: Callable[[], _Result]) -> _Result:
@@ -371,9 +371,7 @@ def open_trajectories(
     )
     if not in_place:
         store.load(where, path, None)
-    buffer = TrajectoryReplayBuffer.__new__(TrajectoryReplayBuffer)
-    buffer._take(store)
-    return buffer
+    return TrajectoryReplayBuffer._over(store)
 
 
 def _path(where: str, name: str, value: Any) -> Path:

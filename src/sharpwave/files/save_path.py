@@ -10,7 +10,7 @@ from ..address import to_path
 from ..checks import told
 from ..errors import StorageError
 
-__all__ = ["read_save_path", "save_path"]
+__all__ = ["make_parents", "read_save_path", "save_path"]
 
 
 def read_save_path(path: Any) -> str:
@@ -34,8 +34,17 @@ def save_path(path: str | os.PathLike[str]) -> Path:
         StorageError: It is no path, or a folder cannot be made.
     """
     target = Path(read_save_path(path))
+    make_parents("save()", target)
+    return target
+
+
+def make_parents(where: str, target: Path) -> None:
+    """Makes the folders that a file or folder is going to be in.
+
+    Raises:
+        StorageError: A folder cannot be made.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"save(): cannot make the folder {str(target.parent)!r}: {error.strerror}") from None
-    return target
+        raise StorageError(f"{where}: cannot make the folder {str(target.parent)!r}: {error.strerror}") from None

@@ -31,12 +31,12 @@ class Chores:
     def __len__(self) -> int:
         return len(self._running) + len(self._done)
 
-    def add(self, guest: Guest, place: Any, wait: Callable[[], Any]) -> None:
+    def add(self, guest: Guest, place: Any, wait: Callable[[], Any], is_work: bool = False) -> None:
         """Begins a call of a client. Only the server's thread calls it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop.run_forever, name="sharpwave-chores", daemon=True)
             self._thread.start()
-        chore = _Chore(self, guest, place, wait)
+        chore = _Chore(self, guest, place, wait, is_work)
         self._running.add(chore)
         guest.tasks.add(chore)
         self._loop.call_soon_threadsafe(chore.begin)
@@ -65,9 +65,10 @@ class Chores:
         self._done.append((chore, result))
         self._tell()
 
-    def cancel_all(self) -> None:
+    def cancel(self, waiting_only: bool) -> None:
         for chore in list(self._running):
-            chore.cancel()
+            if not (waiting_only and chore.is_work):
+                chore.cancel()
 
     def close(self) -> None:
         if self._thread is not None:
@@ -78,8 +79,8 @@ class Chores:
 
 
 class _Chore:
-    def __init__(self, chores: Chores, guest: Guest, place: Any, wait: Callable[[], Any]) -> None:
-        self.guest, self.place = guest, place
+    def __init__(self, chores: Chores, guest: Guest, place: Any, wait: Callable[[], Any], is_work: bool) -> None:
+        self.guest, self.place, self.is_work = guest, place, is_work
         self._chores, self._wait = chores, wait
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False

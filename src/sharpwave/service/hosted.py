@@ -39,6 +39,7 @@ class Later(NamedTuple):
     """A call that has to wait: a coroutine function, which gives an Answer."""
 
     wait: Callable[[], Any]
+    is_work: bool = False  # it does something, and ends by itself: a server that closes lets it end
 
 
 class Parked(NamedTuple):

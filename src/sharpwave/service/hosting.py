@@ -8,9 +8,11 @@ from ..checks import told
 from ..errors import ClosedError, SchemaError
 from ..rows.host import HostRows
 from ..sequences.local import LocalSequences
+from ..trajectories.store import TrajectoryStore
 from .hosted import Hosted
 from .hosted_rows import HostedRows
 from .hosted_sequences import HostedSequences
+from .hosted_trajectories import HostedTrajectories
 from .inbox import HostedInbox, Inbox
 
 __all__ = ["host"]
@@ -29,6 +31,11 @@ def host(where: str, name: str, buffer: Any, server: Any) -> Hosted:
     if isinstance(sequences, LocalSequences):
         sequences.check(where)
         return HostedSequences(face, sequences, server)
+    store = getattr(buffer, "_store", None)
+    if isinstance(store, TrajectoryStore):
+        if store.is_closed:
+            raise ClosedError(f"{where}: {name}: the {face} is closed")
+        return HostedTrajectories("TrajectoryReplayBuffer", store, buffer.recent, server)
     if face == "RolloutBuffer":
         raise SchemaError(
             f"{where}: {name}: a RolloutBuffer is filled and read by the process that computes on it; add() there, "

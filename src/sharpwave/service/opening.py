@@ -15,6 +15,7 @@ from .endpoint import read_endpoint
 from .machine import boot_id
 from .remote_rows import RemoteRows
 from .remote_sequences import RemoteSequences
+from .remote_trajectories import RemoteTrajectories
 from .session import OPEN_S, OpenTable, Session
 
 __all__ = ["open_at_server"]
@@ -41,6 +42,8 @@ def open_at_server(
         kind = table.facts["kind"]
         if kind == "sequences":
             return table.facts["face"], RemoteSequences(session, table, {"keys": keys})
+        if kind == "trajectories":
+            return table.facts["face"], RemoteTrajectories(session, table, address, keys)
         if kind != "rows":
             raise StorageError(f"open(): {address!r} is of a kind that this version does not know: {kind!r}")
         if direct and keys is None and (rows := _attach(table, address, view)) is not None:

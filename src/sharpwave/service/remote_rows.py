@@ -100,7 +100,9 @@ class RemoteRows:
         if self._writer is None:
             with self._opening:
                 if self._writer is None:
-                    self._writer = self.writer(None)
+                    self.session.check_open("add()")
+                    self.table.check("add()")
+                    self._writer = RemoteWriter(self.session, self.table, self.spec, None, opens=False)
         return self._writer.add
 
     def writer(self, window: int | None) -> RemoteWriter:

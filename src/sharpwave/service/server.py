@@ -117,6 +117,7 @@ class Server:
         self._clients_lost = 0
         self._waiting_bytes = 0
         self._is_closing = False
+        self._drain_s = _DRAIN_S
         self._is_closed = False
         self._closing = threading.Lock()
         self._listen(where, address)
@@ -186,26 +187,27 @@ class Server:
             "waiting": len(self._chores),
         }
 
-    def save_place(self, path: Any) -> Path:
+    def save_place(self, path: Any, where: str = "save()") -> Path:
         """Where a client may save to. A client without a key could else write anywhere in this user's name, and on the
         loopback every user of the machine is a client."""
         place = Path(str(path))
         if self.folder is not None:
             inside = (self.folder / place).resolve()
             if not inside.is_relative_to(self.folder.resolve()):
-                raise StorageError(f"save(): path: expected a path in the server's folder, got {str(path)!r}")
+                raise StorageError(f"{where}: path: expected a path in the server's folder, got {str(path)!r}")
             return inside
         if not self.has_keys and not self._endpoint.startswith("ipc://"):
             raise StorageError(
-                "save(): the server writes nothing for clients without keys; give serve() folder= or keys="
+                f"{where}: the server reads and writes no files for clients without keys; give serve() folder= or keys="
             )
         if not place.is_absolute():
-            raise StorageError(f"save(): path: expected an absolute path on the server's machine, got {str(path)!r}")
+            raise StorageError(f"{where}: path: expected an absolute path on the server's machine, got {str(path)!r}")
         return place
 
     def close(self, drain_s: float = _DRAIN_S) -> None:
-        """Ends the server: calls that run are answered, calls that wait end, new ones are not taken. A second call does
-        nothing. Clients wait for a new server at the address until their deadlines.
+        """Ends the server: calls that work (a save, a flush) end and are answered; new calls, and those that wait for
+        rows or for a pace, get no answer, and their clients wait for a new server at the address until their deadlines.
+        A second call does nothing.
 
         Args:
             drain_s: Seconds that running calls have at most.
@@ -213,6 +215,7 @@ class Server:
         with self._closing:
             if self._is_closed:
                 return
+            self._drain_s = drain_s
             self._is_closing = True
             self._wake()
             self._thread.join(drain_s + 2.0)
@@ -261,16 +264,21 @@ class Server:
             self._end()
 
     def _end(self) -> None:
-        deadline = time.monotonic() + 2.0
-        self._chores.cancel_all()
-        while len(self._chores) and time.monotonic() < deadline:
-            for done in self._chores.finished():
-                self._finish(*done)
-            time.sleep(0.001)
+        self._chores.cancel(waiting_only=True)
+        self._finish_within(self._drain_s)
+        self._chores.cancel(waiting_only=False)
+        self._finish_within(2.0)
         for guest in list(self._guests.values()):
             self._part(guest)
         self._chores.close()
         self._end_sockets()
+
+    def _finish_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self._chores) and time.monotonic() < deadline:
+            for done in self._chores.finished():
+                self._finish(*done)
+            time.sleep(0.001)
 
     def _end_sockets(self) -> None:
         if self._gatekeeper is not None:
@@ -308,8 +316,8 @@ class Server:
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
         if verb == Verb.BYE:
-            self._reply_bare(who, head, Status.OK)
-            return self._part(guest)
+            self._part(guest)
+            return self._reply_bare(who, head, Status.OK)
         line = guest.lines.get(channel)
         if line is None:
             if len(guest.lines) >= self._limits.channels:
@@ -489,7 +497,7 @@ class Server:
             self._waiting_bytes += len(request.body)
             place = guest, line, channel, request
             if isinstance(result, Later):
-                self._chores.add(guest, place, result.wait)
+                self._chores.add(guest, place, result.wait, result.is_work)
             else:
                 self._chores.park(guest, place, result.begin)
         else:
@@ -544,7 +552,7 @@ class Server:
             return Later(lambda: verb.call(guest, args))
         import asyncio
 
-        return Later(lambda: asyncio.to_thread(verb.call, guest, args))
+        return Later(lambda: asyncio.to_thread(verb.call, guest, args), is_work=True)
 
     # ---- replies ----------------------------------------------------------------------------------------------------
 
@@ -560,7 +568,7 @@ class Server:
                 self._execute(guest, line, channel, following)
 
     def _complete(self, guest: Guest, line: Line, channel: int, request: Request, result: Any) -> None:
-        if guest.is_gone:
+        if guest.is_gone or (self._is_closing and isinstance(result, ClosedError)):  # the next server is asked again
             return
         verb = request.verb
         head = (

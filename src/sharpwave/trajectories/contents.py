@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..errors import NotReady, SchemaError
 from .folder import Folder
+from .host_arrays import DrawnArrays, TrajectoryArrays
 from .index import TrajectoryEntry, layouts_record
 from .kinds import Kinds
 from .layout import Layout, views
 from .mapped import map_slab, read_slab
 from .memory import Memory
 from .saver import Note, Save
-from .trajectory import Leaf, Parts, Trajectory, nest, to_device, to_trajectory
+from .trajectory import Leaf, Parts
 
 __all__ = ["Contents"]
 
@@ -87,12 +89,12 @@ class Contents:
         leaves: tuple[Leaf, ...],
         length: int,
         weights_id: str,
-    ) -> list[Save | Note]:
-        """Adds a trajectory, and returns the work of the saving thread. It cannot fail."""
-        index, work = self.kinds.index, list[Save | Note]()
+    ) -> tuple[Note | None, Save]:
+        """Adds a trajectory, and returns the work of the saving thread: to write its layout, if that is new, and the
+        trajectory. It cannot fail."""
+        index = self.kinds.index
         kind, is_new = self.kinds.number_of(layout)
-        if is_new:
-            work.append(Note(layouts_record(index.generation, [(kind, layout)])))
+        note = Note(layouts_record(index.generation, [(kind, layout)])) if is_new else None
         entry = TrajectoryEntry(index.next_id, uuid.uuid4().hex, part.steps, part.envs, length, weights_id, kind)
         index.next_id += index.id_step
         number = self.rows.first + len(self.rows)
@@ -107,7 +109,7 @@ class Contents:
             self.memory.wait(number, held)
             if self._cache:
                 self.memory.cache(number, held)
-        return [*work, Save(number, entry, slab, leaves)]
+        return note, Save(number, entry, slab, leaves)
 
     def drop_oldest(self, capacity: int | None, max_bytes: int | None) -> list[TrajectoryEntry]:
         """Forgets the oldest trajectories until both bounds hold, and returns them."""
@@ -135,12 +137,33 @@ class Contents:
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def draw(self, where: str, recent: int, size: int) -> Callable[[Any], dict[str, Any]]:
+    def check_batch_size(self, where: str, batch_size: int, recent: int, most: int | None) -> None:
+        """Raises where the newest ``recent`` trajectories (0: all) hold fewer transitions.
+
+        Args:
+            most: How many transitions there can ever be; None: not known.
+        """
+        there, held = int(self.rows.rows(recent)), len(self)
+        if there == 0:
+            raise NotReady(f"{where}: the buffer is empty; add() first")
+        if batch_size <= there:
+            return
+        if most is not None and batch_size > most:
+            raise SchemaError(
+                f"{where}: batch_size: expected at most {most}, which is all that max_bytes= allows, got {batch_size}; "
+                "give the buffer a larger max_bytes"
+            )
+        raise NotReady(
+            f"{where}: batch_size: the newest {min(recent or held, held)} trajectories hold {there} transitions, got "
+            f"{batch_size}; add more, or set a larger recent"
+        )
+
+    def draw(self, where: str, recent: int, size: int) -> Callable[[], DrawnArrays]:
         """Draws transitions of the newest ``recent`` trajectories (0: of all), uniformly, with replacement.
 
         Returns:
-            A function that copies the rows and makes a batch of them on a device. It needs no lock: the draw keeps the
-            slabs alive, and slabs are never written again.
+            A function that copies the rows. It needs no lock: the draw keeps the slabs alive, and slabs are never
+            written again.
         """
         draw = self.rows.draw(size, recent, self.seed, self.calls)
         for number in draw.missing:
@@ -153,13 +176,10 @@ class Contents:
         self.misses += size - draw.hits
         kinds = self.kinds.row_kinds()
 
-        def gather(device: Any) -> dict[str, Any]:
+        def gather() -> DrawnArrays:
             arrays: list[Any] = draw.gather(kinds)
-            values = [to_device(leaf.dtype, array, device) for leaf, array in zip(leaves, arrays, strict=True)]
-            batch = nest(leaves, values)
-            for name, column in (("trajectory_id", draw.ids), ("step", draw.steps), ("env", draw.envs)):
-                batch[name] = to_device("I64", column, device)
-            return batch
+            places: Any = draw.ids, draw.steps, draw.envs
+            return DrawnArrays(leaves, arrays, *places)
 
         return gather
 
@@ -179,7 +199,7 @@ class Contents:
                 slab = read_slab(where, index, entry, path, self._allow_pickle)
         return slab, self.kinds.core_layout(entry.layout)
 
-    def copy(self, where: str, number: int, device: Any) -> Trajectory:
+    def copy(self, where: str, number: int) -> TrajectoryArrays:
         """A trajectory as it was added."""
         entry, leaves = self.entries[number], self.kinds.index.leaves
         assert leaves is not None
@@ -190,5 +210,4 @@ class Contents:
         else:
             records: Any = self.rows.slab(number)
             arrays = self.kinds.records(entry.layout).views(records)
-        values = [to_device(leaf.dtype, array, device) for leaf, array in zip(leaves, arrays, strict=True)]
-        return to_trajectory(leaves, values, entry.max_episode_length, entry.weights_id)
+        return TrajectoryArrays(leaves, arrays, entry.max_episode_length, entry.weights_id)

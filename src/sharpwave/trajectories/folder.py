@@ -17,10 +17,11 @@ from .. import files
 from ..errors import StorageError
 from ..files import Journal
 from .formats import write
-from .index import CLAIM, INDEX, KIND, OPENED, Missing, TrajectoryEntry, TrajectoryIndex, parse, read_index
+from .index import CLAIM, INDEX, KIND, Missing, TrajectoryEntry, TrajectoryIndex, parse, read_index
 from .kinds import Kinds
 from .layout import FORMATS
 from .links import is_link, link, size_of
+from .origins import Origin
 from .trajectory import Leaf
 from .upstream import METADATA, NAMES, is_upstream, read_upstream, write_upstream
 
@@ -66,7 +67,7 @@ class Folder(Kinds):
         try:
             super().__init__(self._open(seed, not is_new))
             self._written = self.index.written
-            self._journal.append([files.Entry(OPENED, {"opened": self.index.opens})])
+            self._journal.append([self.index.opened_record()])
         except BaseException as error:
             if is_new:  # the journal is still empty, and ours: leave the folder as it was
                 (path / INDEX).unlink(missing_ok=True)
@@ -118,14 +119,14 @@ class Folder(Kinds):
         """Takes over a folder that RLinf wrote to last: writes our index, then marks RLinf's metadata as ours. If the
         process is killed in between, the next opening does it again; nothing was added yet."""
         index, found = _read_theirs(self.path, self._where, self._allow_pickle, None if is_new else ours)
-        index.opens = ours.opens
+        index.opens, index.origins, index.uuid = ours.opens, ours.origins, ours.uuid
         elsewhere = [entry for entry in index.entries if found[entry.id].parent.resolve() != self.path.resolve()]
         if elsewhere:
             self.claim([index.name(entry) for entry in elsewhere])
             for entry in elsewhere:
                 link(found[entry.id], self.path / index.name(entry))
         self._tidy(index)
-        self._journal.replace([*index.records(), files.Entry(OPENED, {"opened": index.opens})])
+        self._journal.replace([*index.records(), index.opened_record()])
         formats = {index.layouts[entry.layout].format for entry in index.entries}
         write_upstream(self.path, index, self.path.resolve(), min(formats, default="pt"), sync=True)
         return index
@@ -216,9 +217,17 @@ class Folder(Kinds):
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def load(self, where: str, held: list[TrajectoryEntry], index: TrajectoryIndex, sources: dict[int, Path]) -> None:
+    def load(
+        self,
+        where: str,
+        held: list[TrajectoryEntry],
+        index: TrajectoryIndex,
+        sources: dict[int, Path],
+        origin: Origin | None = None,
+    ) -> None:
         """Replaces the trajectories that are drawn from by those of an index, by links to their files. Those that the
         folder held are set aside: their files and records stay. Where the index has the same id, they get another.
+        Calls of clients that the folder or the index remembers are remembered, and ``origin``, the call that loads.
 
         If the process is killed, the folder is either as before, except for those ids, or as after.
         """
@@ -275,7 +284,10 @@ class Folder(Kinds):
                 layouts=list(old.layouts),
                 generations=list(old.generations),
                 former=dict(old.former),
+                origins=old.origins.joined(index.origins),
             )
+            if origin is not None:
+                combined.origins.add(origin)
             if old.leaves is not None and set(old.leaves) != set(index.leaves or ()):
                 combined.former[old.generation] = old.leaves
                 combined.generation = max([old.generation, *old.former]) + 1
@@ -288,7 +300,7 @@ class Folder(Kinds):
             combined.entries = combined.take(index, index.entries, numbers)
             combined.opens = max(index.opens, old.opens)
             combined.raise_next_id(floor)
-            self._journal.replace([*combined.records(), files.Entry(OPENED, {"opened": combined.opens})])
+            self._journal.replace([*combined.records(), combined.opened_record()])
         except BaseException:
             self._undo_load(old, held, moved, made, is_renamed)
             raise
@@ -313,7 +325,7 @@ class Folder(Kinds):
                 link(path, self.path / back[path.name])
         if is_renamed:
             whole = replace(old, entries=held)
-            self._journal.replace([*whole.records(), files.Entry(OPENED, {"opened": old.opens})])
+            self._journal.replace([*whole.records(), old.opened_record()])
         for path in made:
             if path.name in back:
                 path.unlink(missing_ok=True)

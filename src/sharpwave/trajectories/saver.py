@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -16,12 +16,13 @@ import numpy as np
 from .. import files
 from ..errors import StorageError
 from .folder import UNLISTED, Folder
-from .index import ADD, TrajectoryEntry, TrajectoryIndex, add_record, clear_record, drop_record
+from .index import TrajectoryEntry, TrajectoryIndex, add_record, clear_record, drop_record, joined
 from .kinds import Kinds
 from .memory import Memory
+from .origins import Origin
 from .trajectory import Leaf
 
-__all__ = ["Drop", "Note", "Save", "SavedCallback", "Saver"]
+__all__ = ["Drop", "Note", "Save", "SaveTogether", "SavedCallback", "Saver", "Work", "together"]
 
 # How much may wait for the disk. Beyond it add() waits: a slow disk must not fill the memory.
 _MOST_PENDING_BYTES, _MOST_PENDING = 256 * 2**20, 1_024
@@ -38,6 +39,15 @@ class Save:
         self.is_written = False
 
 
+class SaveTogether:
+    """Trajectories that one record lists when all their files are written, with the call that added them: after a kill
+    the folder has all of them or none."""
+
+    def __init__(self, saves: list[Save], origin: Origin) -> None:
+        self.saves, self.origin = saves, origin
+        self.is_claimed = False
+
+
 class Note:
     """A record for the journal."""
 
@@ -46,21 +56,26 @@ class Note:
 
 
 class Drop:
-    """Trajectories to delete, or all of them: first from the journal, then their files."""
+    """Trajectories to delete, or all of them: first from the journal, then their files.
 
-    def __init__(self, entries: list[TrajectoryEntry], names: list[str], is_all: bool = False) -> None:
-        self.entries, self.names, self.is_all = entries, names, is_all
+    Args:
+        origin: The call of a client that deletes all of them.
+    """
+
+    def __init__(
+        self, entries: list[TrajectoryEntry], names: list[str], is_all: bool = False, origin: Origin | None = None
+    ) -> None:
+        self.entries, self.names, self.is_all, self.origin = entries, names, is_all, origin
 
 
-def _joined(records: list[files.Entry]) -> list[files.Entry]:
-    """Joins the records of consecutive trajectories: a tenth of the bytes to read when the folder is opened."""
-    made: list[files.Entry] = []
-    for record in records:
-        if made and record.kind == made[-1].kind == ADD:
-            made[-1] = files.Entry(ADD, {"add": made[-1].head["add"] + record.head["add"]})
-        else:
-            made.append(record)
-    return made
+Work = Save | SaveTogether | Note | Drop
+
+
+def _saves(part: Work) -> list[Save]:
+    """The trajectories of a part that have no file yet."""
+    if isinstance(part, SaveTogether):
+        return part.saves
+    return [part] if isinstance(part, Save) else []
 
 
 class Saver:
@@ -84,7 +99,7 @@ class Saver:
     ) -> None:
         self._folder, self._saved = folder, saved
         self._tell, self._tell_every_s, self._told_until = tell, tell_every_s, 0.0
-        self._work: deque[Save | Note | Drop] = deque()
+        self._work: deque[Work] = deque()
         self._pending = 0  # bytes
         self._given = self._done = 0  # parts, ever
         self._change = threading.Condition()
@@ -114,12 +129,12 @@ class Saver:
                 ) from None
             self._thread = thread
 
-    def put(self, work: list[Save | Note | Drop]) -> None:
+    def put(self, work: list[Work]) -> None:
         """Gives the thread work; start() comes first."""
         with self._change:
             self._work += work
             self._given += len(work)
-            self._pending += sum(part.slab.nbytes for part in work if isinstance(part, Save))
+            self._pending += _slab_bytes(work)
             self._change.notify_all()
 
     def tell(self, where: str) -> None:
@@ -149,7 +164,7 @@ class Saver:
                 self._retry(where)
             given = self._given  # other threads may give more meanwhile
             while self._done < given:
-                if self._failure is not None:
+                if self._failure is not None or self._is_ending:
                     self._raise(where)
                 self._change.wait()
 
@@ -172,22 +187,23 @@ class Saver:
     def pending(self) -> int:
         """Trajectories that have no file yet."""
         with self._change:
-            return sum(isinstance(part, Save) for part in self._work)
+            return sum(len(_saves(part)) for part in self._work)
 
     def _retry(self, where: str) -> None:
         """Makes the thread try the failed write again, and waits for the result."""
         done, self._failure = self._done, None
         self._change.notify_all()
-        while self._work and self._done == done and self._failure is None:
+        while self._work and self._done == done and self._failure is None and not self._is_ending:
             self._change.wait()
         if self._failure is not None:
             self._raise(where)
 
     def _raise(self, where: str) -> None:
         self._is_told = True
-        left = sum(isinstance(part, Save) for part in self._work)
+        left = sum(len(_saves(part)) for part in self._work)
+        reason = self._failure or "the buffer was closed meanwhile"
         raise StorageError(
-            f"{where}: {left} trajectories are not saved: {self._failure}; they are kept in memory, the next "
+            f"{where}: {left} trajectories are not saved: {reason}; they are kept in memory, the next "
             "add, flush() or close() tries again"
         ) from self._failure
 
@@ -203,17 +219,27 @@ class Saver:
                     self._change.wait(left)
                 if self._is_ending:
                     return
-                batch = list(islice(self._work, UNLISTED)) if self._failure is None else []
+                batch = self._next() if self._failure is None else []
             self._tell_others()
             done, failure = self._write(batch) if batch else (0, None)
             with self._change:
                 self._done += done
                 for _ in range(done):
-                    part = self._work.popleft()
-                    self._pending -= part.slab.nbytes if isinstance(part, Save) else 0
+                    self._pending -= _slab_bytes([self._work.popleft()])
                 if failure is not None:
                     self._failure, self._is_told = failure, False
                 self._change.notify_all()
+
+    def _next(self) -> list[Work]:
+        """The parts that are done together: at most as many files as the folder recognises after a kill, or one part
+        with more of them, which claims their names."""
+        batch, count = list[Work](), 0
+        for part in islice(self._work, UNLISTED):
+            count += len(_saves(part))
+            if batch and count > UNLISTED:
+                break
+            batch.append(part)
+        return batch
 
     def _until_telling(self) -> float | None:
         """Seconds until RLinf's index files are due; None: they are up to date, or not asked for."""
@@ -231,7 +257,7 @@ class Saver:
         end = time.monotonic()
         self._told_until = end + max(self._tell_every_s, (end - begin) / _TELLING_SHARE)
 
-    def _write(self, batch: list[Save | Note | Drop]) -> tuple[int, Exception | None]:
+    def _write(self, batch: list[Work]) -> tuple[int, Exception | None]:
         """Does as much of the work as it can. Returns how many parts are done, and the failure that stopped it."""
         records: list[files.Entry] = []
         gone: list[str] = []
@@ -243,20 +269,24 @@ class Saver:
                 if isinstance(part, Note):
                     records.append(part.record)
                 elif isinstance(part, Drop):
-                    records.append(clear_record() if part.is_all else drop_record(part.entries))
+                    records.append(clear_record(part.origin) if part.is_all else drop_record(part.entries))
                     gone += part.names
-                else:
-                    if not part.is_written:
-                        self._folder.save(part.entry, part.slab, part.leaves)
-                        part.is_written = True
+                elif isinstance(part, Save):
+                    self._save(part)
                     records.append(add_record([part.entry]))
                     saved.append(part)
+                else:
+                    self._claim(part)
+                    for one in part.saves:
+                        self._save(one)
+                    records.append(add_record([one.entry for one in part.saves], part.origin))
+                    saved += part.saves
             except Exception as error:
                 failure = error
                 break
             done += 1
         try:
-            self._folder.append(_joined(records))
+            self._folder.append(joined(records))
         except Exception as error:
             return 0, error
         try:
@@ -266,6 +296,27 @@ class Saver:
         for part in saved:
             self._saved(part)
         return done, failure
+
+    def _save(self, part: Save) -> None:
+        if not part.is_written:
+            self._folder.save(part.entry, part.slab, part.leaves)
+            part.is_written = True
+
+    def _claim(self, part: SaveTogether) -> None:
+        if len(part.saves) > UNLISTED and not part.is_claimed:
+            self._folder.claim(self._folder.index.name(one.entry) for one in part.saves)
+            part.is_claimed = True
+
+
+def together(work: list[Work], origin: Origin) -> list[Work]:
+    """The work of one call of a client: its trajectories are listed together, and only then are others deleted."""
+    saves = SaveTogether([part for part in work if isinstance(part, Save)], origin)
+    notes: list[Work] = [part for part in work if isinstance(part, Note)]
+    return [*notes, saves, *(part for part in work if isinstance(part, Drop))]
+
+
+def _slab_bytes(work: Iterable[Work]) -> int:
+    return sum(one.slab.nbytes for part in work for one in _saves(part))
 
 
 class SavedCallback:

@@ -14,17 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import told, whole
+from ..checks import told
 from ..errors import ClosedError, SchemaError, SharpwaveError, StaleHandle, StorageError
+from ..files.save_path import make_parents
 from .checkpoint import link_from, open_checkpoint, shard, write_checkpoint, write_held
 from .contents import Contents
 from .folder import Folder
-from .index import MOST_WEIGHTS_ID, TrajectoryEntry, TrajectoryIndex, is_weights_id, rows_record
+from .host_arrays import DrawnArrays, TrajectoryArrays
+from .incoming import Incoming, read_incoming
+from .index import TrajectoryEntry, TrajectoryIndex, rows_record
 from .kinds import Kinds
 from .layout import Layout, capture, plan
 from .mapped import read_slab
-from .saver import Drop, Note, Save, SavedCallback, Saver
-from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange, read
+from .origins import Origin
+from .saver import Drop, Note, SavedCallback, Saver, Work, together
+from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange
 from .upstream import storage_dir_of
 
 __all__ = ["DEFAULT_FORMAT", "TrajectoryStore", "to_folder"]
@@ -82,6 +86,7 @@ class TrajectoryStore:
         self._follows_checkpoints, self._tell_rlinf_every_s = follows_checkpoints, tell_rlinf_every_s
         self._lock, self._adding = threading.Lock(), threading.Lock()
         self._pid, self.is_closed = os.getpid(), False
+        self.address, self.open_options = None, dict[str, Any]()
         self._folder: Folder | None = None
         self._saver: Saver | None = None
         self._kinds = Kinds(TrajectoryIndex(seed=seed))
@@ -129,6 +134,20 @@ class TrajectoryStore:
     def __len__(self) -> int:
         return len(self._contents)
 
+    def count(self, where: str) -> int:
+        """Trajectories, of a store that is open."""
+        self.check_open(where, tells_failures=False)
+        return len(self._contents)
+
+    @property
+    def place(self) -> str:
+        """The folder as text, or that there is none."""
+        return "in memory" if self._folder is None else str(self._folder.path)
+
+    def summary(self) -> str:
+        """How much it holds, or that it is closed."""
+        return "closed" if self.is_closed else f"{len(self)} trajectories, {self.transitions} transitions"
+
     @property
     def transitions(self) -> int:
         """Transitions in all trajectories."""
@@ -138,6 +157,11 @@ class TrajectoryStore:
     def folder(self) -> Path | None:
         """Where the files are; None without any."""
         return None if self._folder is None else self._folder.path
+
+    @property
+    def uuid(self) -> str:
+        """Identifies these trajectories; a folder that is opened again has the same."""
+        return self._kinds.index.uuid
 
     @property
     def seed(self) -> int:
@@ -164,7 +188,7 @@ class TrajectoryStore:
 
     def stats(self, where: str) -> dict[str, Any]:
         """Counts and sizes; ``TrajectoryReplayBuffer.stats`` explains them."""
-        self._check_process(where)
+        self.check_open(where, tells_failures=False)
         with self._lock:
             held = self._contents
             return {
@@ -185,22 +209,39 @@ class TrajectoryStore:
 
     # ---- in ---------------------------------------------------------------------------------------------------
 
-    def add(self, where: str, trajectories: Any) -> None:
-        """Adds all trajectories of an iterable, or after an error none."""
+    def add(self, where: str, trajectories: Any, origin: Origin | None = None) -> None:
+        """Adds all trajectories of an iterable, or after an error none.
+
+        Args:
+            origin: The call of a client that adds them. It is executed once, however often it is sent: the origin is
+                remembered, in a folder by the record that lists the trajectories. This call then returns when their
+                files are written and listed.
+
+        Raises:
+            StorageError: With an origin also where the files cannot be written. The trajectories are kept in memory,
+                and the next add, flush or close tries again.
+        """
         self._check_process(where)
-        parts, facts = [], []
-        for trajectory in _each(where, trajectories):
-            parts.append(read(where, trajectory, self._drops_non_arrays))
-            facts.append(_read_facts(where, trajectory))
+        incoming = read_incoming(where, trajectories, self._drops_non_arrays)
+        if not self._add(where, incoming, origin) or origin is None:
+            return
+        saver = self._saver
+        if saver is not None:
+            saver.wait(where)  # without a lock: others may add, and one pass of the thread writes the files of all
+
+    def _add(self, where: str, incoming: list[Incoming], origin: Origin | None) -> bool:
+        """Returns whether there is something to be saved, from this call or from an earlier one of the same origin."""
         with self._adding:
             self.check_open(where)
-            if not parts:
-                return
+            if not incoming:
+                return False
+            if origin is not None and origin in self._kinds.index.origins:
+                return True
             leaves = self._kinds.index.leaves
             if leaves is None:
-                leaves = parts[0].leaves
+                leaves = incoming[0].parts.leaves
                 self._check_leaves(where, leaves)
-            parts = [arrange(where, part, leaves, number) for number, part in enumerate(parts)]
+            parts = [arrange(where, one.parts, leaves, number) for number, one in enumerate(incoming)]
             layouts = [self._plan(where, leaves, part) for part in parts]
             for layout in layouts:
                 if self._max_bytes is not None and layout.bytes > self._max_bytes:
@@ -212,7 +253,8 @@ class TrajectoryStore:
                 self._saver.admit(where, sum(layout.bytes for layout in layouts))
             slabs = [capture(part, layout) for part, layout in zip(parts, layouts, strict=True)]
             with self._lock:
-                self._append(leaves, parts, layouts, slabs, facts)
+                self._append(leaves, parts, layouts, slabs, incoming, origin)
+            return True
 
     def _append(
         self,
@@ -220,18 +262,24 @@ class TrajectoryStore:
         parts: list[Parts],
         layouts: list[Layout],
         slabs: list[np.ndarray[Any, Any]],
-        facts: list[tuple[int, str]],
+        incoming: list[Incoming],
+        origin: Origin | None,
     ) -> None:
         """Every check is done before: nothing in here raises."""
-        index, work = self._kinds.index, list[Save | Note | Drop]()
+        index, work = self._kinds.index, list[Work]()
         if index.leaves is None:
             self._kinds.set_leaves(leaves)
             work.append(Note(rows_record(index.generation, leaves)))
-        for part, layout, slab, (length, weights_id) in zip(parts, layouts, slabs, facts, strict=True):
-            work += self._contents.append(part, layout, slab, leaves, length, weights_id)
+        for part, layout, slab, one in zip(parts, layouts, slabs, incoming, strict=True):
+            facts = one.max_episode_length, one.weights_id
+            note, save = self._contents.append(part, layout, slab, leaves, *facts)
+            work += [save] if note is None else [note, save]
             gone = self._contents.drop_oldest(self.capacity, self._max_bytes)
             if gone:
                 work.append(Drop(gone, [index.name(dropped) for dropped in gone]))
+        if origin is not None:
+            index.origins.add(origin)
+            work = together(work, origin)
         if self._saver is not None:
             self._saver.put(work)
 
@@ -251,7 +299,7 @@ class TrajectoryStore:
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def draw(self, where: str, recent: int, count: Callable[[int], int], device: Any = None) -> dict[str, Any]:
+    def draw(self, where: str, recent: int, count: Callable[[int], int]) -> DrawnArrays:
         """Transitions of the newest ``recent`` trajectories (0: of all), uniformly, with replacement.
 
         Args:
@@ -261,10 +309,27 @@ class TrajectoryStore:
         with self._lock:
             self.check_open(where)
             gather = self._contents.draw(where, recent, count(int(self._contents.rows.rows(recent))))
-        return gather(self.device if device is None else device)
+        return gather()
+
+    def draw_exactly(self, where: str, batch_size: int, recent: int | None) -> DrawnArrays:
+        """Draws ``batch_size`` transitions. Raises NotReady where there are fewer."""
+
+        def count(there: int) -> int:
+            self._contents.check_batch_size(where, batch_size, recent or 0, self.most_transitions)
+            return batch_size
+
+        return self.draw(where, recent or 0, count)
+
+    def sample(self, where: str, batch_size: int, recent: int | None, device: Any) -> dict[str, Any]:
+        """``draw_exactly``, as a batch on a device; None: the store's."""
+        return self.draw_exactly(where, batch_size, recent).to_batch(self.device if device is None else device)
 
     def get(self, where: str, trajectory_id: int) -> Trajectory:
         """A copy of a trajectory as it was added."""
+        return self.get_arrays(where, trajectory_id).to_trajectory(self.device)
+
+    def get_arrays(self, where: str, trajectory_id: int) -> TrajectoryArrays:
+        """The arrays of a trajectory as it was added."""
         self._check_process(where)
         with self._lock:
             self.check_open(where)
@@ -272,23 +337,36 @@ class TrajectoryStore:
             number = next((number for number, entry in entries.items() if entry.id == trajectory_id), None)
             if number is None:
                 raise StaleHandle(f"{where}: there is no trajectory {trajectory_id!r}")
-            return self._contents.copy(where, number, self.device)
+            return self._contents.copy(where, number)
 
     def trajectories(self, where: str) -> Iterator[tuple[int, Trajectory]]:
         """Every trajectory with its id, oldest first. Those that are deleted meanwhile are left out."""
+        each = self.each_arrays(where)
+        return ((number, arrays.to_trajectory(self.device)) for number, arrays in each)
+
+    def each_arrays(self, where: str, after: int | None = None) -> Iterator[tuple[int, TrajectoryArrays]]:
+        """The arrays of every trajectory with its id, oldest first.
+
+        Args:
+            after: Begins behind the trajectory of this id. Where there is none, it was deleted, and with it all older
+                ones: then it begins with the oldest.
+        """
         self._check_process(where)
         with self._lock:
             self.check_open(where)
             held = self._contents
             numbers = list(held.entries)
+            if after is not None:
+                at = next((at for at, number in enumerate(numbers) if held.entries[number].id == after), -1)
+                numbers = numbers[at + 1 :]
 
-        def each() -> Iterator[tuple[int, Trajectory]]:
+        def each() -> Iterator[tuple[int, TrajectoryArrays]]:
             for number in numbers:
                 with self._lock:
                     self.check_open(where)
                     if number not in held.entries or held is not self._contents:
                         continue
-                    made = held.entries[number].id, held.copy(where, number, self.device)
+                    made = held.entries[number].id, held.copy(where, number)
                 yield made
 
         return each()
@@ -297,7 +375,8 @@ class TrajectoryStore:
 
     def save(self, where: str, target: Path) -> None:
         """Writes a checkpoint of this instant; trajectories may be added meanwhile."""
-        self._check_process(where)
+        self.check_open(where)
+        make_parents(where, target)
         if self._folder is None or self._saver is None:
             self._save_memory(where, target)
             return
@@ -313,6 +392,7 @@ class TrajectoryStore:
                 layouts=list(folder.index.layouts),
                 generations=list(folder.index.generations),
                 calls=self._contents.calls,
+                origins=folder.index.origins.joined(),
             )
         try:
             saver.wait(where)
@@ -332,7 +412,7 @@ class TrajectoryStore:
         with self._adding, self._lock:
             self.check_open(where)
             known = self._kinds.index
-            index = replace(known, entries=[], aside=[], calls=self._contents.calls)
+            index = replace(known, entries=[], aside=[], calls=self._contents.calls, origins=known.origins.joined())
             held = [
                 (
                     entry,
@@ -345,16 +425,28 @@ class TrajectoryStore:
         with _as_storage_error(where):
             write_held(where, index, held, target, self.format)
 
-    def load(self, where: str, source: Path, part: tuple[int, int, str] | None, *, restarts: bool = False) -> None:
+    def load(
+        self,
+        where: str,
+        source: Path,
+        part: tuple[int, int, str] | None,
+        *,
+        restarts: bool = False,
+        origin: Origin | None = None,
+    ) -> None:
         """Replaces all trajectories and the random stream by a checkpoint's.
 
         Args:
             part: Rank, number of ranks and ``split_by`` (see ``shard``); None: the whole checkpoint.
             restarts: Starts the random stream of the checkpoint's seed again; else it continues.
+            origin: The call of a client that loads it, which is executed once.
         """
         self._check_process(where)
         with self._adding:
             self.check_open(where)
+            known = self._kinds.index.origins
+            if origin is not None and origin in known:
+                return
             if self._saver is not None:
                 self._saver.wait(where)  # the source may be this store's own folder
             index, files = open_checkpoint(where, source, self._allow_pickle, self._recover)
@@ -374,9 +466,12 @@ class TrajectoryStore:
             with self._lock, _as_storage_error(where):
                 self._keep_format(index)
                 if self._folder is None:
-                    self._kinds = Kinds(replace(index, aside=[]))
+                    origins = known.joined(index.origins)
+                    self._kinds = Kinds(replace(index, aside=[], origins=origins, uuid=self.uuid))
+                    if origin is not None:
+                        self._kinds.index.origins.add(origin)
                 else:
-                    self._load_into_folder(where, index, files, source, None if part is None else part[0])
+                    self._load_into_folder(where, index, files, source, None if part is None else part[0], origin)
                 self._take_over(slabs)
                 if self._folder is None:
                     self._contents.drop_oldest(None, self._max_bytes)  # files of a folder are deleted by the next add
@@ -384,7 +479,13 @@ class TrajectoryStore:
                     self._contents.calls = 0
 
     def _load_into_folder(
-        self, where: str, index: TrajectoryIndex, files: dict[int, Path], source: Path, rank: int | None
+        self,
+        where: str,
+        index: TrajectoryIndex,
+        files: dict[int, Path],
+        source: Path,
+        rank: int | None,
+        origin: Origin | None,
     ) -> None:
         target = self._folder
         assert target is not None
@@ -395,7 +496,7 @@ class TrajectoryStore:
                 target = Folder(place, where, index.seed, self._allow_pickle)
         held = list(self._contents.entries.values()) if target is self._folder else target.index.entries
         try:
-            target.load(where, held, index, files)
+            target.load(where, held, index, files, origin)
         except BaseException:
             if target is not self._folder:
                 target.close()
@@ -413,16 +514,30 @@ class TrajectoryStore:
         if self._saver is not None:
             self._saver.wait(where)
 
-    def clear(self, where: str, *, set_aside: bool = False) -> None:
-        """Deletes every trajectory, and with ``set_aside`` those that loads set aside."""
+    def clear(self, where: str, *, set_aside: bool = False, origin: Origin | None = None) -> None:
+        """Deletes every trajectory, and with ``set_aside`` those that loads set aside.
+
+        Args:
+            origin: The call of a client, which is executed once. This call then returns when the journal has it.
+        """
         self._check_process(where)
+        self._clear(where, set_aside, origin)
+        saver = self._saver
+        if origin is not None and saver is not None:
+            saver.wait(where)
+
+    def _clear(self, where: str, set_aside: bool, origin: Origin | None) -> None:
         with self._adding, self._lock:
             self.check_open(where)
+            index, work = self._kinds.index, list[Work]()
+            if origin is not None and origin in index.origins:
+                return
             if self._saver is not None:
                 self._saver.start(where)
-            index, work = self._kinds.index, list[Save | Note | Drop]()
+            if origin is not None:
+                index.origins.add(origin)
             gone = list(self._contents.entries.values())
-            work.append(Drop(gone, [index.name(entry) for entry in gone], is_all=True))
+            work.append(Drop(gone, [index.name(entry) for entry in gone], is_all=True, origin=origin))
             if set_aside and index.aside:
                 work.append(Drop(index.aside, [index.name(entry) for entry in index.aside]))
                 index.aside = []
@@ -469,6 +584,7 @@ class TrajectoryStore:
         assert self._saver is not None
         self._finish.detach()
         self._saver.stop()
+        is_saved = self._saver.pending == 0
         entries = [entry for entry in self._contents.entries.values() if entry.bytes]  # those that have a file
         index = replace(self._folder.index, entries=entries, calls=self._contents.calls)
         try:
@@ -477,7 +593,8 @@ class TrajectoryStore:
                 self._folder.append([index.state_record()])
                 self._folder.is_changed = changed
                 self._folder.tell_rlinf(lambda: index, self.format)
-            self._folder.close(index)
+            if is_saved:  # else the journal is the one that knows what is listed
+                self._folder.close(index)
         finally:
             self._folder.close()
 
@@ -515,25 +632,6 @@ def to_folder(where: str, name: str, value: Any) -> Path:
     if not isinstance(value, (str, os.PathLike)) or value == "" or "\0" in os.fspath(value):
         raise SchemaError(f"{where}: {name}: expected a path, got {told(value)}")
     return Path(value)
-
-
-def _each(where: str, trajectories: Any) -> Iterator[Any]:
-    try:
-        every = iter(trajectories)
-    except TypeError:
-        kind = type(trajectories).__name__
-        raise SchemaError(f"{where}: trajectories: expected a list of Trajectory, got {kind}") from None
-    yield from every
-
-
-def _read_facts(where: str, trajectory: Any) -> tuple[int, str]:
-    name = getattr(trajectory, "model_weights_id", None)
-    if not is_weights_id(name):
-        raise SchemaError(
-            f"{where}: model_weights_id: expected a string of at most {MOST_WEIGHTS_ID} bytes without '/', as it "
-            f"is part of a file's name, got {name!r}"
-        )
-    return whole(where, "max_episode_length", getattr(trajectory, "max_episode_length", 0), 0), str(name)
 
 
 @contextmanager

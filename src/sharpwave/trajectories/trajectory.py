@@ -14,6 +14,7 @@ __all__ = [
     "BITS",
     "DTYPES",
     "FIELDS",
+    "Bits",
     "Leaf",
     "Parts",
     "Trajectory",
@@ -21,6 +22,7 @@ __all__ = [
     "arrange",
     "check_names",
     "count_rows",
+    "dtype_name",
     "nest",
     "place",
     "read",
@@ -108,6 +110,17 @@ class Trajectory:
 FIELDS = tuple(
     name for name in Trajectory.__dataclass_fields__ if name not in ("max_episode_length", "model_weights_id")
 )
+
+
+class Bits(NamedTuple):
+    """Values of a dtype that NumPy lacks (a key of ``BITS``), as an array of integers of the same size."""
+
+    dtype: str
+    array: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
 
 
 class Leaf(NamedTuple):
@@ -237,6 +250,11 @@ def to_device(dtype: str, array: Any, device: Any) -> Any:
     return tensor if device == "cpu" else tensor.to(device)
 
 
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The name in ``DTYPES`` of a dtype of NumPy's; None: values of it cannot be kept."""
+    return _FROM_NUMPY.get(dtype)
+
+
 def count_rows(where: str, trajectory: Any) -> tuple[int, int]:
     for name in ("prev_logprobs", "rewards"):
         value = getattr(trajectory, name, None)
@@ -269,7 +287,10 @@ def walk(where: str, path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[
 
 
 def _to_array(where: str, path: tuple[str, ...], value: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    if isinstance(value, np.ndarray):
+    dtype: str | None
+    if isinstance(value, Bits):
+        dtype, array = value.dtype, value.array
+    elif isinstance(value, np.ndarray):
         dtype = _FROM_NUMPY.get(value.dtype)
         array = value
     elif hasattr(value, "detach") and hasattr(value, "device"):  # a torch tensor

@@ -185,7 +185,8 @@ class TrajectoryReplayBuffer:
         count = whole(where, "num_chunks", num_chunks)
         if device is not None:
             read_device(f"{where}: device", device)
-        batch = self._store.draw(where, self._window, functools.partial(self._check_count, where, count), device)
+        drawn = self._store.draw(where, self._window, functools.partial(self._check_count, where, count))
+        batch = drawn.to_batch(self._store.device if device is None else device)
         for name in _PLACE:
             del batch[name]
         return batch
