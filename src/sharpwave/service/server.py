@@ -478,7 +478,7 @@ class Server:
         line.oldest = oldest
         if oldest > line.expected:  # the client gave up calls that never came
             line.expected = oldest
-        if line.running is not None and line.running < oldest:  # nor does it want what it waited for: others wait behind
+        if line.running is not None and line.running < oldest:  # it gave up what it waited for
             for task in list(guest.tasks):
                 if task.place[1] is line:
                     task.cancel()
