@@ -33,9 +33,14 @@ class Answer(NamedTuple):
 
 
 class Later(NamedTuple):
-    """A call that has to wait: a coroutine function, which gives an Answer."""
+    """A call that has to wait: a coroutine function, which gives an Answer.
+
+    ``is_working``: it does something in a thread, and its end is waited for. Else it only waits for other clients, and
+    is cancelled when the client gives it up.
+    """
 
     wait: Callable[[], Any]
+    is_working: bool = False
 
 
 class Hosted(Protocol):
