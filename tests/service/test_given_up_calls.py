@@ -15,6 +15,7 @@ from patience import HANG_S, until
 from service.wire import BUSY, CALL, FOREVER, OK, SAMPLE, Message, Wire, document, pack
 
 import sharpwave as sw
+from sharpwave.errors import SchemaError
 
 
 @pytest.fixture
@@ -86,7 +87,8 @@ def test_a_client_that_takes_no_replies_is_refused_at_its_limit(context: Any) ->
         client.hello()
         client.open("it")
         refused = [client.ask(SAMPLE, table=client.table, argument=500, oldest=1).status for _ in range(20)]
-        assert refused[0] == OK and refused[-1] == BUSY
+        assert refused[0] == OK
+        assert refused[-1] == BUSY
         assert server.stats()["clients"][client.token.hex()]["kept_bytes"] < 150_000
         assert client.ask(SAMPLE, table=client.table, argument=500).status == OK  # tells that it has the others
         client.close()
@@ -101,3 +103,15 @@ def test_a_name_that_is_no_unicode_is_refused_and_the_server_goes_on(context: An
         assert client.ask(CALL, body, table=client.table).status != OK
         assert client.call("len").status == OK
         client.close()
+
+
+def test_calls_for_more_than_a_message_holds_are_refused_before_memory_is_taken() -> None:
+    plain = sw.ReplayBuffer(100, obs_shape=(2,), seed=0)
+    for number in range(10):
+        plain.add(*row(number))
+    with sw.serve({"plain": plain}, "tcp://127.0.0.1:0", limits={"message_bytes": 8192}) as server:
+        with sw.open(server.address + "/plain") as buffer:
+            handles = buffer.sample(5)["indices"]
+            with pytest.raises(SchemaError, match=r"get\(\).*message_bytes"):
+                buffer.get(np.repeat(handles, 200))
+            assert len(buffer.get(handles)["action"]) == 5
