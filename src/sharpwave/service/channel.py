@@ -64,6 +64,7 @@ class Channel:
         self._wait_ms = _SILENCE_MS
         self._is_unsent = False  # open calls wait for a connection
         self.resent = 0
+        self.is_busy = False  # in the middle of an exchange
 
     def __del__(self) -> None:
         socket = getattr(self, "_socket", None)
@@ -98,12 +99,15 @@ class Channel:
     ) -> Reply:
         """One call, with a wait for its answer. A call that is given up is forgotten by both sides."""
         call = OpenCall(verb, message, table, stream, argument, flags, timeout)
+        self.is_busy = True
         try:
             self.begin(where, call)
             return self.finish(where)
         except BaseException:
             self.abandon()
             raise
+        finally:
+            self.is_busy = False
 
     def begin(self, where: str, call: OpenCall) -> None:
         """Never waits: what cannot be sent now is sent by ``finish``."""
@@ -198,6 +202,10 @@ class Channel:
         session = self._session
         self._generation, self._session_number, self._next = session.generation, session.number, 1
 
+    def prepare(self, session_number: int) -> None:
+        """Works in a session that other channels do not know yet: its tables are still being opened."""
+        self._session_number = session_number
+
     def _send_all(self) -> None:
         for call in list(self._open):
             self.resent += 1
@@ -247,8 +255,10 @@ class Channel:
         head = Head._make(HEAD.unpack_from(frame.buffer))
         if head.magic != MAGIC or head.verb == Verb.HELLO:
             return None
+        if head.session != self._session_number:  # of calls that were given up, in a session before this one
+            return None
         if head.status == Status.UNKNOWN_SESSION:
-            return (head, frame) if head.session == self._session_number else None
+            return head, frame
         if head.call == call.call:
             return head, frame
         if head.call > call.call and head.status not in (Status.WORKING, Status.UNKNOWN_CALL):
@@ -301,8 +311,10 @@ class Channel:
         """Without a wait for the answer beyond a moment."""
         zmq = self._zmq
         try:
-            self._socket.setsockopt(zmq.RCVTIMEO, 200)
-            self._socket.send(message, zmq.NOBLOCK)
+            for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):  # a new socket has to connect first
+                self._socket.setsockopt(option, 200)
+            self._wait_ms = 200
+            self._socket.send(message)
             while True:
                 frame = self._socket.recv(copy=False)
                 if len(frame.buffer) >= HEAD_BYTES and HEAD.unpack_from(frame.buffer)[2] == Verb.BYE:

@@ -6,12 +6,16 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import ClosedError
 from .guest import Guest
+from .hosted import Later, Parked
 
-__all__ = ["Chores"]
+__all__ = ["Chore", "Chores", "ParkedChore"]
+
+_MOST_THREADS = 32  # calls that wait for a disk at once
 
 
 class Chores:
@@ -26,30 +30,34 @@ class Chores:
         self._done: deque[tuple[Any, Any]] = deque()
         self._running: set[Any] = set()
         self._loop = asyncio.new_event_loop()
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "sharpwave-chores")
+        self._loop.set_default_executor(self._threads)
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         return len(self._running) + len(self._done)
 
-    def add(self, guest: Guest, place: Any, wait: Callable[[], Any], is_work: bool = False) -> None:
+    def add(self, guest: Guest, place: Any, later: Later) -> Chore:
         """Begins a call of a client. Only the server's thread calls it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop.run_forever, name="sharpwave-chores", daemon=True)
             self._thread.start()
-        chore = _Chore(self, guest, place, wait, is_work)
+        chore = Chore(self, guest, place, later)
         self._running.add(chore)
         guest.tasks.add(chore)
         self._loop.call_soon_threadsafe(chore.begin)
+        return chore
 
-    def park(self, guest: Guest, place: Any, begin: Callable[..., Callable[[], None]]) -> None:
+    def park(self, guest: Guest, place: Any, parked: Parked) -> ParkedChore:
         """Begins a call that another thread ends. Only the server's thread calls it."""
-        chore = _Parked(self, guest, place)
+        chore = ParkedChore(self, guest, place)
         self._running.add(chore)
         guest.tasks.add(chore)
         try:
-            chore.leave = begin(chore.end)
+            chore.leave = parked.begin(chore.end)
         except Exception as error:
             chore.end(error)
+        return chore
 
     def finished(self) -> list[tuple[Any, Any]]:
         """What has ended since the last look: places and results, or errors."""
@@ -65,23 +73,29 @@ class Chores:
         self._done.append((chore, result))
         self._tell()
 
-    def cancel(self, waiting_only: bool) -> None:
+    def cancel_waiting(self) -> None:
         for chore in list(self._running):
-            if not (waiting_only and chore.is_work):
-                chore.cancel()
+            chore.give_up()
+
+    def cancel_all(self) -> None:
+        for chore in list(self._running):
+            chore.cancel()
 
     def close(self) -> None:
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5.0)
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)  # the caller has waited for what is running
+        if self._thread is None or not self._thread.is_alive():
+            self._loop.close()
 
 
-class _Chore:
-    def __init__(self, chores: Chores, guest: Guest, place: Any, wait: Callable[[], Any], is_work: bool) -> None:
-        self.guest, self.place, self.is_work = guest, place, is_work
-        self._chores, self._wait = chores, wait
+class Chore:
+    """One call that waits."""
+
+    def __init__(self, chores: Chores, guest: Guest, place: Any, later: Later) -> None:
+        self.guest, self.place = guest, place
+        self._chores, self._later = chores, later
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
 
@@ -92,12 +106,17 @@ class _Chore:
 
     async def _run(self) -> None:
         try:
-            result: Any = await self._wait()
+            result: Any = await self._later.wait()
         except asyncio.CancelledError:
             result = ClosedError("the client is gone, or the server is closing")
         except Exception as error:
             result = error
         self._chores.end(self, result)
+
+    def give_up(self) -> None:
+        """The client wants no answer. What is being done is done; a wait ends."""
+        if not self._later.is_work:
+            self.cancel()
 
     def cancel(self) -> None:
         """From any thread."""
@@ -110,8 +129,8 @@ class _Chore:
         self._chores._loop.call_soon_threadsafe(stop)
 
 
-class _Parked:
-    is_work = False
+class ParkedChore:
+    """One call that another thread ends."""
 
     def __init__(self, chores: Chores, guest: Guest, place: Any) -> None:
         self.guest, self.place = guest, place
@@ -124,6 +143,9 @@ class _Parked:
         mark = object()
         if self._ends.setdefault("is", mark) is mark:
             self._chores.end(self, result)
+
+    def give_up(self) -> None:
+        self.cancel()
 
     def cancel(self) -> None:
         self.leave()

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-__all__ = ["Guest", "Line", "Request", "VerbTimes"]
+__all__ = ["Guest", "Kept", "Line", "Request", "VerbTimes"]
 
 _TIMES = 512  # the newest of a verb that its percentiles are made of
 
@@ -54,17 +54,36 @@ class VerbTimes:
         }
 
 
+class Kept:
+    """A reply that was sent, until the client has it."""
+
+    __slots__ = ("_free", "memory", "sending")
+
+    def __init__(self, memory: Any, free: Any = None) -> None:
+        self.memory, self._free = memory, free
+        self.sending: Any = None  # tells whether ZeroMQ still reads the memory; None: it has a copy
+
+    def send_again(self) -> None:
+        self._free = None  # of several messages in the same memory, nobody knows when the last one is through
+
+    def drop(self) -> None:
+        """The client wants it no more. It may have given the call up, so the reply may still be on its way."""
+        if self._free is not None and (self.sending is None or self.sending.done):
+            self._free(self.memory)
+
+
 class Line:
     """A channel: calls come in order, are executed one after the other, and replies are kept until they have
     arrived."""
 
-    __slots__ = ("expected", "oldest", "replies", "running", "waiting", "who")
+    __slots__ = ("chore", "expected", "oldest", "replies", "running", "waiting", "who")
 
     def __init__(self) -> None:
         self.who: Any = None  # the connection of the last message: replies go there
         self.expected = 1  # the next call's number
         self.oldest = 1
-        self.replies: dict[int, Any] = {}  # by call, in order
+        self.replies: dict[int, Kept] = {}  # by call
+        self.chore: Any = None  # of the call that is running
         self.running: int | None = None  # the call that waits in another thread; those behind it wait in `waiting`
         self.waiting: deque[Request] = deque()
 

@@ -36,10 +36,14 @@ class Answer(NamedTuple):
 
 
 class Later(NamedTuple):
-    """A call that has to wait: a coroutine function, which gives an Answer."""
+    """A call that has to wait: a coroutine function, which gives an Answer.
+
+    ``is_work``: it does something in a thread, and its end is waited for. Else it only waits for other clients, and
+    is cancelled when the client gives it up.
+    """
 
     wait: Callable[[], Any]
-    is_work: bool = False  # it does something, and ends by itself: a server that closes lets it end
+    is_work: bool = False
 
 
 class Parked(NamedTuple):

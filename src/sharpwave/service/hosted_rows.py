@@ -7,6 +7,7 @@ ring: no loop over rows in Python.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
+from ..checks import whole
 from ..errors import ClosedError, NotReady, SchemaError, StorageError
 from ..rows.handles import as_handles
 from ..rows.host import HostRows
@@ -29,14 +31,13 @@ from .guest import Guest, Request
 from .hosted import Answer, HostedVerb, Later
 from .machine import boot_id
 from .message import ADD_TELLS_INDICES, HEAD_BYTES, SAMPLE_HOLDS, SAMPLE_TELLS_ODDS, Verb
+from .reply_pool import ReplyPool
 
 if TYPE_CHECKING:
     from .server import Server
 
 __all__ = ["HostedRows"]
 
-_POOLED = 8  # replies of one batch size whose memory waits for the next one
-_POOLED_SIZES = 16
 _MOST_STREAMS = 1 << 16  # whose numbers of rows are remembered after their writers are closed
 _MOST_ITERATORS = 64  # of one client
 
@@ -46,6 +47,7 @@ class Stream:
 
     def __init__(self, token: bytes, writer: _core.Writer) -> None:
         self.token, self.writer = token, writer
+        self.adding = threading.Lock()  # a call that waited adds in another thread
 
 
 class Held:
@@ -70,7 +72,10 @@ class HostedRows:
         if spec.hindsight is None and not spec.schema.ragged:
             blank = spec.batch_tree(weights=spec.is_prioritized, relabelled=False).new_batch(1)
             self._layout = BatchLayout(blank)
-        self._pool: dict[int, list[tuple[Any, Batch]]] = {}
+        # At least: ragged fields come on top.
+        fixed = (field for _, field in spec.schema.leaves if not field.ragged)
+        self._row_bytes = 8 + sum(field.stack * field.dtype.itemsize * math.prod(field.shape) for field in fixed)
+        self._pool = None if self._layout is None else ReplyPool(self._layout)
         self._reserving = threading.Lock()  # a client may go while its call waits in another thread
         self._numbers = itertools.count(1)
         # Rows accepted of streams whose writers are closed: a client that was taken for dead may return.
@@ -81,7 +86,7 @@ class HostedRows:
             "len": HostedVerb("read", "inline", lambda guest, args: len(self._rows)),
             "stats": HostedVerb("read", "inline", lambda guest, args: self._rows.stats()),
             "huge_page_bytes": HostedVerb("read", "thread", lambda guest, args: self._rows.huge_page_bytes()),
-            "get": HostedVerb("read", "inline", lambda guest, args: self._rows.get(args["handles"])),
+            "get": HostedVerb("read", "inline", self._get),
             "handles": HostedVerb("read", "inline", lambda guest, args: self._rows.handles()),
             "positions": HostedVerb("read", "inline", lambda guest, args: self._rows.positions(args["handles"])),
             "iterate": HostedVerb("read", "inline", self._iterate),
@@ -180,7 +185,7 @@ class HostedRows:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
         if self._rows.spec.pace is not None:
             return Later(lambda: self._rows.in_turn(lambda: attempt(0), left))
-        return Later(lambda: self._rows.in_thread(lambda: attempt(left)))
+        return Later(lambda: self._rows.in_thread(lambda: attempt(left)), is_working=True)
 
     def _stream(self, guest: Guest, number: int) -> Stream:
         stream = self._held(guest).streams.get(number)
@@ -189,11 +194,13 @@ class HostedRows:
         return stream
 
     def _add(self, guest: Guest, request: Request) -> Answer | Later:
-        writer = self._stream(guest, request.stream).writer
+        stream = self._stream(guest, request.stream)
         wants = bool(request.flags & ADD_TELLS_INDICES)
 
         def attempt(timeout: float | None) -> Answer:
-            told = writer.append_packed(request.body, request.argument, wants, timeout)
+            with stream.adding:
+                self._stream(guest, request.stream)  # open_stream may have ended it meanwhile
+                told = stream.writer.append_packed(request.body, request.argument, wants, timeout)
             if not wants:
                 return Answer(bytearray(HEAD_BYTES), told)
             accepted, serials = told
@@ -208,13 +215,8 @@ class HostedRows:
         if not 0 < count < 2**31:
             raise SchemaError(f"sample(): batch_size: expected a whole number from 1 to {2**31 - 1}, got {count}")
         tells = bool(request.flags & SAMPLE_TELLS_ODDS)
-        if self._layout is not None:
-            size = self._layout.places(count).end
-            if size > self._server.message_bytes:
-                raise SchemaError(
-                    f"sample(): batch_size: a batch of {count} has {size} bytes, above limits['message_bytes']="
-                    f"{self._server.message_bytes}; ask for fewer, or give serve() a larger limit"
-                )
+        size = count * self._row_bytes if self._layout is None else self._layout.places(count).end
+        self._check_size("sample(): batch_size", count, size)
         draw = self._draw_document if self._layout is None else self._draw
         reserves = holds and self._rows.spec.settles
 
@@ -226,29 +228,33 @@ class HostedRows:
 
         return self._or_later(attempt, request.timeout)
 
+    def _check_size(self, what: str, count: int, size: int) -> None:
+        """Before memory is taken for so many rows."""
+        if size > self._server.message_bytes:
+            raise SchemaError(
+                f"{what}: a batch of {count} has {size} bytes, above limits['message_bytes']="
+                f"{self._server.message_bytes}; ask for fewer, or give serve() a larger limit"
+            )
+
     def _reserve(self, guest: Guest, name: int, handles: Any) -> None:
         with self._reserving:
+            former = handles if guest.is_gone else self._held(guest).reserved.pop(name, None)
             if not guest.is_gone:
                 self._held(guest).reserved[name] = handles
-                return
-        self._rows.settle(handles, False)  # it died while this call waited
-        raise ClosedError("the client is gone")
+        if former is not None:  # of a client that died while this call waited, or that gives a number twice
+            self._rows.settle(former, False)
+        if former is handles:
+            raise ClosedError("the client is gone")
 
     def _draw(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """A batch in the memory of its reply, with its handles."""
-        assert self._layout is not None
-        pool = self._pool.setdefault(count, [])
-        try:
-            memory, views = pool.pop()
-        except IndexError:
-            # Two numbers behind the batch, for clients that ask for them.
-            memory = np.empty(HEAD_BYTES + self._layout.places(count).end + 16, np.uint8)
-            views = self._layout.over(memory, HEAD_BYTES, count)
+        pool = self._pool
+        assert pool is not None
+        memory, views = pool.take(count)
         odds = memory[-16:].view(np.float64) if tells else None
 
         def free(_: Any) -> None:
-            if len(pool) < _POOLED and len(self._pool) <= _POOLED_SIZES:
-                pool.append((memory, views))
+            pool.free(count, memory, views)
 
         try:
             self._rows.table.sample_in_turn(count, views, timeout, not holds, odds)
@@ -304,9 +310,9 @@ class HostedRows:
         if len(token) != 16:
             raise SchemaError("open_stream: token: expected 16 bytes in hexadecimal")
         held = self._held(guest)
-        for number, stream in held.streams.items():  # the reply to the first call was lost with a server
-            if stream.token == token:
-                return {"stream": number, "accepted": stream.writer.accepted}
+        for number, stream in held.streams.items():
+            if stream.token == token:  # the client gave up an ADD: what comes late under the former number is refused
+                return self._rename_stream(held, number)
         known = self._accepted.pop(token, None)
         writer = self._rows.new_writer(token)
         if known is not None and writer.accepted < known:
@@ -315,9 +321,25 @@ class HostedRows:
                 f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the "
                 "buffer again"
             )
+        return {"stream": self._keep_stream(held, token, writer), "accepted": writer.accepted}
+
+    def _rename_stream(self, held: Held, number: int) -> dict[str, int]:
+        stream = held.streams[number]
+        if not stream.adding.acquire(blocking=False):
+            raise NotReady("add(): rows that were added before wait for another process, which holds the index")
+        try:
+            del held.streams[number]
+            return {
+                "stream": self._keep_stream(held, stream.token, stream.writer),
+                "accepted": stream.writer.accepted,
+            }
+        finally:
+            stream.adding.release()
+
+    def _keep_stream(self, held: Held, token: bytes, writer: _core.Writer) -> int:
         number = next(self._numbers) % 2**32
         held.streams[number] = Stream(token, writer)
-        return {"stream": number, "accepted": writer.accepted}
+        return number
 
     def _close_stream(self, guest: Guest, args: dict[str, Any]) -> None:
         stream = self._held(guest).streams.pop(args["stream"], None)
@@ -330,6 +352,11 @@ class HostedRows:
             self._accepted.popitem(last=False)
         stream.writer.close()
 
+    def _get(self, guest: Guest, args: dict[str, Any]) -> Batch:
+        handles = as_handles("get()", args["handles"])
+        self._check_size("get(): indices", len(handles), len(handles) * self._row_bytes)
+        return self._rows.get(handles)
+
     def _iterate(self, guest: Guest, args: dict[str, Any]) -> dict[str, int]:
         held = self._held(guest)
         if len(held.iterators) >= _MOST_ITERATORS:
@@ -338,7 +365,10 @@ class HostedRows:
             )
         number = next(self._numbers)
         if args["what"] == "rows":
-            held.iterators[number] = self._rows.rows(int(args["batch_size"]), bool(args["ids"]))
+            count = whole("rows()", "batch_size", args["batch_size"])
+            most = min(count, len(self._rows))
+            self._check_size("rows(): batch_size", most, most * self._row_bytes)
+            held.iterators[number] = self._rows.rows(count, bool(args["ids"]))
         else:
             held.iterators[number] = self._rows.episodes(bool(args["partial"]), bool(args["unfinished"]))
         return {"iterator": number}

@@ -57,7 +57,8 @@ class _Keeper:
                 continue
             pause = min(pause, session.client_timeout / 10)
             if session.number and time.monotonic() - session.sent_at > session.client_timeout / 5:
-                self._beat(session)
+                with contextlib.suppress(Exception):  # no socket is free: the next look tries again
+                    self._beat(session)
         for writer in writers:
             with contextlib.suppress(Exception):  # the caller's next add meets the same error
                 writer.send_old()

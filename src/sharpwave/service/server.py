@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,17 @@ from ..checks import number, told
 from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from .document import decode, encode
 from .endpoint import is_reachable_by_others, read_endpoint, read_name
-from .guest import Guest, Line, Request
+from .guest import Guest, Kept, Line, Request
 from .hosted import Answer, Hosted, Later, Parked
 from .hosting import host
 from .limits import Limits
+from .listener import Listener
 from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, status_of, to_seconds
 from .zeromq import load_zmq
 
 __all__ = ["Server", "serve"]
 
 _ROLES = frozenset({"read", "write", "admin"})
-_COPIED_BYTES = 64 << 10  # smaller messages are copied: that costs less than telling when they are sent
 _NUMBERED = frozenset({Verb.OPEN, Verb.CALL, Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE, Verb.TABLES})
 _EXCHANGED = frozenset({Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE})
 _EXCHANGE_ROLES = {Verb.ADD: "write", Verb.UPDATE: "write", Verb.SAMPLE: "read", Verb.SETTLE: "read"}
@@ -116,63 +116,19 @@ class Server:
         self._refused: dict[str, int] = {}
         self._clients_lost = 0
         self._waiting_bytes = 0
-        self._is_closing = False
         self._drain_s = _DRAIN_S
+        self._is_closing = False
         self._is_closed = False
         self._closing = threading.Lock()
-        self._listen(where, address)
+        self._listener = Listener(where, self._endpoint, self._keys, self._limits)
+        self.address = self._listener.address
         from .chores import Chores
 
-        self._chores = Chores(self._wake)
+        self._chores = Chores(self._listener.ring)
         self._thread = threading.Thread(target=self._run, name="sharpwave-server", daemon=True)
         self._thread.start()
 
-    def _listen(self, where: str, address: str) -> None:
-        zmq = self._zmq = load_zmq()
-        self._context = zmq.Context()
-        self._context.max_sockets = max(1024, 2 * self._limits.clients)
-        socket = self._socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 1000)  # the last replies go out
-        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
-        # Of one connection: what waits for the server's thread, and what waits for a slow client. A reply that finds no
-        # room is dropped: it is kept, and the client asks for it.
-        socket.setsockopt(zmq.RCVHWM, 16)
-        socket.setsockopt(zmq.SNDHWM, 64)
-        if "[" in self._endpoint:
-            socket.setsockopt(zmq.IPV6, 1)
-        self._gatekeeper: Any = None
-        if self._keys is not None:
-            from .gatekeeper import Gatekeeper
-
-            self._gatekeeper = Gatekeeper(self._context, self._keys)
-            self._keys.protect(socket)
-        try:
-            if self._endpoint.startswith("ipc://"):
-                before = os.umask(0o177)  # the socket's file is for this user alone
-                try:
-                    socket.bind(self._endpoint)
-                finally:
-                    os.umask(before)
-            else:
-                socket.bind(self._endpoint)
-        except zmq.ZMQError as error:
-            self._end_sockets()
-            raise StorageError(
-                f"{where}: address: cannot listen on {address!r}: {error}; give another address"
-            ) from None
-        self.address: str = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
-        inside = f"inproc://sharpwave-{id(self)}"
-        socket.bind(inside)
-        self._bell = self._context.socket(zmq.DEALER)
-        self._bell.connect(inside)
-        self._ringing = threading.Lock()
-
     # ---- for other threads ------------------------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        """The server's thread looks at what other threads have for it."""
-        with self._ringing, contextlib.suppress(self._zmq.ZMQError):
-            self._bell.send(b"", self._zmq.NOBLOCK)
 
     def stats(self) -> dict[str, Any]:
         """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that
@@ -215,10 +171,10 @@ class Server:
         with self._closing:
             if self._is_closed:
                 return
-            self._drain_s = drain_s
+            self._drain_s = number("close()", "drain_s", drain_s, 0, 1e6)
             self._is_closing = True
-            self._wake()
-            self._thread.join(drain_s + 2.0)
+            self._listener.ring()
+            self._thread.join(self._drain_s + 10.0)
             self._is_closed = True
 
     @property
@@ -239,66 +195,59 @@ class Server:
     # ---- the server's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        zmq, receive = self._zmq, self._socket.recv
-        looked = time.monotonic()
+        listener, looked = self._listener, time.monotonic()
         pause = max(50, int(1e3 * self._timeout / 10))
         is_timed = False
         try:
             while not self._is_closing:
-                try:
-                    who = receive()
-                    frame = receive(copy=False)
-                    if frame.more:  # more frames than the protocol has
-                        self._count("frames")
-                        while frame.more:
-                            frame = receive(copy=False)
-                    else:
-                        self._take(who, frame)
-                except zmq.Again:
-                    pass
+                came = listener.receive()
+                if came is not None:
+                    self._guard(self._take, *came)
                 for done in self._chores.finished():
-                    self._finish(*done)
+                    self._guard(self._finish, *done)
                 now = time.monotonic()
                 if now - looked > self._timeout / 10:
                     looked = now
-                    self._bury(now)
+                    self._guard(self._bury, now)
                 if is_timed != bool(self._guests):  # without clients nothing is looked after
                     is_timed = bool(self._guests)
-                    self._socket.setsockopt(zmq.RCVTIMEO, pause if is_timed else -1)
+                    listener.wait_at_most(pause if is_timed else -1)
         finally:
             self._end()
 
+    def _guard(self, call: Callable[..., None], *args: Any) -> None:
+        """A failure that no reply tells of is reported, and the other clients are served on."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._count("failure")
+            threading.excepthook(
+                threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+            )
+
     def _end(self) -> None:
-        self._chores.cancel(waiting_only=True)
-        self._finish_within(self._drain_s)
-        self._chores.cancel(waiting_only=False)
-        self._finish_within(2.0)
+        self._chores.cancel_waiting()
+        self._finish_chores(self._drain_s)
+        self._chores.cancel_all()
+        self._finish_chores(1.0)
         for guest in list(self._guests.values()):
             self._part(guest)
         self._chores.close()
-        self._end_sockets()
+        self._listener.close()
 
-    def _finish_within(self, seconds: float) -> None:
+    def _finish_chores(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while len(self._chores) and time.monotonic() < deadline:
             for done in self._chores.finished():
-                self._finish(*done)
+                self._guard(self._finish, *done)
             time.sleep(0.001)
-
-    def _end_sockets(self) -> None:
-        if self._gatekeeper is not None:
-            self._gatekeeper.close()
-        if hasattr(self, "_bell"):
-            self._bell.close(0)
-        self._socket.close()
-        self._context.term()
-        if self._endpoint.startswith("ipc://"):
-            Path(self._endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def _count(self, reason: str) -> None:
         self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def _take(self, who: bytes, frame: Any) -> None:
+        if frame.more:  # more frames than the protocol has
+            return self._count("frames")
         view = frame.buffer
         if len(view) < HEAD_BYTES:
             if len(view):  # an empty frame is our own bell
@@ -342,6 +291,13 @@ class Server:
             return self._keep(
                 guest, line, call, self._error(head, Status.BUSY, f"at most {self._limits.calls} open calls")
             )
+        if guest.kept_bytes >= self._limits.kept_bytes:
+            line.expected += 1
+            text = (
+                f"the client has not taken replies of {guest.kept_bytes} bytes, limits['kept_bytes']="
+                f"{self._limits.kept_bytes}"
+            )
+            return self._keep(guest, line, call, self._error(head, Status.BUSY, text))
         if 0 < self._waiting_bytes > self._limits.waiting_bytes - len(view):
             line.expected += 1
             text = f"calls of {self._waiting_bytes} bytes wait, limits['waiting_bytes']={self._limits.waiting_bytes}"
@@ -361,7 +317,7 @@ class Server:
     def _user(self, frame: Any) -> str:
         try:
             return str(frame.get("User-Id"))
-        except self._zmq.ZMQError:
+        except load_zmq().ZMQError:
             return ""
 
     def _is_still_known(self, guest: Guest) -> bool:
@@ -466,9 +422,8 @@ class Server:
         call = head[9]
         reply = line.replies.get(call)
         if reply is not None:
-            self._send(line.who, reply.memory if isinstance(reply, Answer) else reply)
-            if isinstance(reply, Answer):  # sent twice: nobody knows when the second one is through
-                line.replies[call] = reply.memory
+            reply.send_again()
+            self._send(line.who, reply.memory)
         elif call >= line.expected:
             self._reply_bare(line.who, head, Status.UNKNOWN_CALL)
         elif call >= line.oldest:
@@ -478,20 +433,12 @@ class Server:
         line.oldest = oldest
         if oldest > line.expected:  # the client gave up calls that never came
             line.expected = oldest
-        if line.running is not None and line.running < oldest:  # it gave up what it waited for
-            for task in list(guest.tasks):
-                if task.place[1] is line:
-                    task.cancel()
-        for call in list(line.replies):
-            if call >= oldest:
-                break
-            reply = line.replies.pop(call)
-            if isinstance(reply, Answer):
-                guest.kept_bytes -= len(reply.memory)
-                if reply.free is not None:
-                    reply.free(reply.memory)
-            else:
-                guest.kept_bytes -= len(reply)
+        if line.running is not None and line.running < oldest:  # else the calls behind it would wait for ever
+            line.chore.give_up()
+        for call in [call for call in line.replies if call < oldest]:
+            kept = line.replies.pop(call)
+            guest.kept_bytes -= len(kept.memory)
+            kept.drop()
 
     def _execute(self, guest: Guest, line: Line, channel: int, request: Request) -> None:
         if request.call < line.oldest:  # given up while it waited for its turn
@@ -506,9 +453,9 @@ class Server:
             self._waiting_bytes += len(request.body)
             place = guest, line, channel, request
             if isinstance(result, Later):
-                self._chores.add(guest, place, result.wait, result.is_work)
+                line.chore = self._chores.add(guest, place, result)
             else:
-                self._chores.park(guest, place, result.begin)
+                line.chore = self._chores.park(guest, place, result)
         else:
             self._complete(guest, line, channel, request, result)
 
@@ -567,7 +514,7 @@ class Server:
 
     def _finish(self, place: Any, result: Any) -> None:
         guest, line, channel, request = place
-        line.running = None
+        line.running = line.chore = None
         self._waiting_bytes -= len(request.body)
         self._complete(guest, line, channel, request, result)
         while line.waiting and line.running is None:
@@ -595,39 +542,37 @@ class Server:
             0,
             0,
         )
-        reply: Any
+        free = None
         if isinstance(result, BaseException):
             status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
-            reply = self._error(head, status, str(result))
+            reply: Any = self._error(head, status, str(result))
         elif isinstance(result, Answer):
-            reply = result
-            HEAD.pack_into(reply.memory, 0, *head[:12], result.argument)
+            reply, free = result.memory, result.free
+            HEAD.pack_into(reply, 0, *head[:12], result.argument)
         else:
             try:
                 reply = encode(result, HEAD_BYTES)
                 HEAD.pack_into(reply, 0, *head)
-            except SchemaError as error:
+            except Exception as error:
                 reply = self._error(head, Status.FAILURE, f"the result cannot be sent: {error}")
-        size = len(reply.memory if isinstance(reply, Answer) else reply)
-        if size > self._limits.message_bytes:
+        if len(reply) > self._limits.message_bytes:
             text = (
-                f"the reply has {size} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask for less"
+                f"the reply has {len(reply)} bytes, above limits['message_bytes']={self._limits.message_bytes}; ask "
+                "for less"
             )
-            reply = self._error(head, Status.SCHEMA, text)
-            size = len(reply)
+            reply, free = self._error(head, Status.SCHEMA, text), None
         guest.open_calls -= 1
-        guest.times(Verb(verb).name).note(time.monotonic() - request.came, len(request.body), size)
-        self._keep(guest, line, request.call, reply)
+        guest.times(Verb(verb).name).note(time.monotonic() - request.came, len(request.body), len(reply))
+        self._keep(guest, line, request.call, reply, free)
 
-    def _keep(self, guest: Guest, line: Line, call: int, reply: Any) -> None:
-        memory = reply.memory if isinstance(reply, Answer) else reply
+    def _keep(self, guest: Guest, line: Line, call: int, reply: Any, free: Any = None) -> None:
         if call >= line.oldest:
-            line.replies[call] = reply
-            guest.kept_bytes += len(memory)
-            self._send(line.who, memory)
+            kept = line.replies[call] = Kept(reply, free)
+            guest.kept_bytes += len(reply)
+            kept.sending = self._send(line.who, reply)
 
     def _error(self, head: tuple[Any, ...], status: int, text: str) -> bytearray:
-        memory = bytearray(HEAD_BYTES) + text.encode()
+        memory = bytearray(HEAD_BYTES) + text.encode(errors="backslashreplace")
         HEAD.pack_into(memory, 0, *head[:3], status, 0, *head[5:10], 0, 0, 0)
         return memory
 
@@ -640,13 +585,11 @@ class Server:
         self._reply_bare(who, head, Status.BAD_MESSAGE, text)
         self._part(guest)
 
-    def _send(self, who: Any, memory: Any) -> None:
-        zmq = self._zmq
-        try:
-            self._socket.send(who, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(memory, zmq.NOBLOCK, copy=len(memory) < _COPIED_BYTES)
-        except zmq.ZMQError:  # its connection is gone, or it does not read: the reply is kept, and asked for
+    def _send(self, who: Any, memory: Any) -> Any:
+        is_sent, sending = self._listener.send(who, memory)
+        if not is_sent:  # it is kept, and the client asks for it
             self._count("unsent")
+        return sending
 
 
 class _Forbidden(StorageError):

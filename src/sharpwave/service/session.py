@@ -195,23 +195,23 @@ class Session:
         self.version, self.life = int(said["version"]), str(said["server"])
         self.client_timeout = float(said["client_timeout"])
         self.message_bytes = int(said["limits"]["message_bytes"])
-        self.number = head.session
-        self.generation += 1
-        self._is_joining = True
         opener = Channel(self, next(self._numbers))
         try:
+            self._is_joining = True
+            opener.prepare(head.session)
             for one in list(self._reopened):
                 left = OPEN_S if deadline is None else deadline - time.monotonic()
                 one.reopen(opener, min(OPEN_S, max(0.0, left)))
+            # Other threads use the session from here on: the numbers of tables and streams are those of this session.
+            self.number, self.generation = head.session, self.generation + 1
             keep(self)
             return True
         except (_Interrupted, NotReady):
-            self.number = 0
             if deadline is not None and time.monotonic() > deadline:
                 raise NoAnswer(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
-            opener.say_goodbye(self._goodbye())
+            opener.say_goodbye(self._goodbye(head.session))
             self.number = 0  # the next call tries again
             raise
         finally:
@@ -274,7 +274,15 @@ class Session:
 
     def exchange(self, where: str, verb: int, message: Any, table: OpenTable, **options: Any) -> Reply:
         table.check(where)
-        return self.channel().exchange(where, verb, message, table=table, **options)
+        channel = self.channel()
+        if not channel.is_busy:
+            return channel.exchange(where, verb, message, table=table, **options)
+        # In the middle of another call of this thread: a signal's handler, or an iterator that is being collected.
+        channel = self.new_channel()
+        try:
+            return channel.exchange(where, verb, message, table=table, **options)
+        finally:
+            channel.close()
 
     def call(self, table: OpenTable, verb: str, args: dict[str, Any], *, timeout: float | None = None) -> Any:
         """A verb by its name. Arguments and result are documents."""
@@ -331,7 +339,7 @@ class Session:
             return
         if self._process == os.getpid() and self.number:
             with contextlib.suppress(StorageError):
-                self.channel().say_goodbye(self._goodbye())
+                self.channel().say_goodbye(self._goodbye(self.number))
         self._is_closed = True
         channel = getattr(self._local, "channel", None)
         if channel is not None:
@@ -339,9 +347,9 @@ class Session:
             self._local.channel = None
         _sessions.discard(self)
 
-    def _goodbye(self) -> bytearray:
+    def _goodbye(self, number: int) -> bytearray:
         message = bytearray(HEAD_BYTES)
-        HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, self.number, 0, 0, 0, 0, 0, 0)
+        HEAD.pack_into(message, 0, MAGIC, self.version, Verb.BYE, 0, 0, 0, number, 0, 0, 0, 0, 0, 0)
         return message
 
     def leave_to_parent(self) -> None:

@@ -1,0 +1,151 @@
+"""Listener: the socket of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket as sockets
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import StorageError
+from .limits import Limits
+from .zeromq import load_zmq
+
+__all__ = ["Listener"]
+
+_COPIED_BYTES = 64 << 10  # smaller messages are copied: that costs less than telling when they are sent
+
+
+class Listener:
+    """A bound ROUTER socket. One thread receives and sends; others may ``ring``.
+
+    Args:
+        keys: The server's ``Keys``, or None: connections are then neither authenticated nor encrypted.
+    """
+
+    def __init__(self, where: str, endpoint: str, keys: Any, limits: Limits) -> None:
+        zmq = self._zmq = load_zmq()
+        self._context = zmq.Context()
+        self._context.max_sockets = max(1024, 2 * limits.clients)
+        socket = self._socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 1000)  # the last replies go out
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
+        # Of one connection: what waits for the server's thread, and what waits for a slow client. A reply that finds no
+        # room is dropped: it is kept, and the client asks for it.
+        socket.setsockopt(zmq.RCVHWM, 16)
+        socket.setsockopt(zmq.SNDHWM, 64)
+        if "[" in endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        self._gatekeeper: Any = None
+        self._bell: Any = None
+        self._file: tuple[Path, int] | None = None  # of a local socket: its path and inode
+        self._ringing = threading.Lock()
+        try:
+            if keys is not None:
+                from .gatekeeper import Gatekeeper
+
+                self._gatekeeper = Gatekeeper(self._context, keys)
+                keys.protect(socket)
+            if endpoint.startswith("ipc://"):
+                self._bind_file(Path(endpoint.removeprefix("ipc://")), endpoint)
+            else:
+                socket.bind(endpoint)
+            self.address: str = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+            inside = f"inproc://sharpwave-{id(self)}"
+            socket.bind(inside)
+            self._bell = self._context.socket(zmq.DEALER)
+            self._bell.connect(inside)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, (zmq.ZMQError, OSError)):
+                raise
+            raise StorageError(
+                f"{where}: address: cannot listen on {endpoint!r}: {error}; give another address"
+            ) from None
+
+    def _bind_file(self, path: Path, endpoint: str) -> None:
+        """ZeroMQ removes a file that is in its way, of whatever kind. Here only the socket of a dead server is one."""
+        with _alone_in(path.parent):
+            if _is_in_use(path):
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            before = os.umask(0o177)  # the socket's file is for this user alone
+            try:
+                self._socket.bind(endpoint)
+            finally:
+                os.umask(before)
+            self._file = path, path.stat().st_ino
+
+    def wait_at_most(self, milliseconds: int) -> None:
+        """For ``receive``; -1 waits for ever."""
+        self._socket.setsockopt(self._zmq.RCVTIMEO, milliseconds)
+
+    def receive(self) -> tuple[bytes, Any] | None:
+        """The sender's connection and its frame. None: nothing came in time. A frame with ``more`` is not of the
+        protocol: the rest of its message was read and dropped."""
+        try:
+            who = self._socket.recv()
+            frame = self._socket.recv(copy=False)
+            rest = frame
+            while rest.more:
+                rest = self._socket.recv(copy=False)
+            return who, frame
+        except self._zmq.Again:
+            return None
+
+    def send(self, who: Any, memory: Any) -> tuple[bool, Any]:
+        """Whether it is on its way, and what tells whether ZeroMQ still reads the memory; None: it has a copy."""
+        zmq, is_copied = self._zmq, len(memory) < _COPIED_BYTES
+        try:
+            self._socket.send(who, zmq.SNDMORE | zmq.NOBLOCK)
+            return True, self._socket.send(memory, zmq.NOBLOCK, copy=is_copied, track=not is_copied)
+        except zmq.ZMQError:  # its connection is gone, or it does not read
+            return False, None
+
+    def ring(self) -> None:
+        """From any thread: ``receive`` returns an empty frame."""
+        with self._ringing, contextlib.suppress(self._zmq.ZMQError):
+            self._bell.send(b"", self._zmq.NOBLOCK)
+
+    def close(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
+        with self._ringing:
+            if self._bell is not None:
+                self._bell.close(0)
+        self._socket.close()
+        self._context.term()
+        if self._file is not None:
+            path, inode = self._file
+            with _alone_in(path.parent), contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:  # else another server's
+                    path.unlink()
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Servers that begin or end in a folder at the same time do so one after the other."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a server listens on this local socket, or the file is none."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return True
+    except FileNotFoundError:
+        return False
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        answer = probe.connect_ex(str(path))
+    return answer != errno.ECONNREFUSED
