@@ -6,7 +6,9 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -200,6 +202,31 @@ TEST(Net, MakesTheSessionAnewAndKeepsItsRowNumbers) {
     }
     EXPECT_EQ(hellos, 2);
     EXPECT_EQ(first_rows, (std::vector<std::uint64_t>{0, 1, 1, 2}));
+}
+
+TEST(Net, AddsWhileADrawWaits) {
+    std::atomic<int> draws{0}, adds{0};
+    const FakeServer server([&](const Head& request) {
+        if (request.verb == Verb::sample) {
+            ++draws;
+            return Answers{};
+        }
+        if (request.verb == Verb::probe) {
+            // The draw has its batch once a row is there.
+            Head draw = request;
+            draw.verb = Verb::sample;
+            draw.argument = 2;
+            return adds ? Answers{right_answer(draw)} : Answers{reply_to(request, {}, net::Status::working)};
+        }
+        if (request.verb == Verb::add) ++adds;
+        return Answers{right_answer(request)};
+    });
+    Buffer buffer = sharpwave::open(server.endpoint + "/replay", {.timeout_s = 10});
+    std::thread learner([buffer]() mutable { EXPECT_EQ(buffer.sample(2).indices()[1], 10); });
+    while (!draws) std::this_thread::yield();
+    const std::array<float, 3> obs{};
+    buffer.add({{"obs", obs}, {"reward", 1.0f}});
+    learner.join();
 }
 
 TEST(Net, SurvivesDamagedAnswers) {
