@@ -297,7 +297,7 @@ void RemoteRows::clear() { ask("clear"); }
 void RemoteRows::flush() { ask("flush"); }
 
 void RemoteRows::close() {
-    if (session_->is_closed()) return;
+    if (session_->is_foreign() || session_->is_closed()) return;
     try {
         const Borrowed channel(*this);
         session_->say_bye(*channel.operator->());

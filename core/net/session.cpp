@@ -25,12 +25,13 @@ Session::Session(Place place)
       context_(std::make_shared<Context>()) {}
 
 Session::~Session() {
-    close();
-    if (process_ != process_generation()) {
-        beats_.detach();  // a forked child has no such thread
-    } else if (beats_.joinable()) {
-        beats_.join();
+    if (is_foreign()) {
+        // A forked child has no such thread, and another thread of its parent's may have held the mutex.
+        if (beats_.joinable()) beats_.detach();
+        return;
     }
+    close();
+    if (beats_.joinable()) beats_.join();
 }
 
 Session::State Session::state() const {
@@ -39,11 +40,13 @@ Session::State Session::state() const {
 }
 
 void Session::check_open() const {
-    if (process_ != process_generation()) {
+    if (is_foreign()) {
         throw Error(ErrorKind::closed, "'" + place_.address + "' was opened by the parent process; open it again here");
     }
     if (is_closed_.load(std::memory_order_relaxed)) throw Error(ErrorKind::closed, "the buffer is closed");
 }
+
+bool Session::is_foreign() const { return process_ != process_generation(); }
 
 void Session::mark(std::uint32_t channel, std::uint64_t oldest) {
     const std::scoped_lock lock(mutex_);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sharpwave/buffer.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -11,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -202,6 +204,46 @@ TEST(Net, MakesTheSessionAnewAndKeepsItsRowNumbers) {
     }
     EXPECT_EQ(hellos, 2);
     EXPECT_EQ(first_rows, (std::vector<std::uint64_t>{0, 1, 1, 2}));
+}
+
+TEST(Net, GoesOnWithAServerThatHasLostItsRows) {
+    std::atomic<int> hellos{0};
+    std::vector<std::uint64_t> first_rows;
+    {
+        const FakeServer server([&](const Head& request) {
+            if (request.verb == Verb::hello) ++hellos;
+            if (request.verb == Verb::add) {
+                first_rows.push_back(request.argument);
+                if (first_rows.size() == 3) return Answers{reply_to(request, {}, net::Status::unknown_session)};
+            }
+            return Answers{right_answer(request)};  // a stream has no rows when it is opened
+        });
+        Buffer buffer = sharpwave::open(server.endpoint + "/replay", {.timeout_s = 10});
+        const std::array<float, 3> obs{};
+        for (int i = 0; i < 4; ++i) buffer.add({{"obs", obs}, {"reward", 1.0f}});
+    }
+    EXPECT_EQ(first_rows, (std::vector<std::uint64_t>{0, 1, 2, 0, 1}));
+}
+
+TEST(Net, IsTheParentsAfterAFork) {
+    const FakeServer server([](const Head& request) { return Answers{right_answer(request)}; });
+    auto buffer = std::make_unique<Buffer>(sharpwave::open(server.endpoint + "/replay", {.timeout_s = 10}));
+    const std::array<float, 3> obs{};
+    buffer->add({{"obs", obs}, {"reward", 1.0f}});
+    const pid_t child = fork();
+    if (child == 0) {
+        try {
+            buffer->sample(2);
+        } catch (const Error& error) {
+            buffer.reset();
+            _exit(error.kind() == ErrorKind::closed ? 0 : 1);
+        }
+        _exit(2);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(buffer->sample(2).size(), 2u);
 }
 
 TEST(Net, AddsWhileADrawWaits) {
