@@ -155,7 +155,8 @@ def test_rows_reserved_by_a_dead_client_are_given_again() -> None:
         child.join()
         until(lambda: server.stats()["lost"] == 1)
         left = [int(one) for one in table.sample(16)["action"]]
-        assert left == list(range(4, 20)) or left == list(range(2, 18)), "the second one may not have been told"
+        # That a batch was returned is told with a later request, which may be lost with the client.
+        assert left in [list(range(first, first + 16)) for first in (0, 2, 4)]
     table.close()
 
 

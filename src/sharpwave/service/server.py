@@ -221,6 +221,11 @@ class Server:
             self._thread.join(drain_s + 2.0)
             self._is_closed = True
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes calls: not after ``close()``, and not if its thread has failed."""
+        return self._thread.is_alive() and not self._is_closing
+
     def __enter__(self) -> Server:
         return self
 
