@@ -25,11 +25,6 @@ Session::Session(Place place)
       context_(std::make_shared<Context>()) {}
 
 Session::~Session() {
-    if (is_foreign()) {
-        // A forked child has no such thread, and another thread of its parent's may have held the mutex.
-        if (beats_.joinable()) beats_.detach();
-        return;
-    }
     close();
     if (beats_.joinable()) beats_.join();
 }
