@@ -104,7 +104,11 @@ RemoteRows::RemoteRows(std::string address, RowSpec spec, std::unique_ptr<net::S
     idle_.push_back(std::move(channel));
 }
 
-RemoteRows::~RemoteRows() { close(); }
+RemoteRows::~RemoteRows() {
+    close();
+    // What the parent's threads wait on cannot be destroyed in a forked child: it waits for them, which are not there.
+    if (session_->is_foreign()) static_cast<void>(session_.release());
+}
 
 void RemoteRows::check_same(const json::Value& facts) const {
     if (description_of(facts) != description_ || capacity_of(facts) != spec()->capacity) {
@@ -297,7 +301,7 @@ void RemoteRows::clear() { ask("clear"); }
 void RemoteRows::flush() { ask("flush"); }
 
 void RemoteRows::close() {
-    if (session_->is_closed()) return;
+    if (session_->is_foreign() || session_->is_closed()) return;
     try {
         const Borrowed channel(*this);
         session_->say_bye(*channel.operator->());

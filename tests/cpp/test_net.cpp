@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 #include <sharpwave/buffer.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <zmq.h>
 
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -200,6 +204,71 @@ TEST(Net, MakesTheSessionAnewAndKeepsItsRowNumbers) {
     }
     EXPECT_EQ(hellos, 2);
     EXPECT_EQ(first_rows, (std::vector<std::uint64_t>{0, 1, 1, 2}));
+}
+
+TEST(Net, GoesOnWithAServerThatHasLostItsRows) {
+    std::atomic<int> hellos{0};
+    std::vector<std::uint64_t> first_rows;
+    {
+        const FakeServer server([&](const Head& request) {
+            if (request.verb == Verb::hello) ++hellos;
+            if (request.verb == Verb::add) {
+                first_rows.push_back(request.argument);
+                if (first_rows.size() == 3) return Answers{reply_to(request, {}, net::Status::unknown_session)};
+            }
+            return Answers{right_answer(request)};  // a stream has no rows when it is opened
+        });
+        Buffer buffer = sharpwave::open(server.endpoint + "/replay", {.timeout_s = 10});
+        const std::array<float, 3> obs{};
+        for (int i = 0; i < 4; ++i) buffer.add({{"obs", obs}, {"reward", 1.0f}});
+    }
+    EXPECT_EQ(first_rows, (std::vector<std::uint64_t>{0, 1, 2, 0, 1}));
+}
+
+TEST(Net, IsTheParentsAfterAFork) {
+    const FakeServer server([](const Head& request) { return Answers{right_answer(request)}; });
+    auto buffer = std::make_unique<Buffer>(sharpwave::open(server.endpoint + "/replay", {.timeout_s = 10}));
+    const std::array<float, 3> obs{};
+    buffer->add({{"obs", obs}, {"reward", 1.0f}});
+    const pid_t child = fork();
+    if (child == 0) {
+        try {
+            buffer->sample(2);
+        } catch (const Error& error) {
+            buffer.reset();
+            _exit(error.kind() == ErrorKind::closed ? 0 : 1);
+        }
+        _exit(2);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(buffer->sample(2).size(), 2u);
+}
+
+TEST(Net, AddsWhileADrawWaits) {
+    std::atomic<int> draws{0}, adds{0};
+    const FakeServer server([&](const Head& request) {
+        if (request.verb == Verb::sample) {
+            ++draws;
+            return Answers{};
+        }
+        if (request.verb == Verb::probe) {
+            // The draw has its batch once a row is there.
+            Head draw = request;
+            draw.verb = Verb::sample;
+            draw.argument = 2;
+            return adds ? Answers{right_answer(draw)} : Answers{reply_to(request, {}, net::Status::working)};
+        }
+        if (request.verb == Verb::add) ++adds;
+        return Answers{right_answer(request)};
+    });
+    Buffer buffer = sharpwave::open(server.endpoint + "/replay", {.timeout_s = 10});
+    std::thread learner([buffer]() mutable { EXPECT_EQ(buffer.sample(2).indices()[1], 10); });
+    while (!draws) std::this_thread::yield();
+    const std::array<float, 3> obs{};
+    buffer.add({{"obs", obs}, {"reward", 1.0f}});
+    learner.join();
 }
 
 TEST(Net, SurvivesDamagedAnswers) {
