@@ -274,6 +274,18 @@ def test_unknown_and_revoked_clients_are_refused_with_400(door: Door, folder: Pa
     assert (door.gatekeeper.admitted, door.gatekeeper.refused) == (1, 2)
 
 
+def test_client_gets_in_by_itself_when_a_list_that_was_damaged_is_mended(door: Door, folder: Path) -> None:
+    key = ClientKey.read(folder / "actor.key")
+    path = folder / "clients.list"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert door.knock(key)[0] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    path.write_bytes(whole)
+    door.last.send(b"hello")  # it waits for the connection, which the same socket makes
+    _, body = door.router.recv_multipart()
+    assert body == b"hello"
+
+
 def test_client_without_a_key_or_for_another_server_gets_no_connection(
     door: Door, folder: Path, tmp_path: Path
 ) -> None:
