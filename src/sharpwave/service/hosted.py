@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ..errors import SchemaError
+from ..sequences.origins import Origin
 from .guest import Guest, Request
 
-__all__ = ["Answer", "Hosted", "HostedVerb", "Later", "Parked"]
+__all__ = ["Answer", "Hosted", "HostedVerb", "Later", "Parked", "origin_of"]
 
 Role = Literal["read", "write", "admin"]
 
@@ -63,3 +65,15 @@ class Hosted(Protocol):
     def summary(self) -> dict[str, Any]: ...  # size and capacity
     def left(self, guest: Guest) -> None: ...
     def flush(self) -> None: ...  # when the server ends
+
+
+def origin_of(guest: Guest, args: dict[str, Any]) -> Origin:
+    """Of a call that is made once, however often it is sent."""
+    said = args.get("origin")
+    try:
+        number, oldest = said  # type: ignore[misc]
+        return Origin.read([guest.token.hex(), number, oldest])
+    except (TypeError, ValueError):
+        raise SchemaError(
+            f"origin: expected the call's number and the oldest that may come again, got {said!r:.100}"
+        ) from None

@@ -23,11 +23,10 @@ from ..errors import ClosedError, NotReady, SchemaError, SharpwaveError, StaleHa
 from ..sequences.intake import read_handles
 from ..sequences.leases import Claim
 from ..sequences.local import LocalSequences
-from ..sequences.origins import Origin
 from ..sequences.staleness import Admission
 from .document import encode
 from .guest import Guest, Request
-from .hosted import Answer, HostedVerb, Later
+from .hosted import Answer, HostedVerb, Later, origin_of
 from .message import HEAD_BYTES
 from .sample_frames import pack_batch, read_parts
 
@@ -119,7 +118,7 @@ class HostedSequences:
         parts = read_parts(where, args["samples"])
         with self._running(guest, args):
             handles = await self._sequences.put_async(
-                where, parts, args["version"], args["births"], args["timeout"], _origin(guest, args)
+                where, parts, args["version"], args["births"], args["timeout"], origin_of(guest, args)
             )
         return handles + self._base
 
@@ -128,7 +127,7 @@ class HostedSequences:
         parts = read_parts(where, args["samples"])
         serials = [handle - self._base for handle in read_handles(where, args["handles"])]
         try:
-            await self._sequences.amend_async(where, np.array(serials, np.int64), parts, _origin(guest, args))
+            await self._sequences.amend_async(where, np.array(serials, np.int64), parts, origin_of(guest, args))
         except (StaleHandle, SchemaError) as error:
             raise type(error)(re.sub(r"handle (-?\d+)", self._to_handle, str(error))) from None
 
@@ -181,7 +180,7 @@ class HostedSequences:
 
     async def _ack(self, guest: Guest, args: dict[str, Any]) -> None:
         key = _key(args)
-        await self._sequences.lender.ack_async(self._lease(guest, key), _origin(guest, args))
+        await self._sequences.lender.ack_async(self._lease(guest, key), origin_of(guest, args))
         self._forget(guest, key)
 
     def _give_back(self, guest: Guest, args: dict[str, Any]) -> None:
@@ -215,6 +214,8 @@ class HostedSequences:
             held = self._of(guest)
             if key in held.cancelled:
                 raise NotReady("the client does not wait any more")
+            if key in held.running or key in held.leases:
+                raise SchemaError(f"key: expected one of its own for each call, got {key!r} again")
             held.running[key] = task
         try:
             yield
@@ -245,7 +246,7 @@ class HostedSequences:
 
     async def _set_version(self, guest: Guest, args: dict[str, Any]) -> None:
         where = _where(args, "set_version()")
-        await self._sequences.set_version_async(where, args["version"], _origin(guest, args))
+        await self._sequences.set_version_async(where, args["version"], origin_of(guest, args))
 
     def _admit(self, guest: Guest, args: dict[str, Any]) -> tuple[int, bool]:
         """How many rollouts may start, and whether ``count`` have: of all clients together that gave the same settings.
@@ -270,10 +271,10 @@ class HostedSequences:
         return capacity, has_started
 
     async def _checkpoint(self, guest: Guest, args: dict[str, Any]) -> None:
-        await self._sequences.checkpoint_async(_where(args, "checkpoint()"), args["name"], _origin(guest, args))
+        await self._sequences.checkpoint_async(_where(args, "checkpoint()"), args["name"], origin_of(guest, args))
 
     async def _clear(self, guest: Guest, args: dict[str, Any]) -> None:
-        await self._sequences.clear_async(_where(args, "clear()"), _origin(guest, args))
+        await self._sequences.clear_async(_where(args, "clear()"), origin_of(guest, args))
 
     async def _save(self, guest: Guest, args: dict[str, Any]) -> None:
         await self._sequences.save_async(_where(args, "save()"), self._server.save_place(args["path"]))
@@ -296,11 +297,3 @@ def _where(args: dict[str, Any], default: str) -> str:
     """The call as the client's caller wrote it: ``put()`` or ``put_async()``."""
     where = args.get("where")
     return where if isinstance(where, str) and _WHERE.fullmatch(where) else default
-
-
-def _origin(guest: Guest, args: dict[str, Any]) -> Origin:
-    try:
-        number, oldest = args["origin"]
-        return Origin.read([guest.token.hex(), number, oldest])
-    except (TypeError, ValueError):
-        raise SchemaError(f"origin: expected a number and the oldest, got {args['origin']!r:.100}") from None

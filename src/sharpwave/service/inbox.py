@@ -17,7 +17,7 @@ from ..errors import ClosedError, NotReady, SchemaError
 from ..sequences.gate import to_deadline
 from ..sequences.origins import Origin, Origins
 from .guest import Guest, Request
-from .hosted import Answer, HostedVerb, Later
+from .hosted import Answer, HostedVerb, Later, origin_of
 from .sample_frames import read_batch
 
 __all__ = ["HostedInbox", "Inbox", "Parcel"]
@@ -108,8 +108,7 @@ class HostedInbox:
         self.verbs = {"push": HostedVerb("write", "parked", self._push)}
 
     def _push(self, guest: Guest, args: dict[str, Any], done: Callable[[Any], None]) -> Callable[[], None]:
-        number, oldest = args["origin"]
-        parcel = Parcel(read_item(args), Origin.read([guest.token.hex(), number, oldest]), done)
+        parcel = Parcel(read_item(args), origin_of(guest, args), done)
         self._inbox.add(parcel)
         return lambda: self._inbox.drop(parcel)
 

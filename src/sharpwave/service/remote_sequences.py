@@ -14,14 +14,14 @@ import numpy as np
 from ..checks import seconds, whole
 from ..errors import SchemaError, SharpwaveError
 from ..files.save_path import read_save_path
-from ..sequences.intake import read_handles, read_ids, unpack
+from ..sequences.intake import read_handles, read_ids
 from ..sequences.leases import Lease
 from ..sequences.options import Options
 from ..sequences.protocol import Handles
 from ..sequences.staleness import Admission
 from .aside import Aside
 from .channel import NoAnswer
-from .sample_frames import pack_parts, read_batch
+from .sample_frames import pack_given, read_batch
 from .session import OpenTable, Session
 
 __all__ = ["RemoteSequences"]
@@ -121,22 +121,22 @@ class RemoteSequences:
 
     def _put(self, key: str, where: str, samples: Any, version: Any, births: Any, timeout: Any) -> Handles:
         self.check(where)
-        parts = unpack("put()", samples)
+        _, packed = pack_given("put()", samples)
         wait = seconds(where, timeout)
-        if not parts:
+        if packed is None:
             return np.empty(0, np.int64)
-        args = {"samples": pack_parts(parts), "version": version, "births": births, "key": key}
+        args = {"samples": packed, "version": version, "births": births, "key": key}
         made: Handles = self._waiting(key, "put", lambda: self._once(where, "put", args, wait))
         return made
 
     def amend(self, where: str, handles: Any, samples: Any) -> None:
         self.check(where)
         serials = read_handles("amend()", handles)
-        parts = unpack("amend()", samples)
-        if len(parts) != len(serials):
-            raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
-        if parts:
-            self._once(where, "amend", {"handles": np.array(serials, np.int64), "samples": pack_parts(parts)})
+        count, packed = pack_given("amend()", samples)
+        if count != len(serials):
+            raise SchemaError(f"amend(): expected a sample a handle, got {count} for {len(serials)}")
+        if packed is not None:
+            self._once(where, "amend", {"handles": np.array(serials, np.int64), "samples": packed})
 
     async def amend_async(self, where: str, handles: Any, samples: Any) -> None:
         await self._awaited(lambda: self.amend(where, handles, samples))

@@ -478,6 +478,10 @@ class Server:
         line.oldest = oldest
         if oldest > line.expected:  # the client gave up calls that never came
             line.expected = oldest
+        if line.running is not None and line.running < oldest:  # it gave up what it waited for
+            for task in list(guest.tasks):
+                if task.place[1] is line:
+                    task.cancel()
         for call in list(line.replies):
             if call >= oldest:
                 break

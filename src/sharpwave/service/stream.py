@@ -25,7 +25,7 @@ from .document import encode
 from .endpoint import read_endpoint
 from .inbox import Inbox
 from .message import HEAD_BYTES, Verb
-from .sample_frames import pack_batch, pack_parts
+from .sample_frames import pack_batch
 from .server import Server
 from .session import OpenTable, Session
 
@@ -117,7 +117,7 @@ class Pusher:
         if self._table != _INBOX:
             if not isinstance(item, SequenceSample):
                 raise SchemaError(f"push(): expected a SequenceSample, got {type(item).__name__}")
-            return {"samples": pack_parts(item.unpack()), "version": version, "births": births}
+            return {"samples": pack_batch(item), "version": version, "births": births}
         if isinstance(item, SequenceSample):
             return {"sample": pack_batch(item)}
         try:
