@@ -34,6 +34,7 @@ from proxy import Plan, Proxy
 
 import sharpwave as sw
 from sharpwave.errors import NotReady
+from sharpwave.service.keys import make_key
 
 processes = mp.get_context("forkserver")
 processes.set_forkserver_preload(["numpy", "zmq", "sharpwave", "sharpwave.service.server", "sharpwave.buffers.open"])
@@ -100,7 +101,7 @@ class Notes:
             self.numbers[1], self.numbers[2] = excess, verb
 
 
-def serve(path: str, address: str, ready: Any) -> None:
+def serve(path: str, address: str, keys: str | None, ready: Any) -> None:
     """A server's process: the table of a file, until it is killed."""
     replay = sw.ReplayBuffer(
         CAPACITY,
@@ -113,22 +114,22 @@ def serve(path: str, address: str, ready: Any) -> None:
         seed=0,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    with replay, sw.serve({"replay": replay}, address, client_timeout=1.0):
+    with replay, sw.serve({"replay": replay}, address, keys=keys, client_timeout=1.0):
         ready.send(len(replay))
         time.sleep(1e6)
 
 
-def act(folder: str, address: str, stream: int, seed: int) -> None:
+def act(folder: str, address: str, key: str | None, stream: int, seed: int) -> None:
     """A client's process: adds, samples and updates until it is killed. Any other end is an error, and told."""
     try:
-        _act(Notes(Path(folder), stream), address, random.Random(seed), windowed=seed % 2 == 1)
+        _act(Notes(Path(folder), stream), address, key, random.Random(seed), windowed=seed % 2 == 1)
     except BaseException:
         (Path(folder) / f"error-{stream}").write_text(traceback.format_exc())
 
 
-def _act(notes: Notes, address: str, rng: random.Random, windowed: bool) -> None:
+def _act(notes: Notes, address: str, key: str | None, rng: random.Random, windowed: bool) -> None:
     stream = notes.stream
-    buffer: Any = sw.open(f"{address}/replay", wait=True, timeout=60, direct=False)
+    buffer: Any = sw.open(f"{address}/replay", keys=key, wait=True, timeout=60, direct=False)
     writer = buffer.writer(window=rng.choice((8, 64, 256))) if windowed else buffer
     number, indices = 0, np.zeros(0, np.int64)
     while True:
@@ -169,12 +170,18 @@ def _act(notes: Notes, address: str, rng: random.Random, windowed: bool) -> None
 class Table:
     """One file with its server and its clients, for some rounds."""
 
+    keys: str | None
+    key: str | None
+
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.random = folder, random.Random(seed)
         self.path = folder / "replay.sw"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        self.counts: Counter[str] = Counter()
+        self.keys = self.key = None
+        if self.random.random() < 0.5:  # half of the tables are behind keys, and everything is encrypted
+            self.keys, self.key = str(folder / "keys"), str(make_key(folder / "keys", "client"))
+        self.counts: Counter[str] = Counter({"tables with keys": int(self.keys is not None), "tables": 1})
         self.streams: list[Notes] = []
         self.ends = contextlib.ExitStack()
         self.proxies = [self.ends.enter_context(Proxy(self.address, Plan(seed + n, FAULTS))) for n in range(2)]
@@ -183,7 +190,7 @@ class Table:
 
     def start_server(self) -> Any:
         mine, theirs = processes.Pipe()
-        server = processes.Process(target=serve, args=(str(self.path), self.address, theirs), daemon=True)
+        server = processes.Process(target=serve, args=(str(self.path), self.address, self.keys, theirs), daemon=True)
         server.start()
         theirs.close()
         try:
@@ -203,7 +210,9 @@ class Table:
         address = self.address if place < 2 else self.proxies[place - 2].address
         seed = 2 * self.random.getrandbits(30) + place % 2
         notes.about = f"{'window' if place % 2 else 'add'}, {'direct' if place < 2 else 'proxy'}"
-        client = processes.Process(target=act, args=(str(self.folder), address, notes.stream, seed), daemon=True)
+        client = processes.Process(
+            target=act, args=(str(self.folder), address, self.key, notes.stream, seed), daemon=True
+        )
         client.start()
         return client
 

@@ -118,6 +118,19 @@ def test_a_client_that_is_revoked_while_connected_is_refused_at_its_next_call(se
         buffer.add(**row(3))  # others are unharmed
 
 
+def test_nobody_is_let_in_while_the_list_of_clients_cannot_be_read(server, folder: Path) -> None:
+    path = folder / "clients.list"
+    whole = path.read_bytes()
+    with sw.open(f"{server.address}/replay", keys=folder / "all.key") as buffer:
+        buffer.add(**row(0))
+        path.write_bytes(whole[:-20])
+        with refused("the list of clients cannot be read"):
+            buffer.add(**row(1))
+        path.write_bytes(whole)
+        buffer.add(**row(2))
+        assert [float(reward) for rows in buffer.rows() for reward in rows["reward"]] == [0.0, 2.0]
+
+
 def test_each_role_does_what_it_says_and_no_more(server, folder: Path) -> None:
     address = f"{server.address}/replay"
     with sw.open(address, keys=make_key(folder, "writer", ("write", "read"))) as buffer:

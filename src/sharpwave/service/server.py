@@ -265,7 +265,8 @@ class Server:
                 self._count("session of another key")
             return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
         if self._keys is not None and not self._is_still_known(guest):
-            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} was revoked")
+            why = "was revoked" if guest.is_gone else "is not known at present: the list of clients cannot be read"
+            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} {why}")
         guest.seen = now = time.monotonic()
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
@@ -326,7 +327,8 @@ class Server:
         roles = self._keys.roles_of(guest.user)
         if roles is None:
             self._count("key")
-            self._part(guest)
+            if self._keys.problem is None:
+                self._part(guest)
             return False
         guest.roles = roles
         return True
@@ -392,7 +394,8 @@ class Server:
 
     def _bury(self, now: float) -> None:
         for guest in list(self._guests.values()):
-            is_revoked = self._keys is not None and self._keys.roles_of(guest.user) is None
+            keys = self._keys
+            is_revoked = keys is not None and keys.roles_of(guest.user) is None and keys.problem is None
             if now - guest.seen > self._timeout or is_revoked:
                 self._clients_lost += 1
                 self._part(guest)
