@@ -111,6 +111,8 @@ class _Chore:
 
 
 class _Parked:
+    is_work = False
+
     def __init__(self, chores: Chores, guest: Guest, place: Any) -> None:
         self.guest, self.place = guest, place
         self._chores = chores
