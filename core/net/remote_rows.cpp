@@ -54,15 +54,12 @@ RowBatch part_of(const RowBatch& rows, std::size_t first, std::size_t count, std
 
 }  // namespace
 
-// A channel for one call. One whose call was given up is not used again.
+// A channel for one call.
 class RemoteRows::Borrowed {
 public:
     explicit Borrowed(RemoteRows& rows) : rows_(rows), channel_(rows.take()) {}
     ~Borrowed() {
-        if (channel_->has_abandoned()) {
-            channel_->retire();
-            return;
-        }
+        if (channel_->has_abandoned()) channel_->give_up();
         const std::scoped_lock lock(rows_.idle_mutex_);
         rows_.idle_.push_back(std::move(channel_));
     }

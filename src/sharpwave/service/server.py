@@ -221,6 +221,11 @@ class Server:
             self._thread.join(drain_s + 2.0)
             self._is_closed = True
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes calls: not after ``close()``, and not if its thread has failed."""
+        return self._thread.is_alive() and not self._is_closing
+
     def __enter__(self) -> Server:
         return self
 
@@ -473,6 +478,10 @@ class Server:
         line.oldest = oldest
         if oldest > line.expected:  # the client gave up calls that never came
             line.expected = oldest
+        if line.running is not None and line.running < oldest:  # it gave up what it waited for
+            for task in list(guest.tasks):
+                if task.place[1] is line:
+                    task.cancel()
         for call in list(line.replies):
             if call >= oldest:
                 break
