@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -611,6 +613,35 @@ def test_every_acknowledged_put_is_there_once_after_kills_of_the_server(make: An
     for name, handle in handles.items():
         assert seq._store.index.entries[handle].sample.ids == [name]
     seq.close()
+
+
+def test_a_server_that_closes_in_order_tells_what_was_made(make: Any, tmp_path: Path) -> None:
+    """Closed again and again while clients put: a put that is answered with an error was not made."""
+    pair = make(journal=str(tmp_path / "journal"), duplicate_ids=True, capacity=100_000)
+    stop = threading.Event()
+    made: list[str] = []
+
+    def put(worker: int) -> None:
+        client = sw.open(pair.server.table)
+        for count in itertools.count():
+            if stop.is_set():
+                return client.close()
+            with contextlib.suppress(ClosedError):
+                client.put([sample([f"{worker}.{count}"])])
+                made.append(f"{worker}.{count}")
+
+    threads = [threading.Thread(target=put, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        before = len(made)
+        until(lambda before=before: len(made) > before + 30)
+        pair.server.close()
+        pair.server.start()
+    stop.set()
+    for thread in threads:
+        thread.join(HANG_S)
+    assert sorted(pair.seq.ids()) == sorted(made)
 
 
 def test_a_pusher_with_a_window_puts_in_order_and_once_over_kills_of_the_server(make: Any, tmp_path: Path) -> None:
