@@ -392,6 +392,10 @@ def sequences(measured: Document) -> str:
     return "\n\n".join(said)
 
 
+def service(document: Document) -> str:
+    return ""
+
+
 def gpu_line(document: Document) -> str:
     facts = document["machine"]
     return (
