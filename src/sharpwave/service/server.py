@@ -19,7 +19,7 @@ from .guest import Guest, Line, Request
 from .hosted import Answer, Hosted, Later
 from .hosting import host
 from .limits import Limits
-from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, status_of, to_seconds
+from .message import HEAD, HEAD_BYTES, MAGIC, VERB_NAMES, VERSIONS, Status, Verb, status_of, to_seconds
 from .zeromq import load_zmq
 
 __all__ = ["Server", "serve"]
@@ -27,7 +27,6 @@ __all__ = ["Server", "serve"]
 _ROLES = frozenset({"read", "write", "admin"})
 _COPIED_BYTES = 64 << 10  # smaller messages are copied: that costs less than telling when they are sent
 _NUMBERED = frozenset({Verb.OPEN, Verb.CALL, Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE, Verb.TABLES})
-_EXCHANGED = frozenset({Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE})
 _EXCHANGE_ROLES = {Verb.ADD: "write", Verb.UPDATE: "write", Verb.SAMPLE: "read", Verb.SETTLE: "read"}
 _DRAIN_S = 10.0
 
@@ -502,8 +501,9 @@ class Server:
         if not 0 < request.table <= len(self._tables):
             raise StorageError(f"table {request.table} is not known; open it first")
         hosted = self._tables[request.table - 1][1]
-        if verb in _EXCHANGED:
-            self._check_role(guest, _EXCHANGE_ROLES[Verb(verb)], Verb(verb).name)
+        role = _EXCHANGE_ROLES.get(verb)
+        if role is not None:
+            self._check_role(guest, role, VERB_NAMES[verb])
             return hosted.exchange(guest, request)
         return self._call(guest, hosted, request)
 
@@ -592,7 +592,7 @@ class Server:
             reply = self._error(head, Status.SCHEMA, text)
             size = len(reply)
         guest.open_calls -= 1
-        guest.times(Verb(verb).name).note(time.monotonic() - request.came, len(request.body), size)
+        guest.times(VERB_NAMES[verb]).note(time.monotonic() - request.came, len(request.body), size)
         self._keep(guest, line, request.call, reply)
 
     def _keep(self, guest: Guest, line: Line, call: int, reply: Any) -> None:
