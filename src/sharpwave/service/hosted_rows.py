@@ -57,6 +57,24 @@ class Held:
         self.reserved: dict[int, Any] = {}  # by the client's numbers
 
 
+class Sheet:
+    """The memory of a reply to SAMPLE, with the arrays of its batch: made once, used again and again."""
+
+    __slots__ = ("_pool", "batch", "memory", "odds", "with_odds")
+
+    def __init__(self, layout: BatchLayout, count: int, pool: list[Sheet]) -> None:
+        # Two numbers behind the batch, for clients that ask for them.
+        whole = np.empty(HEAD_BYTES + layout.places(count).end + 16, np.uint8)
+        self.batch = layout.over(whole, HEAD_BYTES, count)
+        self.odds = whole[-16:].view(np.float64)
+        self.memory, self.with_odds = memoryview(whole[:-16]), memoryview(whole)
+        self._pool = pool
+
+    def free(self, _: Any = None) -> None:
+        if len(self._pool) < _POOLED:
+            self._pool.append(self)
+
+
 class HostedRows:
     """Satisfies ``Hosted``. Everything runs in the server's thread, unless a call has to wait."""
 
@@ -70,7 +88,7 @@ class HostedRows:
         if spec.hindsight is None and not spec.schema.ragged:
             blank = spec.batch_tree(weights=spec.is_prioritized, relabelled=False).new_batch(1)
             self._layout = BatchLayout(blank)
-        self._pool: dict[int, list[tuple[Any, Batch]]] = {}
+        self._pool: dict[int, list[Sheet]] = {}  # by the number of examples
         self._reserving = threading.Lock()  # a client may go while its call waits in another thread
         self._numbers = itertools.count(1)
         # Rows accepted of streams whose writers are closed: a client that was taken for dead may return.
@@ -237,25 +255,18 @@ class HostedRows:
     def _draw(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """A batch in the memory of its reply, with its handles."""
         assert self._layout is not None
-        pool = self._pool.setdefault(count, [])
+        pool = self._pool.get(count)
+        if pool is None:
+            pool = self._pool[count] = []
+            if len(self._pool) > _POOLED_SIZES:
+                del self._pool[next(iter(self._pool))]
+        sheet = pool.pop() if pool else Sheet(self._layout, count, pool)
         try:
-            memory, views = pool.pop()
-        except IndexError:
-            # Two numbers behind the batch, for clients that ask for them.
-            memory = np.empty(HEAD_BYTES + self._layout.places(count).end + 16, np.uint8)
-            views = self._layout.over(memory, HEAD_BYTES, count)
-        odds = memory[-16:].view(np.float64) if tells else None
-
-        def free(_: Any) -> None:
-            if len(pool) < _POOLED and len(self._pool) <= _POOLED_SIZES:
-                pool.append((memory, views))
-
-        try:
-            self._rows.table.sample_in_turn(count, views, timeout, not holds, odds)
+            self._rows.table.sample_in_turn(count, sheet.batch, timeout, not holds, sheet.odds if tells else None)
         except BaseException:
-            free(memory)
+            sheet.free()
             raise
-        return Answer(memoryview(memory if tells else memory[:-16]), count, free), views["indices"]
+        return Answer(sheet.with_odds if tells else sheet.memory, count, sheet.free), sheet.batch["indices"]
 
     def _draw_document(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """The same for ragged fields, and for goals that functions of the client make new."""
