@@ -22,7 +22,6 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zmq
 from harness.contest import ContenderError, LeftOut, Player, print_case
 from harness.contest import start as start_peer
@@ -251,7 +250,9 @@ def past_the_server(clients: Clients, turns: Turns) -> Document:
 
     return {
         "direct_sample_256": turns.run("direct sample_256", {k: drawing(b) for k, b in both.items()}, CALLS),
-        "direct_add_1": turns.run("direct add_1", {k: adding(b.add, rows, calls["add_1"]) for k, b in both.items()}, CALLS),
+        "direct_add_1": turns.run(
+            "direct add_1", {k: adding(b.add, rows, calls["add_1"]) for k, b in both.items()}, CALLS
+        ),
     }
 
 

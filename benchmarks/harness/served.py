@@ -6,9 +6,8 @@ import multiprocessing as mp
 from contextlib import ExitStack
 from typing import Any
 
-from harness.workloads import ATARI, W1, Workload
-
 import sharpwave as sw
+from harness.workloads import ATARI, W1, Workload
 
 WRITERS = 64  # streams of all clients, with some room
 

@@ -67,7 +67,7 @@ class Sheet:
         whole = np.empty(HEAD_BYTES + layout.places(count).end + 16, np.uint8)
         self.batch = layout.over(whole, HEAD_BYTES, count)
         self.odds = whole[-16:].view(np.float64)
-        self.memory, self.with_odds = memoryview(whole[:-16]), memoryview(whole)
+        self.memory, self.with_odds = whole[:-16].data, whole.data
         self._pool = pool
 
     def free(self, _: Any = None) -> None:

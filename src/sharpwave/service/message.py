@@ -39,8 +39,7 @@ SAMPLE_TELLS_ODDS = 2
 
 
 class Verb:
-    """Plain numbers: every message is compared with several, and to look up a member of an ``enum`` takes longer than to
-    compare it."""
+    """Plain numbers: every message is compared with several, and the members of an ``enum`` are slow to look up."""
 
     HELLO = 1
     OPEN = 2

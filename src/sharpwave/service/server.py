@@ -126,6 +126,8 @@ class Server:
 
     def _listen(self, where: str, address: str) -> None:
         zmq = self._zmq = load_zmq()
+        # Combined once: pyzmq's flags are members of an enum, and slow to combine.
+        self._at_once, self._at_once_more = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
         self._context = zmq.Context()
         self._context.max_sockets = max(1024, 2 * self._limits.clients)
         socket = self._socket = self._context.socket(zmq.ROUTER)
@@ -556,6 +558,7 @@ class Server:
         if guest.is_gone:
             return
         verb = request.verb
+        argument = result.argument if isinstance(result, Answer) else 0
         head = (
             MAGIC,
             guest.version,
@@ -569,7 +572,7 @@ class Server:
             request.call,
             0,
             0,
-            0,
+            argument,
         )
         reply: Any
         if isinstance(result, BaseException):
@@ -577,7 +580,7 @@ class Server:
             reply = self._error(head, status, str(result))
         elif isinstance(result, Answer):
             reply = result
-            HEAD.pack_into(reply.memory, 0, *head[:12], result.argument)
+            HEAD.pack_into(reply.memory, 0, *head)
         else:
             try:
                 reply = encode(result, HEAD_BYTES)
@@ -617,11 +620,10 @@ class Server:
         self._part(guest)
 
     def _send(self, who: Any, memory: Any) -> None:
-        zmq = self._zmq
         try:
-            self._socket.send(who, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(memory, zmq.NOBLOCK, copy=len(memory) < _COPIED_BYTES)
-        except zmq.ZMQError:  # its connection is gone, or it does not read: the reply is kept, and asked for
+            self._socket.send(who, self._at_once_more)
+            self._socket.send(memory, self._at_once, copy=len(memory) < _COPIED_BYTES)
+        except self._zmq.ZMQError:  # its connection is gone, or it does not read: the reply is kept, and asked for
             self._count("unsent")
 
 
