@@ -250,18 +250,13 @@ class HostedRows:
         """A batch in the memory of its reply, with its handles."""
         pool = self._pool
         assert pool is not None
-        memory, views = pool.take(count)
-        odds = memory[-16:].view(np.float64) if tells else None
-
-        def free(_: Any) -> None:
-            pool.free(count, memory, views)
-
+        sheet = pool.take(count)
         try:
-            self._rows.table.sample_in_turn(count, views, timeout, not holds, odds)
+            self._rows.table.sample_in_turn(count, sheet.batch, timeout, not holds, sheet.odds if tells else None)
         except BaseException:
-            free(memory)
+            sheet.free()
             raise
-        return Answer(memoryview(memory if tells else memory[:-16]), count, free), views["indices"]
+        return Answer(sheet.with_odds if tells else sheet.memory, count, sheet.free), sheet.batch["indices"]
 
     def _draw_document(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """The same for ragged fields, and for goals that functions of the client make new."""

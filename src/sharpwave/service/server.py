@@ -20,14 +20,13 @@ from .hosted import Answer, Hosted, Later, Parked
 from .hosting import host
 from .limits import Limits
 from .listener import Listener
-from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, status_of, to_seconds
+from .message import HEAD, HEAD_BYTES, MAGIC, VERB_NAMES, VERSIONS, Status, Verb, status_of, to_seconds
 from .zeromq import load_zmq
 
 __all__ = ["Server", "serve"]
 
 _ROLES = frozenset({"read", "write", "admin"})
 _NUMBERED = frozenset({Verb.OPEN, Verb.CALL, Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE, Verb.TABLES})
-_EXCHANGED = frozenset({Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE})
 _EXCHANGE_ROLES = {Verb.ADD: "write", Verb.UPDATE: "write", Verb.SAMPLE: "read", Verb.SETTLE: "read"}
 _DRAIN_S = 10.0
 
@@ -474,8 +473,9 @@ class Server:
         if not 0 < request.table <= len(self._tables):
             raise StorageError(f"table {request.table} is not known; open it first")
         hosted = self._tables[request.table - 1][1]
-        if verb in _EXCHANGED:
-            self._check_role(guest, _EXCHANGE_ROLES[Verb(verb)], Verb(verb).name)
+        role = _EXCHANGE_ROLES.get(verb)
+        if role is not None:
+            self._check_role(guest, role, VERB_NAMES[verb])
             return hosted.exchange(guest, request)
         return self._call(guest, hosted, request)
 
@@ -530,28 +530,18 @@ class Server:
         if guest.is_gone or (self._is_closing and isinstance(result, ClosedError)):  # the next server is asked again
             return
         verb = request.verb
+        argument = result.argument if isinstance(result, Answer) else 0
         head = (
-            MAGIC,
-            guest.version,
-            verb,
-            0,
-            0,
-            request.table,
-            guest.session,
-            channel,
-            request.stream,
-            request.call,
-            0,
-            0,
-            0,
-        )
+            MAGIC, guest.version, verb, 0, 0, request.table, guest.session, channel, request.stream, request.call, 0, 0,
+            argument,
+        )  # fmt: skip
         free = None
         if isinstance(result, BaseException):
             status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
             reply: Any = self._error(head, status, str(result))
         elif isinstance(result, Answer):
             reply, free = result.memory, result.free
-            HEAD.pack_into(reply, 0, *head[:12], result.argument)
+            HEAD.pack_into(reply, 0, *head)
         else:
             try:
                 reply = encode(result, HEAD_BYTES)
@@ -565,7 +555,7 @@ class Server:
             )
             reply, free = self._error(head, Status.SCHEMA, text), None
         guest.open_calls -= 1
-        guest.times(Verb(verb).name).note(time.monotonic() - request.came, len(request.body), len(reply))
+        guest.times(VERB_NAMES[verb]).note(time.monotonic() - request.came, len(request.body), len(reply))
         self._keep(guest, line, request.call, reply, free)
 
     def _keep(self, guest: Guest, line: Line, call: int, reply: Any, free: Any = None) -> None:
