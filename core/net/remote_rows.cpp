@@ -107,7 +107,9 @@ RemoteRows::RemoteRows(std::string address, RowSpec spec, std::unique_ptr<net::S
 RemoteRows::~RemoteRows() {
     close();
     // What the parent's threads wait on cannot be destroyed in a forked child: it waits for them, which are not there.
-    if (session_->is_foreign()) static_cast<void>(session_.release());
+    if (session_->is_foreign()) {
+        [[maybe_unused]] const net::Session* left_to_parent = session_.release();
+    }
 }
 
 void RemoteRows::check_same(const json::Value& facts) const {
