@@ -185,7 +185,7 @@ class HostedRows:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
         if self._rows.spec.pace is not None:
             return Later(lambda: self._rows.in_turn(lambda: attempt(0), left))
-        return Later(lambda: self._rows.in_thread(lambda: attempt(left)), is_working=True)
+        return Later(lambda: self._rows.in_thread(lambda: attempt(left)), is_work=True)
 
     def _stream(self, guest: Guest, number: int) -> Stream:
         stream = self._held(guest).streams.get(number)
