@@ -209,6 +209,7 @@ def small_rows(clients: Clients, peer: Peer, turns: Turns, burst_s: float) -> Do
     for way in WAYS:
         entries[f"sharpwave@{way}"] = timed(lambda b=clients.small[way]: b.sample(BATCH))
         entries[f"echo@{way}"] = timed(clients.echo[way].call(HEAD_BYTES, batch))
+        entries[f"echo@{way}_fresh"] = timed(clients.echo[way].call(HEAD_BYTES, batch, fresh=True))
     cases["sample_256"] = turns.run("sample_256", entries, CALLS, peer=alone)
 
     flows: dict[str, Any] = {}

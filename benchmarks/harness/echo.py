@@ -54,11 +54,15 @@ class Source:
         if buffer is None:
             buffer = Fresh(size)
             buffers.append(buffer)
+        np.copyto(buffer.memory, self.cold(size))
+        return buffer
+
+    def cold(self, size: int) -> Any:
+        """Bytes that no cache holds."""
         if self._at + size > _SOURCE_BYTES:
             self._at = 0
-        np.copyto(buffer.memory, self._memory[self._at : self._at + size])
         self._at += size
-        return buffer
+        return self._memory[self._at - size : self._at]
 
 
 def _answer(socket: Any, source: Source) -> None:
@@ -66,14 +70,15 @@ def _answer(socket: Any, source: Source) -> None:
     while True:
         who = receive()
         size, is_fresh = _ASKED.unpack_from(receive())
-        if is_fresh:
+        is_copied = size < _COPIED_BYTES
+        if is_fresh and not is_copied:
             buffer = source.fresh(size)
             send(who, zmq.SNDMORE)
             buffer.sent = send(buffer.memory.data, copy=False, track=True)
         else:
-            reply = source.constant(size)
+            reply = source.cold(size).data if is_fresh else source.constant(size)
             send(who, zmq.SNDMORE)
-            send(reply, copy=size < _COPIED_BYTES)
+            send(reply, copy=is_copied)
 
 
 def _serve(addresses: list[str], keys: list[Keys | None], pipe: Any) -> None:
