@@ -16,8 +16,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -175,13 +175,28 @@ def adding_ahead(writer: Any, rows: list[Any]) -> Timed:
     return timed(run, ADDS)
 
 
-def drawing_ahead(batches: Any, ahead: int, count: int) -> Timed:
-    burst = timed(lambda: [None for _ in islice(batches, count)], count)
+def taking_ahead(batches: Iterator[Any], ahead: int, count: int) -> Timed:
+    """Of what is under way; what came while others had their turn is used up untimed."""
+
+    def take(many: int) -> None:
+        for _ in islice(batches, many):
+            pass
+
+    burst = timed(lambda: take(count), count)
 
     def run() -> float:
-        for _ in islice(batches, ahead):  # what was drawn while others had their turn
-            pass
+        take(2 * ahead)
         return burst()
+
+    return run
+
+
+def begun_anew(flow: Callable[[], Any]) -> Timed:
+    """Of image batches ahead, begun and ended in every turn."""
+
+    def run() -> float:
+        with closing(flow()) as batches:
+            return taking_ahead(batches, IMAGES_AHEAD, IMAGES)()
 
     return run
 
@@ -194,14 +209,17 @@ def small_rows(clients: Clients, peer: Peer, turns: Turns, burst_s: float) -> Do
     for way in WAYS:
         entries[f"sharpwave@{way}"] = timed(lambda b=clients.small[way]: b.sample(BATCH))
         entries[f"echo@{way}"] = timed(clients.echo[way].call(HEAD_BYTES, batch))
+        entries[f"echo@{way}_fresh"] = timed(clients.echo[way].call(HEAD_BYTES, batch, fresh=True))
     cases["sample_256"] = turns.run("sample_256", entries, CALLS, peer=alone)
 
-    entries = {}
+    flows: dict[str, Any] = {}
     for way in WAYS:
-        batches = clients.small[way].batches(BATCH, prefetch=AHEAD)
-        entries[f"sharpwave@{way}"] = drawing_ahead(batches, 2 * AHEAD, BATCHES)
-        entries[f"echo@{way}"] = timed(clients.echo[way].burst(BATCHES, AHEAD, batch), BATCHES)
+        flows[f"sharpwave@{way}"] = clients.small[way].batches(BATCH, prefetch=AHEAD)
+        flows[f"echo@{way}"] = clients.echo[way].ahead(AHEAD, batch)
+    entries = {label: taking_ahead(flow, AHEAD, BATCHES) for label, flow in flows.items()}
     cases["batches_256"] = turns.run("batches_256", entries, rounds=16, peer=ahead)
+    for flow in flows.values():
+        flow.close()
 
     rows = W1.rows()
     alone, ahead = peer.prepare("add_1", burst_s)
@@ -223,16 +241,20 @@ def image_rows(clients: Clients, turns: Turns) -> Document:
     """With a constant as the echo's reply, and with one that is copied first."""
     cases = {}
     batch = reply_bytes(clients.images["tcp"].sample(BATCH))
-    entries: dict[str, Timed] = {}
-    bursts: dict[str, Timed] = {}
-    for way in WAYS:
-        echo, buffer = clients.echo[way], clients.images[way]
-        entries[f"sharpwave@{way}"] = timed(lambda b=buffer: b.sample(BATCH))
-        bursts[f"sharpwave@{way}"] = drawing_ahead(buffer.batches(BATCH, prefetch=IMAGES_AHEAD), IMAGES_AHEAD, IMAGES)
-        for form, is_fresh in (("", False), ("_fresh", True)):
-            entries[f"echo@{way}{form}"] = timed(echo.call(HEAD_BYTES, batch, fresh=is_fresh))
-            bursts[f"echo@{way}{form}"] = timed(echo.burst(IMAGES, IMAGES_AHEAD, batch, fresh=is_fresh), IMAGES)
+    forms = {f"echo@{way}{form}": (way, bool(form)) for way in WAYS for form in ("", "_fresh")}
+    entries = {f"sharpwave@{way}": timed(lambda b=clients.images[way]: b.sample(BATCH)) for way in WAYS}
+    for label, (way, is_fresh) in forms.items():
+        entries[label] = timed(clients.echo[way].call(HEAD_BYTES, batch, fresh=is_fresh))
     cases["images"] = turns.run("images", entries, rounds=40)
+
+    # One after the other: all of them at once would hold a gigabyte of batches.
+    flows: dict[str, Callable[[], Any]] = {
+        f"sharpwave@{way}": lambda b=clients.images[way]: b.batches(BATCH, prefetch=IMAGES_AHEAD) for way in WAYS
+    }
+    for label, (way, is_fresh) in forms.items():
+        echo = clients.echo[way]
+        flows[label] = lambda e=echo, f=is_fresh: e.ahead(IMAGES_AHEAD, batch, fresh=f)
+    bursts = {label: begun_anew(flow) for label, flow in flows.items()}
     cases["image_batches"] = turns.run("image_batches", bursts, rounds=8)
     for times in (*cases["images"].values(), *cases["image_batches"].values()):
         times["bytes"] = batch

@@ -1,8 +1,9 @@
 """Echo: what ZeroMQ alone takes for the same bytes. A bare ROUTER in a process of its own, which reads nothing in a
 message but how many bytes to send back.
 
-The yardstick of a server: no session, no numbers, no rows. `fresh` replies are copied first, from memory that is larger
-than the caches into one of a few buffers, since a server has to take the rows that it sends from somewhere.
+The yardstick of a server: no session, no numbers, no rows. `fresh` replies are copied first, by one thread, from memory
+that is larger than the caches into a buffer that is free again, since a server has to take the rows that it sends from
+somewhere.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable
-from itertools import cycle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,16 @@ HEAD_BYTES = 64
 _ASKED = struct.Struct("<QQ")  # bytes of the reply, whether it is fresh
 _COPIED_BYTES = 64 << 10  # larger messages go out without a copy: below it the copy is what costs less
 _SOURCE_BYTES = 512 << 20
-_BUFFERS = 8
 LIMIT_MS = 60_000
 Keys = tuple[bytes, bytes]  # public, secret
+
+
+class Fresh:
+    """A buffer, and whether ZeroMQ has sent what it holds."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = np.zeros(size, np.uint8)
+        self.sent: Any = zmq.MessageTracker()
 
 
 class Source:
@@ -33,7 +39,7 @@ class Source:
     def __init__(self) -> None:
         self._memory = np.ones(_SOURCE_BYTES, np.uint8)
         self._at = 0
-        self._buffers: dict[int, Any] = {}
+        self._buffers: dict[int, list[Fresh]] = {}
         self._constants: dict[int, bytes] = {}
 
     def constant(self, size: int) -> bytes:
@@ -42,16 +48,21 @@ class Source:
             found = self._constants[size] = bytes(size)
         return found
 
-    def fresh(self, size: int) -> Any:
-        buffers = self._buffers.get(size)
-        if buffers is None:
-            buffers = self._buffers[size] = cycle([np.zeros(size, np.uint8) for _ in range(_BUFFERS)])
+    def fresh(self, size: int) -> Fresh:
+        buffers = self._buffers.setdefault(size, [])
+        buffer = next((one for one in buffers if one.sent.done), None)  # the first one, which the caches may still hold
+        if buffer is None:
+            buffer = Fresh(size)
+            buffers.append(buffer)
+        np.copyto(buffer.memory, self.cold(size))
+        return buffer
+
+    def cold(self, size: int) -> Any:
+        """Bytes that no cache holds."""
         if self._at + size > _SOURCE_BYTES:
             self._at = 0
-        buffer = next(buffers)
-        np.copyto(buffer, self._memory[self._at : self._at + size])
         self._at += size
-        return buffer.data
+        return self._memory[self._at - size : self._at]
 
 
 def _answer(socket: Any, source: Source) -> None:
@@ -59,9 +70,15 @@ def _answer(socket: Any, source: Source) -> None:
     while True:
         who = receive()
         size, is_fresh = _ASKED.unpack_from(receive())
-        reply = source.fresh(size) if is_fresh else source.constant(size)
-        send(who, zmq.SNDMORE)
-        send(reply, copy=size < _COPIED_BYTES)
+        is_copied = size < _COPIED_BYTES
+        if is_fresh and not is_copied:
+            buffer = source.fresh(size)
+            send(who, zmq.SNDMORE)
+            buffer.sent = send(buffer.memory.data, copy=False, track=True)
+        else:
+            reply = source.cold(size).data if is_fresh else source.constant(size)
+            send(who, zmq.SNDMORE)
+            send(reply, copy=is_copied)
 
 
 def _serve(addresses: list[str], keys: list[Keys | None], pipe: Any) -> None:
@@ -113,22 +130,20 @@ class EchoClient:
 
         return call
 
-    def burst(self, calls: int, depth: int, received: int, *, fresh: bool = False) -> Callable[[], None]:
-        """So many calls, with so many under way at once."""
+    def ahead(self, depth: int, received: int, *, fresh: bool = False) -> Iterator[Any]:
+        """Replies without end, with so many calls under way at once; closing it takes in those that are left."""
         message = self._message(HEAD_BYTES, received, fresh)
         send, receive = self._socket.send, self._socket.recv
-        kept: deque[Any] = deque(maxlen=1)  # as a learner holds one batch while it takes the next
-
-        def burst() -> None:
-            for _ in range(depth):
+        for _ in range(depth):
+            send(message)
+        try:
+            while True:
+                reply = receive(copy=False)
                 send(message)
-            for _ in range(calls - depth):
-                kept.append(receive(copy=False))
-                send(message)
+                yield reply
+        finally:
             for _ in range(depth):
-                kept.append(receive(copy=False))
-
-        return burst
+                receive(copy=False)
 
     def _message(self, sent: int, received: int, fresh: bool) -> bytes:
         return _ASKED.pack(received, fresh) + bytes(sent - _ASKED.size)
