@@ -109,9 +109,11 @@ def test_calls_for_more_than_a_message_holds_are_refused_before_memory_is_taken(
     plain = sw.ReplayBuffer(100, obs_shape=(2,), seed=0)
     for number in range(10):
         plain.add(*row(number))
-    with sw.serve({"plain": plain}, "tcp://127.0.0.1:0", limits={"message_bytes": 8192}) as server:
-        with sw.open(server.address + "/plain") as buffer:
-            handles = buffer.sample(5)["indices"]
-            with pytest.raises(SchemaError, match=r"get\(\).*message_bytes"):
-                buffer.get(np.repeat(handles, 200))
-            assert len(buffer.get(handles)["action"]) == 5
+    with (
+        sw.serve({"plain": plain}, "tcp://127.0.0.1:0", limits={"message_bytes": 8192}) as server,
+        sw.open(server.address + "/plain") as buffer,
+    ):
+        handles = buffer.sample(5)["indices"]
+        with pytest.raises(SchemaError, match=r"get\(\).*message_bytes"):
+            buffer.get(np.repeat(handles, 200))
+        assert len(buffer.get(handles)["action"]) == 5
