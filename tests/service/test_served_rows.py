@@ -327,6 +327,25 @@ def test_a_running_call_is_answered_by_a_server_that_ends(tmp_path: Path) -> Non
     table.close()
 
 
+def test_a_schedule_of_beta_is_set_at_the_server() -> None:
+    table = in_memory(sampler=sw.Prioritized())
+    with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:
+        buffer.tune(beta=sw.Linear(0.5, 1.0, 100))
+        assert table.sampler.beta == sw.Linear(0.5, 1.0, 100)
+        buffer.tune(alpha=0.25, beta=0.75)
+        assert (table.sampler.alpha, table.sampler.beta) == (0.25, 0.75)
+    table.close()
+
+
+def test_batches_that_wait_too_long_tell_what_the_pace_waits_for() -> None:
+    table = in_memory(pace=sw.Pace(min_size=10))
+    with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:
+        for map_ in (None, lambda batch: batch):
+            with pytest.raises(NotReady, match="0 rows < min_size 10"):
+                next(buffer.batches(2, timeout=0.1, map=map_))
+    table.close()
+
+
 def test_threads_have_calls_under_way_at_once() -> None:
     table = in_memory(writers=64)
     with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:

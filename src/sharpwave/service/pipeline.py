@@ -55,7 +55,7 @@ class Pipeline:
         try:
             reply = self._channel.finish_until("batches()", deadline)
         except NoAnswer as error:
-            raise NotReady(str(error)) from None
+            raise NotReady(self._why() or str(error)) from None
         except SharpwaveError:
             if self._channel.open_calls < len(self._asked):  # it was refused, and reserves nothing
                 self._held.discard(self._asked.popleft().number)
@@ -63,6 +63,17 @@ class Pipeline:
         number = self._asked.popleft().number
         self._ask()
         return rows.read_batch(reply, self._count, number, False)[0], number
+
+    def _why(self) -> str | None:
+        """Why there is no batch, in the server's words; None: it is silent."""
+        try:
+            drawn = self._rows.draw(self._count, timeout=0)
+        except NoAnswer:
+            return None
+        except NotReady as error:
+            return str(error)
+        self._rows.settle(drawn.handles, False)
+        return None
 
     def _ask(self) -> None:
         rows = self._rows
