@@ -289,6 +289,77 @@ def test_a_forked_child_has_a_session_of_its_own() -> None:
         buffer.close()
 
 
+def test_writers_of_the_parent_are_closed_to_a_forked_child() -> None:
+    table = in_memory()
+    with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:
+        writers = [buffer.writer(window=8), buffer.writer()]
+        for number, writer in enumerate(writers):
+            writer.add(*row(number))
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for writer in writers:
+                try:
+                    writer.add(*row(50))
+                except ClosedError as error:
+                    refused += "of the parent process" in str(error)
+                writer.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        for writer in writers:
+            writer.close()
+        assert sorted(numbers_of(table)) == [0, 1]
+    table.close()
+
+
+def test_closing_in_another_thread_tells_the_server() -> None:
+    table = in_memory()
+    with sw.serve({"it": table}, "tcp://127.0.0.1:0", client_timeout=HANG_S) as server:
+        buffer = sw.open(f"{server.address}/it")
+        thread = threading.Thread(target=buffer.close)
+        thread.start()
+        thread.join()
+        until(lambda: not server.stats()["clients"])
+    table.close()
+
+
+def test_a_running_call_is_answered_by_a_server_that_ends(tmp_path: Path) -> None:
+    table = sw.ReplayBuffer(1000, obs_shape=(100_000,), seed=0)
+    zeros = np.zeros((500, 100_000), np.float32)
+    table.add(zeros, np.zeros(500), np.zeros(500), zeros, np.zeros(500, bool))
+    server = sw.serve({"it": table}, "tcp://127.0.0.1:0", folder=tmp_path)
+    buffer = sw.open(f"{server.address}/it")
+    told: list[Any] = []
+    caller = threading.Thread(target=lambda: told.append(buffer.save("copy.sw")))
+    caller.start()
+    until(lambda: server.stats()["waiting"] == 1)
+    server.close()
+    caller.join()
+    assert told == [None]
+    assert (tmp_path / "copy.sw").exists()
+    buffer.close()
+    table.close()
+
+
+def test_a_schedule_of_beta_is_set_at_the_server() -> None:
+    table = in_memory(sampler=sw.Prioritized())
+    with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:
+        buffer.tune(beta=sw.Linear(0.5, 1.0, 100))
+        assert table.sampler.beta == sw.Linear(0.5, 1.0, 100)
+        buffer.tune(alpha=0.25, beta=0.75)
+        assert (table.sampler.alpha, table.sampler.beta) == (0.25, 0.75)
+    table.close()
+
+
+def test_batches_that_wait_too_long_tell_what_the_pace_waits_for() -> None:
+    table = in_memory(pace=sw.Pace(min_size=10))
+    with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:
+        for map_ in (None, lambda batch: batch):
+            with pytest.raises(NotReady, match="0 rows < min_size 10"):
+                next(buffer.batches(2, timeout=0.1, map=map_))
+    table.close()
+
+
 def test_threads_have_calls_under_way_at_once() -> None:
     table = in_memory(writers=64)
     with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server, sw.open(f"{server.address}/it") as buffer:

@@ -121,6 +121,9 @@ class Mix:
         def draw(left: float | None) -> dict[str, Any]:
             return self.sample(batch_size, out=out, device=device, timeout=left)
 
+        for buffer in self._buffers:
+            if buffer._rows.is_remote:  # every draw waits for a server
+                return await buffer._rows.in_thread(lambda: draw(limit))
         while True:
             try:
                 return draw(0)

@@ -12,7 +12,7 @@ from ..checks import check_settable, one_of, random_seed, seconds, told, truth, 
 from ..errors import ClosedError, SchemaError
 from ..pace import Pace
 from ..rows.batch_map import read_map
-from ..rows.bell import without_blocking
+from ..rows.bell import sample_far, without_blocking
 from ..rows.device import DeviceRows
 from ..rows.host import HostRows, Writer
 from ..rows.protocol import Rows
@@ -252,7 +252,10 @@ class ReplayBuffer:
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """``sample`` for an event loop, which continues while this call waits for the pace."""
-        if self.pace is None or self._rows.is_remote:
+        if self._rows.is_remote:
+            limit, target = seconds("sample()", timeout), self._device if device is None else device
+            return await sample_far(self._rows, batch_size, out, target, limit)
+        if self.pace is None:
             limit = seconds("sample()", timeout)
             return await without_blocking(
                 self._rows, lambda left: self.sample(batch_size, out=out, device=device, timeout=left), limit

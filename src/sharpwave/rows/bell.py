@@ -18,7 +18,7 @@ from .protocol import Batch, BatchMap, Rows
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Bell", "batches", "without_blocking"]
+__all__ = ["Bell", "batches", "sample_far", "without_blocking"]
 
 _Result = TypeVar("_Result")
 _SLICE = 0.1  # seconds after which a thread checks whether it is still needed
@@ -44,6 +44,22 @@ async def without_blocking(rows: Rows, attempt: Callable[[float | None], _Result
         if left is not None and left <= 0:
             raise
     return await rows.in_thread(lambda: attempt(left))
+
+
+async def sample_far(rows: Rows, batch_size: int, out: Any, device: Any, timeout: float | None) -> Batch:
+    """A batch of a server. A call that is cancelled takes no rows: they stay reserved until the batch is here."""
+    is_over = threading.Event()
+
+    def draw() -> Batch:
+        drawn = rows.draw(batch_size, out=out, device=device, timeout=timeout)
+        if drawn.handles is not None:
+            rows.settle(drawn.handles, not is_over.is_set())
+        return drawn.batch
+
+    try:
+        return await rows.in_thread(draw)
+    finally:
+        is_over.set()
 
 
 class Bell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ class Channel:
         self._is_unsent = False  # open calls wait for a connection
         self.resent = 0
         self.is_busy = False  # in the middle of an exchange
+        self.is_over: threading.Event | None = None  # set by another thread: the caller wants no answer
 
     def __del__(self) -> None:
         socket = getattr(self, "_socket", None)
@@ -277,6 +279,8 @@ class Channel:
 
     def _check_time(self, where: str, call: OpenCall) -> None:
         self._session.check_open(where)
+        if self.is_over is not None and self.is_over.is_set():
+            raise NoAnswer(f"{where}: the call was cancelled")
         if call.deadline is not None and time.monotonic() >= call.deadline + GRACE_S:
             raise NoAnswer(
                 f"{where}: {self._session.server} did not answer within the timeout; is the server running? a call "

@@ -131,7 +131,10 @@ class HostedRows:
         """Where a process of this machine and user may attach instead."""
         if self._rows.address is None or self._server.has_keys:
             return None
-        info = os.stat(self._rows.table.path)
+        try:
+            info = os.stat(self._rows.table.path)
+        except FileNotFoundError:  # it was removed while it is served
+            return None
         return {
             "address": self._rows.address,
             "boot": boot_id(),
@@ -392,8 +395,11 @@ class HostedRows:
         return done
 
     def _tune(self, guest: Guest, args: dict[str, Any]) -> None:
-        beta = args["beta"]  # start, end, steps
-        self._rows.tune(args["alpha"], None if beta is None else Linear(*beta) if beta[2] else beta[1])
+        new: float | Linear | None = None
+        if args["beta"] is not None:
+            start, end, steps = args["beta"]
+            new = Linear(start, end, int(steps)) if steps else end
+        self._rows.tune(args["alpha"], new)
 
     def _save(self, guest: Guest, args: dict[str, Any]) -> None:
         self._rows.save(str(self._server.save_place(args["path"])), bool(args["incremental"]))

@@ -39,7 +39,7 @@ class Pipeline:
         self._rows, self._count, self._depth = rows, count, depth
         self._channel: Any = None  # made by the thread that takes the first batch
         self._asked: deque[_Reserved] = deque()
-        self._settled: deque[int] = deque()
+        self._held: set[int] = set()  # reservations that the server was not told the end of
         self._process = os.getpid()
 
     def take(self, timeout: float | None) -> tuple[Batch, int]:
@@ -55,28 +55,46 @@ class Pipeline:
         try:
             reply = self._channel.finish_until("batches()", deadline)
         except NoAnswer as error:
-            raise NotReady(str(error)) from None
-        except BaseException:
-            self._asked.popleft()
+            raise NotReady(self._why() or str(error)) from None
+        except SharpwaveError:
+            if self._channel.open_calls < len(self._asked):  # it was refused, and reserves nothing
+                self._held.discard(self._asked.popleft().number)
             raise
         number = self._asked.popleft().number
         self._ask()
         return rows.read_batch(reply, self._count, number, False)[0], number
 
+    def _why(self) -> str | None:
+        """Why there is no batch, in the server's words; None: it is silent."""
+        try:
+            drawn = self._rows.draw(self._count, timeout=0)
+        except NoAnswer:
+            return None
+        except NotReady as error:
+            return str(error)
+        self._rows.settle(drawn.handles, False)
+        return None
+
     def _ask(self) -> None:
         rows = self._rows
         rows.table.check("batches()")
         number = next(rows.reservations) if rows.spec.settles else 0
-        body = b"".join(self._settled.popleft().to_bytes(8, "little") for _ in range(len(self._settled)))
+        settled = list(rows.settled)
+        body = b"".join(one.to_bytes(8, "little") for one in settled)
         reserved = _Reserved(number)
         message = bytearray(HEAD_BYTES) + body
         flags = SAMPLE_HOLDS if number else 0
+        if number:
+            self._held.add(number)
         self._asked.append(reserved)
         self._channel.begin("batches()", OpenCall(Verb.SAMPLE, message, rows.table, reserved, self._count, flags, None))
+        for one in settled:  # after an interrupt they are told twice, which changes nothing
+            rows.settled.pop(one, None)
 
     def settle(self, number: int, delivered: bool) -> None:
         if number:
-            self._settled.append(2 * number + delivered)
+            self._rows.settled[2 * number + delivered] = None
+            self._held.discard(number)
 
     def batches(self, timeout: float | None) -> Iterator[Batch]:
         with contextlib.closing(self):
@@ -93,16 +111,17 @@ class Pipeline:
         """Gives back what was asked for and not taken."""
         if self._channel is None or os.getpid() != self._process:
             return
-        channel, self._channel = self._channel, None
-        for reserved in self._asked:
-            self.settle(reserved.number, False)
+        rows, channel = self._rows, self._channel
+        rows.settled.update(dict.fromkeys(2 * number for number in self._held))
+        self._channel = None
         self._asked.clear()
         channel.abandon()
-        if self._settled and not self._rows.closed:
-            body = b"".join(number.to_bytes(8, "little") for number in self._settled)
-            # Without it they return when the session ends.
+        settled = list(rows.settled)
+        if settled and not rows.closed:
+            body = b"".join(one.to_bytes(8, "little") for one in settled)
+            # Without it they return with the next request, or when the session ends.
             with contextlib.suppress(SharpwaveError):
-                channel.exchange(
-                    "batches()", Verb.SETTLE, bytearray(HEAD_BYTES) + body, table=self._rows.table, timeout=1.0
-                )
+                channel.exchange("batches()", Verb.SETTLE, bytearray(HEAD_BYTES) + body, table=rows.table, timeout=1.0)
+                for one in settled:
+                    rows.settled.pop(one, None)
         channel.close()

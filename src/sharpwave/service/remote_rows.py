@@ -28,6 +28,7 @@ from ..rows.write_back import fit_values
 from ..sampling import Linear, Sampler, beta_numbers, read_alpha, read_beta, sampler_from_plain
 from ..settings import copies_goals
 from ..views import View
+from .aside import Aside
 from .batch_layout import BatchLayout
 from .document import decode
 from .message import HEAD_BYTES, SAMPLE_HOLDS, SAMPLE_TELLS_ODDS, Verb
@@ -77,6 +78,9 @@ class RemoteRows:
         hindsight = self.spec.hindsight
         self._places_goals = hindsight is not None and copies_goals(self.spec.schema, hindsight)
         self.reservations = itertools.count(1)
+        # Ends of reservations that the server is to be told, as SETTLE has them; the next request of a pipeline does.
+        self.settled: dict[int, None] = {}
+        self._aside = Aside()
         self._opening = threading.Lock()
         self._writer: RemoteWriter | None = None
         self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()  # those with a window
@@ -217,23 +221,36 @@ class RemoteRows:
         return self.batches(batch_size, prefetch, device, timeout, change)
 
     async def in_turn(self, attempt: Callable[[], Result], timeout: float | None) -> Result:
+        is_over = threading.Event()
+
         def try_again() -> Result:
             deadline, (pause, longest) = None if timeout is None else time.monotonic() + timeout, _PAUSES
             while True:
                 try:
                     return attempt()
                 except NotReady:
-                    if deadline is not None and time.monotonic() >= deadline:
+                    if is_over.is_set() or (deadline is not None and time.monotonic() >= deadline):
                         raise
-                time.sleep(pause)
+                is_over.wait(pause)
                 pause = min(2 * pause, longest)
 
-        return await self.in_thread(try_again)
+        try:
+            return await self.in_thread(try_again)
+        finally:
+            is_over.set()
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
-        import asyncio
+        """Cancelled, the call is given up within a second. An add is then there or not, as after a timeout."""
+        is_over = threading.Event()
 
-        return await asyncio.to_thread(call)
+        def begin() -> Result:
+            self.session.channel().is_over = is_over
+            return call()
+
+        try:
+            return await self._aside.run(begin)
+        finally:
+            is_over.set()
 
     # ---- by handle --------------------------------------------------------------------------------------------------
 

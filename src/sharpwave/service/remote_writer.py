@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from ..checks import seconds
-from ..errors import ClosedError, NotReady, SharpwaveError
+from ..errors import ClosedError, NotReady, SharpwaveError, StorageError
 from ..rows.host import reading_of
 from ..rows.spec import RowSpec
 from .channel import Channel, NoAnswer, OpenCall
@@ -55,7 +56,9 @@ class RemoteWriter:
         # Whether it is not known which rows the server has: after a call without an answer, and before the first one.
         self._is_unsure = not opens
         self._is_closed = False
+        self._process = os.getpid()
         self._lock = threading.RLock()
+        self._unsent = 0  # rows that the packer gave and the channel may not have: an interrupt came between
         self._sent: deque[_Sent] = deque()
         # A channel of its own where several calls are under way; else that of the thread that adds.
         self._own: Channel | None = None if window is None else session.new_channel()
@@ -100,6 +103,8 @@ class RemoteWriter:
     def _send(self, timeout: Any, wants_indices: bool) -> Any:
         """Called by the packer when rows are to be sent; the newest are those of the running ``add``."""
         limit = seconds("add()", timeout)
+        if self._process != os.getpid():  # a thread of the parent may have held the lock
+            self._lock = threading.RLock()
         with self._lock:
             try:
                 self._check_open()
@@ -114,6 +119,8 @@ class RemoteWriter:
             return self._finish_all(deadline) if wants_indices else None
 
     def _check_open(self) -> None:
+        if self._process != os.getpid():
+            raise ClosedError("add(): this writer is of the parent process; open one in this process")
         if self._is_closed:
             raise ClosedError("add(): this writer is closed")
         self._session.check_open("add()")
@@ -138,9 +145,9 @@ class RemoteWriter:
         except SharpwaveError:
             self._is_unsure = False  # an answer: nothing was added, or the next row finds out
             raise
-        self._is_unsure = False
         self._acknowledge(reply.argument)
         self._next = reply.argument
+        self._is_unsure = False  # last: an interrupt before it lets the next add ask
         assert rows
         return _serials(reply) if wants_indices else None
 
@@ -159,6 +166,7 @@ class RemoteWriter:
 
     def _wait_for_room(self, deadline: float | None) -> None:
         assert self._window is not None
+        self._mend(deadline)
         if self._is_unsure:
             self._ask(_left(deadline))
         room = max(self._window, self._packer.rows)
@@ -176,12 +184,27 @@ class RemoteWriter:
         if rows == 0:
             return
         assert self._own is not None
+        self._unsent = rows
         message = self._packer.take(HEAD_BYTES)
         flags = ADD_TELLS_INDICES if wants_indices else 0
         call = OpenCall(Verb.ADD, message, self._table, self, self._next, flags, None)
+        self._own.begin("add()", call)
         self._sent.append(_Sent(self._next, rows))
         self._next += rows
-        self._own.begin("add()", call)
+        self._unsent = 0
+
+    def _mend(self, deadline: float | None) -> None:
+        """After an interrupt in the middle of a call: the server tells what it has.
+
+        Raises:
+            StorageError: Rows whose ``add`` had returned are lost.
+        """
+        assert self._own is not None
+        if self._unsent == 0 and len(self._sent) == self._own.open_calls:
+            return
+        lost = self._give_up(deadline)
+        if lost:
+            raise StorageError(f"add(): a call was interrupted; {lost} rows that were on their way were not added")
 
     def _finish_one(self, deadline: float | None) -> Any:
         """The answer to the oldest message. NotReady: none until the deadline; the message stays under way."""
@@ -204,21 +227,25 @@ class RemoteWriter:
         return None if reply is None else _serials(reply)
 
     def _give_up(self, deadline: float | None) -> int:
-        """The server refused rows: those behind them have no place any more. Returns how many are not added."""
+        """The server refused rows: those behind them have no place any more. Returns how many are lost.
+
+        Raises:
+            NoAnswer: The server does not tell what it has; the next call asks again.
+        """
         assert self._own is not None
         self._own.abandon()
-        sent = self._next
+        sent = (self._sent[-1].first + self._sent[-1].rows if self._sent else self._next) + self._unsent
+        self._unsent = max(self._unsent, sent - self._next)
+        self._ask(_left(deadline))
         self._sent.clear()
-        self._is_unsure = True
-        with contextlib.suppress(NoAnswer):  # the next call asks again
-            self._ask(_left(deadline))
-        return sent - self._acknowledged
+        self._unsent = 0
+        return max(0, sent - self._acknowledged)
 
     def send_old(self) -> None:
         """Sends rows that wait for others to come; called by the keeper."""
         if self._packer.rows and not self._is_closed and self._lock.acquire(blocking=False):
             try:
-                if len(self._sent) < 2 and not self._is_unsure:
+                if len(self._sent) < 2 and self._unsent == 0 and not self._is_unsure:
                     self._send_pending()
             finally:
                 self._lock.release()
@@ -232,6 +259,8 @@ class RemoteWriter:
             NotReady: It has not answered until the timeout. The rows stay on their way.
         """
         limit = seconds("flush()", timeout)
+        if self._process != os.getpid():
+            self._check_open()
         with self._lock:
             self._check_open()
             deadline = None if limit is None else time.monotonic() + limit
@@ -249,6 +278,8 @@ class RemoteWriter:
             NotReady: The server has not answered until the timeout; the message says how many rows may be missing.
         """
         limit = seconds("close()", timeout)
+        if self._process != os.getpid():
+            return
         with self._lock:
             if self._is_closed:
                 return
