@@ -13,6 +13,7 @@ from names import (
     CROWDS,
     KINDS,
     RATES,
+    SERVICE_DIRECT,
     TRAININGS,
     TRAJECTORIES,
     TRAJECTORY_RIVALS,
@@ -77,8 +78,11 @@ def at_most(goal: str, limit: float, value: float | None, show: Callable[[float]
     return Verdict(goal, show(value), value <= limit)
 
 
-def at_least(goal: str, limit: float, value: float, show: Callable[[float], str]) -> Verdict:
-    return Verdict(f"{goal} at least {show(limit)}", show(value), value >= limit)
+def at_least(goal: str, limit: float, value: float | None, show: Callable[[float], str]) -> Verdict:
+    goal = f"{goal} at least {show(limit)}"
+    if value is None:
+        return Verdict(goal, "not measured", None)
+    return Verdict(goal, show(value), value >= limit)
 
 
 def times_faster(goal: str, least: float, ours: float | None, rival: tuple[str, float] | None) -> Verdict:
@@ -381,6 +385,30 @@ def sequences_goals(document: Document | None) -> Iterator[Verdict]:
         yield at_most(title, 1.3, over(put, written), ratio)
 
 
+def service_goals(document: Document | None) -> Iterator[Verdict]:
+    cases = cases_of(document, "service")
+    for case, call in (("sample_256", "sample(256)"), ("add_1", "add one row")):
+        ours, echo = (minimum(cases, case, label) for label in ("sharpwave@tcp", "echo@tcp"))
+        yield at_most(f"{call} at a server over a bare echo of the bytes", 1.6, over(ours, echo), ratio)
+    row = minimum(cases, "adds", "sharpwave@tcp")
+    yield at_least("rows a second to a server, one client", 1e6, row and 1e9 / row, figure)
+    for case, what in (("batches_256", "batches of 256 from a server, asked for ahead"), ("adds", "rows to a server")):
+        yield times_faster(f"{what}, Reverb", 100, minimum(cases, case, "sharpwave@tcp"), of(cases, case, "reverb"))
+    for case, how in (("images", "one by one"), ("image_batches", "asked for ahead")):
+        ours, fresh, constant = (
+            minimum(cases, case, label) for label in ("sharpwave@tcp", "echo@tcp_fresh", "echo@tcp")
+        )
+        goal = f"batches of images from a server, {how}: of the bytes a second of an echo that copies them first,"
+        verdict = at_least(goal, 0.7, over(fresh, ours), percent)
+        if constant and ours:
+            told = f"{verdict.measured} ({percent(constant / ours)} of one that sends a constant)"
+            verdict = Verdict(verdict.goal, told, verdict.held)
+        yield verdict
+    for case, call in SERVICE_DIRECT.items():
+        ours, shm = (minimum(cases, case, label) for label in ("sharpwave@direct", "sharpwave@shm"))
+        yield at_most(f"{call} by way of a server of this machine, over shm://,", 1.1, over(ours, shm), ratio)
+
+
 def gpu_replay_goals(document: Document | None) -> Iterator[Verdict]:
     for kind, title, times in (("uniform", "a field at a time", 3), ("priority", "cumsum and searchsorted", 5)):
         for case in (document or {}).get(kind, []):
@@ -469,6 +497,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "gpu_returns": gpu_returns_goals,
     "gpu_replay": gpu_replay_goals,
     "sequences": sequences_goals,
+    "service": service_goals,
 }
 
 

@@ -20,6 +20,7 @@ NAMES = {
     "ray": "Ray actor",
     "apexrl": "ApexRL's loop",
     "loop": "a dozen launches a step",
+    "echo": "bare ZeroMQ echo",
 }
 VARIANTS = {
     "keyword": "by keyword",
@@ -48,6 +49,13 @@ FORMS = {
     "free": "no pace",
     "written_once": "states written once",
     "shm": "shared memory",
+    "tcp": "tcp",
+    "ipc": "ipc",
+    "keys": "tcp with keys",
+    "tcp_fresh": "tcp, copied first",
+    "ipc_fresh": "ipc, copied first",
+    "keys_fresh": "tcp with keys, copied first",
+    "direct": "direct",
 }
 KINDS = {"w1": "small rows", "atari": "image rows"}
 CONTESTS = KINDS | {
@@ -85,10 +93,22 @@ TRAJECTORY_RIVALS = {"plain torch": "RLinf's algorithm in torch", "lean torch": 
 # Of several processes on one buffer.
 CROWDS = ("uniform", "prioritized")
 RATES = {"inserts_per_s": "inserts a second", "samples_per_s": "samples a second"}
+# Of a server's buffers: calls with an answer, and what is asked for ahead.
+SERVICE = {
+    "sample_256": "sample(256), small rows",
+    "add_1": "add 1 row",
+    "batches_256": "256 small rows, asked for ahead",
+    "adds": "a row of many on their way",
+    "images": "sample(256), image rows",
+    "image_batches": "256 image rows, asked for ahead",
+}
+WAYS = {"tcp": "tcp", "ipc": "ipc", "keys": "tcp with keys"}
+# Past the server, in the buffer's own memory.
+SERVICE_DIRECT = {"direct_sample_256": "sample(256)", "direct_add_1": "add 1 row"}
 # Steps of training whose time in the buffer is asked.
 TRAININGS = ("dqn_4", "dqn_17", "per_dqn_17", "sac")
 # They store nothing that one could get back, or check nothing; a rival is someone whom a user could choose instead.
-YARDSTICKS = ("engine", "c_limit", "c_loop", "empty_loop")
+YARDSTICKS = ("engine", "c_limit", "c_loop", "empty_loop", "echo")
 # What users write themselves: rivals, and no libraries.
 BY_HAND = ("numpy_ring", "torch_ring")
 # Forms that do another thing; they stand in a contest for comparison.

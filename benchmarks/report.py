@@ -36,6 +36,7 @@ TABLES = (
     "snapshot",
     "open",
     "sequences",
+    "service",
     "trajectories",
     "gpu_returns",
     "gpu_replay",

@@ -28,8 +28,11 @@ from names import (
     CROWDS,
     KINDS,
     RATES,
+    SERVICE,
+    SERVICE_DIRECT,
     TRAJECTORIES,
     TRAJECTORY_RIVALS,
+    WAYS,
     case_name,
     entrant_of,
     is_beside,
@@ -392,6 +395,61 @@ def sequences(measured: Document) -> str:
     return "\n\n".join(said)
 
 
+def service(document: Document) -> str:
+    """Each call by each way beside a bare echo of the same bytes, and Reverb; then rates, images, and `direct`."""
+    workload, settings = document["workloads"]["service"], document["service"]
+    cases = workload["cases"]
+    fixed = f"{settings['window']:,} rows on their way, {settings['ahead']} batches ahead"
+    fixed += f", {settings['images_ahead']} of images."
+    parts = [f"Full buffers of {stored(workload)}; {fixed}", table(["", "by", *SERVICE_HEAD], service_rows(cases))]
+    rates = service_rates(cases)
+    parts.append(table(["", *(f"{how}, a second" for how in WAYS.values()), "Reverb"], rates))
+    rows = []
+    for case, call in SERVICE_DIRECT.items():
+        ours, shm = (cases[case][label] for label in ("sharpwave@direct", "sharpwave@shm"))
+        rows.append([call, cell(ours), cell(shm), ratio(ours["min_ns"] / shm["min_ns"])])
+    parts.append(table(["past the server", "direct", "shm://", "ratio"], rows))
+    parts += notes_and_versions(workload["contenders"])
+    if "machine" in document:  # printed by the benchmark itself, it has none yet
+        parts.append(machine_line(document, "Minimum of calls in turn, the median in brackets; ratios of minima."))
+    return "\n\n".join(filter(None, parts))
+
+
+SERVICE_HEAD = ["Sharpwave", "bare echo", "ratio", "echo, copied first", "ratio", "price of keys"]
+
+
+def service_rows(cases: Document) -> list[list[str]]:
+    rows = []
+    for case, what in SERVICE.items():
+        plain = minimum(cases, case, "sharpwave@tcp")
+        for way, how in WAYS.items():
+            ours = cases[case][f"sharpwave@{way}"]
+            echoes: list[str] = []
+            for label in (f"echo@{way}", f"echo@{way}_fresh"):
+                echo = cases[case].get(label)
+                echoes += [cell(echo), ratio(ours["min_ns"] / echo["min_ns"])] if echo else ["", ""]
+            price = ratio(ours["min_ns"] / plain) if way == "keys" and plain else ""
+            rows.append([what, how, cell(ours), *echoes, price])
+        if reverb := cases[case].get("reverb"):
+            rows.append([what, name("reverb"), cell(reverb), "", "", "", "", ""])
+    return rows
+
+
+def service_rates(cases: Document) -> list[list[str]]:
+    """Rows a second, and bytes a second of images."""
+    rows = []
+    for case, what, count in (("adds", "rows added", 1), ("batches_256", "rows drawn", 256)):
+        labels = [*(f"sharpwave@{way}" for way in WAYS), "reverb"]
+        rates = [amount(1e9 * count / ns) if (ns := minimum(cases, case, label)) else "" for label in labels]
+        rows.append([what, *rates])
+    for case, how in (("images", "one by one"), ("image_batches", "asked for ahead")):
+        for who, called in (("sharpwave", "Sharpwave"), ("echo", "bare echo")):
+            taken = [cases[case][f"{who}@{way}"] for way in WAYS]
+            rates = [size(1e9 * one["bytes"] / one["min_ns"]) for one in taken]
+            rows.append([f"bytes of images, {how}, {called}", *rates, ""])
+    return rows
+
+
 def gpu_line(document: Document) -> str:
     facts = document["machine"]
     return (
@@ -612,6 +670,7 @@ def duels(documents: Documents) -> Iterator[Duel]:
         yield duel(f"trajectories, {TRAJECTORIES[case]}", times, begins_ours, begins_theirs)
     yield from overhead_duels(documents)
     yield from sequence_duels(documents.get("sequences"))
+    yield from service_duels(documents.get("service"))
     yield from gpu_duels(documents)
 
 
@@ -648,6 +707,13 @@ def sequence_duels(document: Document | None) -> Iterator[Duel]:
         for call in SEQUENCE_CALLS:
             times = {who: calls[f"{who} {capacity}"][call] for who in ("scan", "sharpwave")}
             yield duel(f"sequences, {call} at a capacity of {int(capacity):,}", times, begins_ours, begins_theirs)
+
+
+def service_duels(document: Document | None) -> Iterator[Duel]:
+    cases = (document or {}).get("workloads", {}).get("service", {}).get("cases", {})
+    for case, what in SERVICE.items():
+        if case in cases:
+            yield duel(f"at a server, {what}", cases[case], is_ours, is_rival)
 
 
 def gpu_duels(documents: Documents) -> Iterator[Duel]:

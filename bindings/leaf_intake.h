@@ -170,7 +170,7 @@ inline __attribute__((always_inline)) bool flag_terminated(const Leaf& leaf, con
 
 // The value under a path of dicts and tuples; null: there is none, and the careful way says so.
 [[gnu::noinline, maybe_unused]] PyObject* nested_value(PyObject* value,
-                                         const std::vector<std::pair<const Node*, std::size_t>>& path) {
+                                                       const std::vector<std::pair<const Node*, std::size_t>>& path) {
     for (const auto& [node, child] : path) {
         if (node->is_tuple) {
             if (!is_tuple_like(value, node->children.size())) return nullptr;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,7 +17,7 @@ import reverb
 import tensorflow as tf
 from harness.footage import STACK
 from harness.worker import ALPHA, Contender, Operation, batch_priorities, random_priorities, updating
-from harness.workloads import Row, Workload
+from harness.workloads import WORKLOADS, Row, Workload
 
 TABLE = "replay"
 MOST_ROWS = 200_000
@@ -174,4 +176,51 @@ class Stacked(Reverb):
         return Operation(add, warm_calls=2 * ITEMS_IN_FLIGHT // count + 1)
 
 
-FORMS = {"plain": Reverb, "prioritized": Prioritized, "stacked": Stacked}
+def serve_alone(workload: str, rows: int, pipe: Any) -> None:
+    served = Reverb()
+    served.workload = WORKLOADS[workload]
+    served.serve(rows)
+    pipe.send(served.server.port)
+    with suppress(EOFError):
+        pipe.recv()  # until the client's process ends
+    served.server.stop()
+
+
+class Served(Reverb):
+    """A client of a server in a process of its own: with an answer in every call, and ahead of its server."""
+
+    note = "one call after the other: `Client.sample`, and a writer's `flush` after every row"
+
+    def serve(self, rows: int) -> None:
+        processes = mp.get_context("spawn")
+        self.pipe, theirs = processes.Pipe()
+        processes.Process(target=serve_alone, args=(self.workload.name, rows, theirs), daemon=True).start()
+        theirs.close()
+        self.port = self.pipe.recv()
+        self.client = reverb.Client(f"localhost:{self.port}")
+
+    def batches(self, count: int) -> Iterator[Any]:
+        return batches(self.port, count)
+
+    def sample(self, count: int) -> dict[str, Operation]:
+        client = self.client
+
+        def sample(calls: int) -> None:
+            for _ in range(calls):
+                _batch = list(client.sample(TABLE, num_samples=count, emit_timesteps=False))
+
+        return {"ahead": super().sample(count)[""], "": Operation(sample)}
+
+    def add_one(self) -> dict[str, Operation]:
+        writer, steps = self.client.writer(max_sequence_length=1, chunk_length=1), cycle(self.pool)
+
+        def add(calls: int) -> None:
+            for step in islice(steps, calls):
+                writer.append(step)
+                writer.create_item(TABLE, num_timesteps=1, priority=1.0)
+                writer.flush()
+
+        return {"ahead": self.adding(1), "": Operation(add)}
+
+
+FORMS = {"plain": Reverb, "prioritized": Prioritized, "stacked": Stacked, "served": Served}

@@ -117,8 +117,9 @@ bool convert_number(ItemType type, const std::byte* number, ItemType to, std::by
             return truth || given == decltype(given){0};
         }
         return with_type(to, [&](auto wanted) {
-            if (!fits<decltype(given), decltype(wanted)>(given)) return false;
-            wanted = static_cast<decltype(wanted)>(given);
+            const auto wide = +given;  // small types as int
+            if (!fits<decltype(+given), decltype(wanted)>(wide)) return false;
+            wanted = static_cast<decltype(wanted)>(wide);
             std::memcpy(item, &wanted, sizeof wanted);
             return true;
         });

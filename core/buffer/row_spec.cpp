@@ -46,7 +46,7 @@ Field read_field(const std::string& path, const json::Value& plain) {
         } else if (name == "mutable") {
             field.is_mutable = value.truth("schema: mutable");
         } else {
-            refuse_damage("JSON: schema: '" + path + "': unknown option '" + name + "'");
+            refuse_damage(std::string("JSON: schema: unknown option of a field: ").append(name));
         }
     }
     field.full_bytes = items * field.item_bytes;
@@ -66,7 +66,7 @@ void read_node(const std::string& path, const json::Value& plain, std::vector<Fi
         return;
     }
     for (const auto& [name, part] : plain.at("dict", "schema").object("schema: dict")) {
-        read_node(path + "/" + name, part, leaves);
+        read_node(std::string(path).append("/").append(name), part, leaves);
     }
 }
 

@@ -50,7 +50,7 @@ private:
 
 }  // namespace
 
-TableRows::TableRows(std::string address, std::shared_ptr<Table> table)
+TableRows::TableRows(const std::string& address, std::shared_ptr<Table> table)
     : BufferRows(address, spec_of(address, *table)), table_(std::move(table)), batches_(table_, spec()->config) {
     if (spec()->pace) pace_ = std::make_shared<Pace>(table_, batches_.shared_index(), *spec()->pace);
 }

@@ -13,7 +13,7 @@ namespace sharpwave {
 
 class TableRows final : public BufferRows {
 public:
-    TableRows(std::string address, std::shared_ptr<Table> table);
+    TableRows(const std::string& address, std::shared_ptr<Table> table);
     ~TableRows() override;
 
     void add(const RowBatch& rows, Deadline deadline) override;

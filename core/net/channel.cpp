@@ -236,7 +236,7 @@ std::optional<Reply> Channel::ask(Head head, std::span<const std::byte> body, De
             if (head.verb == Verb::bye) return std::nullopt;  // there is nobody to say it to
             socket_->is_connected(slice);
         } else if (socket_->receive(reply.frame, slice) && read_head(reply.frame.bytes(), reply.head) &&
-                   reply.head.channel == head.channel) {
+                   reply.head.channel == head.channel && reply.head.call == 0) {
             check_status(reply);
             return reply;
         }

@@ -51,7 +51,7 @@ public:
     // the session was made anew.
     bool has_abandoned() const { return is_abandoned_; }
     std::uint64_t generation() const { return state_.generation; }  // of the session that its numbers are of
-    void retire() { session_.mark(number_, ~std::uint64_t{0}); }    // the server need keep no reply for it
+    void give_up() { finish(); }  // an abandoned call: it is not executed if it has not begun, and has no reply
     std::optional<Reply> settle(Deadline deadline);
 
     // HELLO and BYE, which have no number: sent again until the deadline. Nothing: no answer.

@@ -54,15 +54,12 @@ RowBatch part_of(const RowBatch& rows, std::size_t first, std::size_t count, std
 
 }  // namespace
 
-// A channel for one call. One whose call was given up is not used again.
+// A channel for one call.
 class RemoteRows::Borrowed {
 public:
     explicit Borrowed(RemoteRows& rows) : rows_(rows), channel_(rows.take()) {}
     ~Borrowed() {
-        if (channel_->has_abandoned()) {
-            channel_->retire();
-            return;
-        }
+        if (channel_->has_abandoned()) channel_->give_up();
         const std::scoped_lock lock(rows_.idle_mutex_);
         rows_.idle_.push_back(std::move(channel_));
     }
@@ -107,7 +104,13 @@ RemoteRows::RemoteRows(std::string address, RowSpec spec, std::unique_ptr<net::S
     idle_.push_back(std::move(channel));
 }
 
-RemoteRows::~RemoteRows() { close(); }
+RemoteRows::~RemoteRows() {
+    close();
+    // What the parent's threads wait on cannot be destroyed in a forked child: it waits for them, which are not there.
+    if (session_->is_foreign()) {
+        [[maybe_unused]] const net::Session* left_to_parent = session_.release();
+    }
+}
 
 void RemoteRows::check_same(const json::Value& facts) const {
     if (description_of(facts) != description_ || capacity_of(facts) != spec()->capacity) {
@@ -300,7 +303,7 @@ void RemoteRows::clear() { ask("clear"); }
 void RemoteRows::flush() { ask("flush"); }
 
 void RemoteRows::close() {
-    if (session_->is_closed()) return;
+    if (session_->is_foreign() || session_->is_closed()) return;
     try {
         const Borrowed channel(*this);
         session_->say_bye(*channel.operator->());

@@ -26,11 +26,7 @@ Session::Session(Place place)
 
 Session::~Session() {
     close();
-    if (process_ != process_generation()) {
-        beats_.detach();  // a forked child has no such thread
-    } else if (beats_.joinable()) {
-        beats_.join();
-    }
+    if (beats_.joinable()) beats_.join();
 }
 
 Session::State Session::state() const {
@@ -39,11 +35,13 @@ Session::State Session::state() const {
 }
 
 void Session::check_open() const {
-    if (process_ != process_generation()) {
+    if (is_foreign()) {
         throw Error(ErrorKind::closed, "'" + place_.address + "' was opened by the parent process; open it again here");
     }
     if (is_closed_.load(std::memory_order_relaxed)) throw Error(ErrorKind::closed, "the buffer is closed");
 }
+
+bool Session::is_foreign() const { return process_ != process_generation(); }
 
 void Session::mark(std::uint32_t channel, std::uint64_t oldest) {
     const std::scoped_lock lock(mutex_);

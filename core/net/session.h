@@ -64,6 +64,7 @@ public:
     // Throws ErrorKind::closed after close(), and in a forked child.
     void check_open() const;
     bool is_closed() const { return is_closed_.load(std::memory_order_relaxed); }
+    bool is_foreign() const;  // this is a forked child of the process that opened it
     void say_bye(Channel& channel);
     void close();  // waiting calls end with ErrorKind::closed
 

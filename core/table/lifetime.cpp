@@ -182,8 +182,8 @@ void Table::mend(const Opening& opening, bool remakes, bool was_cut_off, bool is
     Recovery recovery(*this);
     counters_->clean.value.store(kInRecovery, std::memory_order_release);  // counts mean nothing meanwhile
     const bool drops = opening.recover || (was_cut_off && opening.verify);
-    // Rows that were accepted may be gone: counts of them would promise too much, and serials may be met twice. A killed
-    // process alone loses nothing of that.
+    // Rows that were accepted may be gone: counts of them would promise too much, and serials may be met twice. A
+    // killed process alone loses nothing of that.
     if (opening.recover || was_cut_off) {
         for (std::uint64_t i = 0; i < header_->max_writers; ++i) ClientRows(writers_[i]).forget();
         counters_->incarnation.value.fetch_add(1, std::memory_order_relaxed);

@@ -96,6 +96,7 @@ std::uint64_t Table::take_record(std::uint64_t me) {
         }
     }
     std::vector<std::pair<std::uint64_t, std::uint64_t>> by_age;
+    by_age.reserve(header_->max_writers);
     for (std::uint64_t i = 0; i < header_->max_writers; ++i)
         by_age.emplace_back(writers_[i].client_used.load(std::memory_order_acquire), i);
     std::sort(by_age.begin(), by_age.end());

@@ -53,8 +53,7 @@ TEST(Face, AddsAndDrawsThroughSpans) {
 
 TEST(Face, SaysWhatItCannotDo) {
     EXPECT_THROW(Ring({.capacity = 0}), Error);
-    EXPECT_THROW(Ring({.capacity = 10, .strategy = SamplingStrategy::Prioritized, .alpha = 2}),
-                 std::invalid_argument);
+    EXPECT_THROW(Ring({.capacity = 10, .strategy = SamplingStrategy::Prioritized, .alpha = 2}), std::invalid_argument);
     Ring buffer({.capacity = 10});
     EXPECT_THROW(buffer.sample(1), Error);
     EXPECT_THROW(buffer.update_priorities({0}, {1.0f}), std::logic_error);

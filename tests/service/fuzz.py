@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import wire
 import zmq
-from mutator import BAD_DOCUMENTS, Mutator
+from mutator import BAD_DOCUMENTS, VERBS, Mutator
 from wire import Wire, document, pack, packed_rows
 
 import sharpwave as sw
@@ -38,8 +38,12 @@ MESSAGE_BYTES = 1 << 20
 def serve(pipe: Any) -> None:
     """The server's process: answers "stats" on the pipe until it is told to end."""
     replay = sw.ReplayBuffer(20_000, obs_shape=(4,), action_shape=(2,), sampler=sw.Prioritized(), writers=1024, seed=0)
+    flow = sw.Dataflow([sw.Consumer("train", inputs={"input_ids"}, batch_size=2)])
+    samples = sw.SequenceBuffer(1_000, flow=flow)
+    episodes = sw.TrajectoryReplayBuffer(None, capacity=100, seed=0)
+    tables = {"replay": replay, "samples": samples, "episodes": episodes}
     limits = {"message_bytes": MESSAGE_BYTES, "clients": 256, "calls": 32, "channels": 16}
-    with sw.serve({"replay": replay}, "tcp://127.0.0.1:0", client_timeout=1.0, limits=limits) as server:
+    with sw.serve(tables, "tcp://127.0.0.1:0", client_timeout=1.0, limits=limits) as server:
         pipe.send(server.address)
         while pipe.recv() == "stats":
             pipe.send(server.stats())
@@ -59,7 +63,8 @@ class Attacker:
     def attack(self, end: float) -> None:
         kinds = [
             self.random_bytes, self.mutated, self.mutated, self.mutated, self.replayed, self.documents, self.frames,
-            self.huge, self.versions, self.plain_tcp, self.vanished, self.out_of_order, self.many_calls,
+            self.huge, self.versions, self.verbs, self.verbs, self.plain_tcp, self.vanished, self.out_of_order,
+            self.many_calls,
         ]  # fmt: skip
         while time.monotonic() < end:
             # A flood of sessions keeps others out until it is taken for dead: mostly there is none.
@@ -167,6 +172,18 @@ class Attacker:
         for text in (b"[" * 100_000, b"{" * 1_000, b'"' + b"x" * 10_000, b"1" * 5_000, b"\xff\xfe", b"NaN", b""):
             length = self.random.choice((len(text), len(text) + 1, 2**32 - 1, 0))
             peer.ask(wire.CALL, struct.pack("<II", length, 0) + text, table=peer.table, timeout=0)
+        self.drain(peer)
+
+    def verbs(self) -> None:
+        """Calls by name to every table, with arguments that make no sense."""
+        table = self.random.choice(list(VERBS))
+        peer = Wire(self.context, self.address, timeout_ms=1_000)
+        peer.hello()
+        peer.open(table)
+        for _ in range(30):
+            body = document(self.mutate.call(table))
+            body += bytes(-len(body) % 64) + self.random.randbytes(64)
+            peer.ask(wire.CALL, body, table=peer.table, timeout=self.random.choice((0, 1_000)))
         self.drain(peer)
 
     def frames(self) -> None:
@@ -296,6 +313,9 @@ def run(seconds: float, seed: int, attackers: int = 2) -> dict[str, Any]:
         good.ends.set()
         good.join(4 * DEADLINE_S)
         assert not good.is_alive(), "a call of the good client did not return"
+        for table in VERBS:  # each still answers
+            with sw.open(f"{address}/{table}", timeout=DEADLINE_S) as buffer:
+                len(buffer)
         stats = ask("stats")
         pipe.send("end")
         assert pipe.poll(60), "the server did not close"

@@ -54,12 +54,37 @@ class Mutator:
                     changed[place : place + width] = self.edge(width).to_bytes(width, "little")
         return bytes(changed)
 
+    def call(self, table: str) -> dict[str, Any]:
+        """A verb of a table with arguments that it may have, and values that it may not."""
+        names = self.random.sample(ARGUMENTS, self.random.choice((0, 2, 8, len(ARGUMENTS))))
+        args = {name: self.random.choice(_VALUES) for name in names}
+        return {"verb": self.random.choice(VERBS[table]), "args": args}
+
     def any(self, data: bytes) -> bytes:
         for _ in range(self.random.choice((1, 1, 1, 2))):
             data = self.random.choice((self.bits, self.head, self.cut, self.grow, self.numbers))(data)
         return data
 
 
+VERBS = {
+    "replay": ["get", "handles", "positions", "iterate", "next", "update", "write", "tune", "stats", "flush"],
+    "samples": ["put", "amend", "get", "ack", "give_back", "renew", "cancel_put", "cancel_get", "release", "version",
+                "set_version", "admit", "checkpoint", "used_ids", "mark_used", "wanted", "explain", "stats", "len",
+                "contains", "ids", "clear", "flush", "save", "push"],
+    "episodes": ["add", "sample", "get", "trajectories", "len", "stats", "save", "load", "clear", "flush"],
+}  # fmt: skip
+ARGUMENTS = [
+    "path", "handles", "batch_size", "iterator", "ids", "version", "values", "samples", "partial", "part", "owner",
+    "origin", "leaves", "consumer", "what", "unfinished", "trajectories", "token", "stream", "skips_stale", "set_aside",
+    "running", "recent", "name", "max_concurrent", "key", "incremental", "id", "handle", "count", "births", "beta",
+    "alpha", "after", "where", "ends", "priorities", "mask", "timeout",
+]  # fmt: skip
+_VALUES: list[Any] = [
+    None, True, 0, 1, -1, 7, 2**31, 2**63, -(2**70), 1.5, {"$float": "nan"}, {"$float": "inf"}, "", "train", "x" * 999,
+    "/nowhere/at/all", "../up", "\0", [], [1, 2], [[]], ["a"], [None, {}], {}, {"a": {"b": [1]}}, {"$tuple": [1, 2]},
+    {"$": ["<i8", [2], 64]}, {"$": ["<f4", [0, 3], 64]}, {"$": ["<i8", [2**40], 64]}, {"$bytes": [64, 8]},
+    {"$dict": [[1, 2]]}, {"$dict": 1}, {"$": ["|V8", [1], 64]}, {"$": ["<U4", [1], 64]}, {"$": ["<M8[s]", [1], 64]},
+]  # fmt: skip
 BAD_DOCUMENTS: list[Any] = [
     {"verb": "stats", "args": []}, {"verb": "stats"}, {"verb": 3, "args": {}}, {"verb": "nothing", "args": {}},
     {"verb": "__class__", "args": {}}, {"verb": "get", "args": {}}, {"verb": "get", "args": {"handles": "x"}},

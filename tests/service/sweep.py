@@ -2,11 +2,13 @@
 
     python tests/service/sweep.py --rounds 1000 --seed 1
 
-Each round kills (SIGKILL) the server, a client or both, and starts them again; the server goes on with its file. Some
-clients reach the server through a proxy that cuts and delays their connections. Clients add rows with known contents,
-by `add` and by `writer(window=)`, sample and update priorities, and note in a file of their own what was acknowledged.
+Each round kills (SIGKILL) the server, a client or both, and starts them again; the server goes on with its file.
+Between the kills servers are told to end (SIGTERM). Some clients reach the server through a proxy that cuts and delays
+their connections. Clients add rows with known contents, by `add` and by `writer(window=)`, sample and update
+priorities, and note in a file of their own what was acknowledged.
 Every 25 rounds the table's file is read: each acknowledged row is there exactly once, no row is torn, the rows of a
-stream are in its order, and no call took longer than its timeout plus one second.
+stream are in its order, and no call took longer than its timeout plus one second, not counting the time for which the
+machine's load left the client without a processor.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import multiprocessing as mp
 import os
 import random
+import signal
 import socket
 import sys
 import tempfile
@@ -31,6 +34,7 @@ from proxy import Plan, Proxy
 
 import sharpwave as sw
 from sharpwave.errors import NotReady
+from sharpwave.service.keys import make_key
 
 processes = mp.get_context("forkserver")
 processes.set_forkserver_preload(["numpy", "zmq", "sharpwave", "sharpwave.service.server", "sharpwave.buffers.open"])
@@ -42,6 +46,7 @@ ROUNDS_OF_A_TABLE = 25
 WIDTH = 16
 TIMEOUTS_S = (0.3, 1.0, 5.0)
 LATE_S = 1.0
+LATEST = "latest_ms", "latest_with_load_ms"  # of all calls: how much longer than its timeout the latest one took
 FAULTS = ("forward", "delay", "drop", "cut", "cut", "stall", "trickle", "replay", "hole")
 TRIED, ACKNOWLEDGED, FAILED = 1, 2, 3  # of a row, in a client's notes; a failed one may be in the table or not
 
@@ -70,6 +75,11 @@ def check_contents(rows: dict[str, np.ndarray], where: str) -> tuple[np.ndarray,
     return streams, numbers
 
 
+def seconds_without_processor() -> float:
+    with open("/proc/thread-self/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+
+
 class Notes:
     """What a client tells about itself in a mapped file, which outlives it."""
 
@@ -79,16 +89,19 @@ class Notes:
             self.path.write_bytes(bytes(QUOTA + 64))
         whole = np.memmap(self.path, np.uint8, "r+")
         self.rows = whole[:QUOTA]
-        self.numbers = whole[QUOTA:].view(np.float64)  # calls, latest excess over its timeout, verb of it, not ready
+        self.numbers = whole[QUOTA:].view(np.float64)  # calls, latest excess, verb of it, not ready, raw excess
 
-    def note(self, verb: int, timeout_s: float, begun: float) -> None:
+    def note(self, verb: int, timeout_s: float, begun: float, waited: float) -> None:
         self.numbers[0] += 1
-        excess = time.monotonic() - begun - timeout_s
+        # Without the time that this thread was ready to run and had no processor: that is the machine's load.
+        raw = time.monotonic() - begun - timeout_s
+        excess = raw - (seconds_without_processor() - waited)
+        self.numbers[4] = max(self.numbers[4], raw)
         if excess > self.numbers[1] or self.numbers[0] == 1:
             self.numbers[1], self.numbers[2] = excess, verb
 
 
-def serve(path: str, address: str, ready: Any) -> None:
+def serve(path: str, address: str, keys: str | None, ready: Any) -> None:
     """A server's process: the table of a file, until it is killed."""
     replay = sw.ReplayBuffer(
         CAPACITY,
@@ -100,28 +113,29 @@ def serve(path: str, address: str, ready: Any) -> None:
         writers=512,
         seed=0,
     )
-    with sw.serve({"replay": replay}, address, client_timeout=1.0):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with replay, sw.serve({"replay": replay}, address, keys=keys, client_timeout=1.0):
         ready.send(len(replay))
         time.sleep(1e6)
 
 
-def act(folder: str, address: str, stream: int, seed: int) -> None:
+def act(folder: str, address: str, key: str | None, stream: int, seed: int) -> None:
     """A client's process: adds, samples and updates until it is killed. Any other end is an error, and told."""
     try:
-        _act(Notes(Path(folder), stream), address, random.Random(seed), windowed=seed % 2 == 1)
+        _act(Notes(Path(folder), stream), address, key, random.Random(seed), windowed=seed % 2 == 1)
     except BaseException:
         (Path(folder) / f"error-{stream}").write_text(traceback.format_exc())
 
 
-def _act(notes: Notes, address: str, rng: random.Random, windowed: bool) -> None:
+def _act(notes: Notes, address: str, key: str | None, rng: random.Random, windowed: bool) -> None:
     stream = notes.stream
-    buffer: Any = sw.open(f"{address}/replay", wait=True, timeout=60, direct=False)
+    buffer: Any = sw.open(f"{address}/replay", keys=key, wait=True, timeout=60, direct=False)
     writer = buffer.writer(window=rng.choice((8, 64, 256))) if windowed else buffer
     number, indices = 0, np.zeros(0, np.int64)
     while True:
         timeout_s = rng.choice(TIMEOUTS_S)
         verb = rng.choices((0, 1, 2, 3), (8, 2, 1, 1))[0]
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), seconds_without_processor()
         try:
             if verb == 0 and number < QUOTA - 8:
                 count = rng.choice((1, 1, 1, 5))
@@ -150,18 +164,24 @@ def _act(notes: Notes, address: str, rng: random.Random, windowed: bool) -> None
         except NotReady:  # the server is away until the timeout, or a sampler finds no row yet
             notes.numbers[3] += 1
         finally:
-            notes.note(verb, timeout_s, begun)
+            notes.note(verb, timeout_s, begun, waited)
 
 
 class Table:
     """One file with its server and its clients, for some rounds."""
+
+    keys: str | None
+    key: str | None
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.random = folder, random.Random(seed)
         self.path = folder / "replay.sw"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        self.counts: Counter[str] = Counter()
+        self.keys = self.key = None
+        if self.random.random() < 0.5:  # half of the tables are behind keys, and everything is encrypted
+            self.keys, self.key = str(folder / "keys"), str(make_key(folder / "keys", "client"))
+        self.counts: Counter[str] = Counter({"tables with keys": int(self.keys is not None), "tables": 1})
         self.streams: list[Notes] = []
         self.ends = contextlib.ExitStack()
         self.proxies = [self.ends.enter_context(Proxy(self.address, Plan(seed + n, FAULTS))) for n in range(2)]
@@ -170,7 +190,7 @@ class Table:
 
     def start_server(self) -> Any:
         mine, theirs = processes.Pipe()
-        server = processes.Process(target=serve, args=(str(self.path), self.address, theirs), daemon=True)
+        server = processes.Process(target=serve, args=(str(self.path), self.address, self.keys, theirs), daemon=True)
         server.start()
         theirs.close()
         try:
@@ -190,16 +210,25 @@ class Table:
         address = self.address if place < 2 else self.proxies[place - 2].address
         seed = 2 * self.random.getrandbits(30) + place % 2
         notes.about = f"{'window' if place % 2 else 'add'}, {'direct' if place < 2 else 'proxy'}"
-        client = processes.Process(target=act, args=(str(self.folder), address, notes.stream, seed), daemon=True)
+        client = processes.Process(
+            target=act, args=(str(self.folder), address, self.key, notes.stream, seed), daemon=True
+        )
         client.start()
         return client
 
     def round(self) -> None:
         time.sleep(self.random.uniform(0.02, 0.5))
-        victims = self.random.choices(("server", "client", "both"), (5, 3, 2))[0]
+        self.check_clients()
+        victims = self.random.choices(("server", "client", "both", "nobody"), (5, 3, 2, 1))[0]
+        if victims == "nobody":  # a server that is told to end, as at an update
+            self.counts["ended server"] += 1
+            self.server.terminate()
+            self.server.join(60)
+            assert self.server.exitcode == 0, f"the server ended with {self.server.exitcode}"
+            self.server = self.start_server()
+            return
         self.counts[f"killed {victims}"] += 1
         place = self.random.randrange(CLIENTS)
-        self.check_clients()
         if victims != "client":
             self.server.kill()
         if victims != "server":
@@ -210,6 +239,10 @@ class Table:
             self.server.join()
             time.sleep(self.random.choice((0, 0, 0.05, 0.4)))
             self.server = self.start_server()
+
+    @property
+    def kills(self) -> int:
+        return kills_of(self.counts)
 
     def check_clients(self) -> None:
         for error in self.folder.glob("error-*"):
@@ -251,20 +284,25 @@ class Table:
             self.counts["acknowledged"] += len(acknowledged)
             self.counts["calls"] += int(notes.numbers[0])
             self.counts["not ready"] += int(notes.numbers[3])
-            self.counts["latest_ms"] = max(self.counts["latest_ms"], int(1e3 * notes.numbers[1]))
+            for name, number in zip(LATEST, (1, 4), strict=True):
+                self.counts[name] = max(self.counts[name], int(1e3 * notes.numbers[number]))
         for proxy in self.proxies:
             self.counts.update({f"proxy {fault}": count for fault, count in proxy.counts.items()})
+
+
+def kills_of(counts: Counter[str]) -> int:
+    return sum(count for name, count in counts.items() if name.startswith("killed"))
 
 
 def run(rounds: int, seed: int, tell: Any = lambda counts: None) -> Counter[str]:
     """Runs so many kills; returns what was counted, or raises AssertionError with the seed."""
     total: Counter[str] = Counter()
     base = os.environ.get("SHARPWAVE_SWEEP_FOLDER")
-    while (done := sum(count for name, count in total.items() if name.startswith("killed"))) < rounds:
+    while (done := kills_of(total)) < rounds:
         with tempfile.TemporaryDirectory(prefix="sharpwave-sweep-", dir=base) as folder:
             table = Table(Path(folder), seed + done)
             try:
-                for _ in range(min(ROUNDS_OF_A_TABLE, rounds - done)):
+                while table.kills < min(ROUNDS_OF_A_TABLE, rounds - done):
                     table.round()
                 time.sleep(0.5)  # so that what came after the last kill is looked at as well
                 table.check_clients()
@@ -276,9 +314,9 @@ def run(rounds: int, seed: int, tell: Any = lambda counts: None) -> Counter[str]
                 ) from error
             finally:
                 table.end()
-            latest = max(total["latest_ms"], table.counts.pop("latest_ms", 0))
+            latest = {name: max(total[name], table.counts.pop(name, 0)) for name in LATEST}
             total.update(table.counts)
-            total["latest_ms"] = latest
+            total.update({name: latest[name] - total[name] for name in LATEST})
             tell(total)
     return total
 

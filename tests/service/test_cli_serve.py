@@ -162,8 +162,7 @@ def test_a_server_with_keys_and_the_commands_of_its_clients(config: Path, tmp_pa
     assert sharpwave("keys", "new", "reader", "--role", "read", "--folder", keys).returncode == 0
     listed = [line.split("\t")[:2] for line in sharpwave("keys", "list", "--folder", keys).stdout.splitlines()]
     assert listed == [["boss", "read,write,admin"], ["reader", "read"]]
-    with serving(config, "--at", "tcp://0.0.0.0:0", "--keys", keys) as (_, address):
-        address = address.replace("0.0.0.0", "127.0.0.1")
+    with serving(config, "--at", "tcp://127.0.0.1:0", "--keys", keys) as (_, address):
         refused = sharpwave("ls", address)
         assert refused.returncode == 1
         assert "keys=" in refused.stderr

@@ -109,8 +109,9 @@ def test_calls_for_more_than_a_message_holds_are_refused_before_memory_is_taken(
     plain = sw.ReplayBuffer(100, obs_shape=(2,), seed=0)
     for number in range(10):
         plain.add(*row(number))
+    limits = {"message_bytes": 8192}
     with (
-        sw.serve({"plain": plain}, "tcp://127.0.0.1:0", limits={"message_bytes": 8192}) as server,
+        sw.serve({"plain": plain}, "tcp://127.0.0.1:0", limits=limits) as server,
         sw.open(server.address + "/plain") as buffer,
     ):
         handles = buffer.sample(5)["indices"]

@@ -215,6 +215,7 @@ class Door:
         self.gatekeeper = Gatekeeper(self.context, self.keys)
         self.router = self.context.socket(zmq.ROUTER)
         self.keys.protect(self.router)
+        self.router.handshake_ivl = 500
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
         self.visitors = zmq.Context()
 
@@ -272,6 +273,18 @@ def test_unknown_and_revoked_clients_are_refused_with_400(door: Door, folder: Pa
     later = ClientKey.read(make_key(folder, "later"))
     assert door.knock(later)[0] == zmq.EVENT_HANDSHAKE_SUCCEEDED
     assert (door.gatekeeper.admitted, door.gatekeeper.refused) == (1, 2)
+
+
+def test_client_gets_in_by_itself_when_a_list_that_was_damaged_is_mended(door: Door, folder: Path) -> None:
+    key = ClientKey.read(folder / "actor.key")
+    path = folder / "clients.list"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert door.knock(key)[0] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # the server has closed after its patience
+    path.write_bytes(whole)
+    door.last.send(b"hello")  # it waits for the connection, which the same socket makes
+    _, body = door.router.recv_multipart()
+    assert body == b"hello"
 
 
 def test_client_without_a_key_or_for_another_server_gets_no_connection(

@@ -118,6 +118,19 @@ def test_a_client_that_is_revoked_while_connected_is_refused_at_its_next_call(se
         buffer.add(**row(3))  # others are unharmed
 
 
+def test_nobody_is_let_in_while_the_list_of_clients_cannot_be_read(server, folder: Path) -> None:
+    path = folder / "clients.list"
+    whole = path.read_bytes()
+    with sw.open(f"{server.address}/replay", keys=folder / "all.key") as buffer:
+        buffer.add(**row(0))
+        path.write_bytes(whole[:-20])
+        with refused("the list of clients cannot be read"):
+            buffer.add(**row(1))
+        path.write_bytes(whole)
+        buffer.add(**row(2))
+        assert [float(reward) for rows in buffer.rows() for reward in rows["reward"]] == [0.0, 2.0]
+
+
 def test_each_role_does_what_it_says_and_no_more(server, folder: Path) -> None:
     address = f"{server.address}/replay"
     with sw.open(address, keys=make_key(folder, "writer", ("write", "read"))) as buffer:
@@ -145,10 +158,9 @@ def test_a_server_that_others_reach_needs_keys(folder: Path) -> None:
     for address in ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"):
         with refused("can be reached from other machines", "keys="):
             sw.serve({"replay": replay}, address)
-    with sw.serve({"replay": replay}, "tcp://0.0.0.0:0", keys=folder) as server:
-        port = server.address.rpartition(":")[2]
-        with sw.open(f"tcp://127.0.0.1:{port}/replay", keys=folder / "all.key") as buffer:
-            assert len(buffer) == 0
+    # With keys the address itself is not refused; 192.0.2.1 is of no machine, so nothing listens beyond this one.
+    with refused("cannot listen on", "tcp://192.0.2.1:1"):
+        sw.serve({"replay": replay}, "tcp://192.0.2.1:1", keys=folder)
 
 
 def test_a_folder_without_keys_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -21,6 +23,7 @@ from service.sequence_server import Server, new_endpoint
 
 import sharpwave as sw
 from sharpwave.errors import BufferFull, ClosedError, NotReady, SchemaError, StaleHandle, StorageError
+from sharpwave.service.stream import Pusher
 
 pytest.importorskip("zmq")
 TRANSPORTS = ("tcp", "ipc")
@@ -340,6 +343,49 @@ def test_options_of_open_that_it_lacks_are_refused(make: Any) -> None:
             sw.open(table, **wrong)
 
 
+def test_roles_of_keys(tmp_path: Path) -> None:
+    """A generator that may only write, a trainer that may only read, and neither may clear."""
+    from sharpwave.service.keys import make_key
+
+    keys = {role: make_key(tmp_path / "keys", role, [role]) for role in ("read", "write", "admin")}
+    flow = sw.Dataflow([sw.Consumer("ref", {"x"}, {"y"}, 2), sw.Consumer("train", {"x", "y"}, batch_size=2)])
+    seq = sw.SequenceBuffer(2, flow=flow, max_staleness=2)
+    with sw.serve({"seq": seq}, "tcp://127.0.0.1:0", keys=tmp_path / "keys") as server:
+        reader, writer, admin = (sw.open(f"{server.address}/seq", keys=key) for key in keys.values())
+        handles = writer.put(sample("ab"), version=0)
+        assert writer.admission(2).start(1)
+        assert "? of 2 samples" in repr(writer)
+        with reader.get("ref", timeout=HANG_S) as lease:
+            writer.amend(handles, sample("ab", "y"))
+            assert len(lease) == 2
+        for client, call in (
+            (writer, lambda: writer.get("ref", timeout=0)),
+            (reader, lambda: reader.put(sample("c"))),
+            (reader, lambda: reader.amend(handles, sample("ab", "y"))),
+            (reader, reader.clear),
+            (writer, lambda: writer.save(tmp_path / "copy")),
+            (writer, lambda: writer.stats()),
+        ):
+            with pytest.raises(StorageError, match="needs the role"):
+                call()
+            assert client is not admin
+
+        async def give_up() -> None:
+            task = asyncio.create_task(writer.put_async(sample("c"), version=0))
+            while seq.stats()["waiting_puts"] == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+
+        asyncio.run(give_up())
+        until(lambda: seq.stats()["waiting_puts"] == 0)
+        admin.save(tmp_path / "copy")
+        admin.clear()
+        assert (len(seq), len(sw.open(tmp_path / "copy"))) == (0, 2)
+        for client in (reader, writer, admin):
+            client.close()
+
+
 # ---- calls that are given up -----------------------------------------------------------------------------------------
 
 
@@ -567,6 +613,106 @@ def test_every_acknowledged_put_is_there_once_after_kills_of_the_server(make: An
     for name, handle in handles.items():
         assert seq._store.index.entries[handle].sample.ids == [name]
     seq.close()
+
+
+def test_a_server_that_closes_in_order_tells_what_was_made(make: Any, tmp_path: Path) -> None:
+    """Closed again and again while clients put: a put that is answered with an error was not made."""
+    pair = make(journal=str(tmp_path / "journal"), duplicate_ids=True, capacity=100_000)
+    stop = threading.Event()
+    made: list[str] = []
+
+    def put(worker: int) -> None:
+        client = sw.open(pair.server.table)
+        for count in itertools.count():
+            if stop.is_set():
+                return client.close()
+            with contextlib.suppress(ClosedError):
+                client.put([sample([f"{worker}.{count}"])])
+                made.append(f"{worker}.{count}")
+
+    threads = [threading.Thread(target=put, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        before = len(made)
+        until(lambda before=before: len(made) > before + 30)
+        pair.server.close()
+        pair.server.start()
+    stop.set()
+    for thread in threads:
+        thread.join(HANG_S)
+    assert sorted(pair.seq.ids()) == sorted(made)
+
+
+def test_a_pusher_with_a_window_puts_in_order_and_once_over_kills_of_the_server(make: Any, tmp_path: Path) -> None:
+    pair = make(journal=str(tmp_path / "journal"), duplicate_ids=True, capacity=100_000)
+    expected = [str(at) for at in range(600)]
+    with Pusher(pair.server.address, table="seq", window=32) as pusher:
+        for at, name in enumerate(expected):
+            pusher.push(sample([name]), timeout=HANG_S)
+            if at in (200, 400):
+                pair.server.restart()
+        pusher.flush(HANG_S)
+    assert pair.seq.ids() == expected
+
+
+def test_a_pusher_is_told_of_a_sample_that_is_refused_and_goes_on(make: Any) -> None:
+    pair = make()
+    pair.seq.put(sample("b"))
+    pusher = Pusher(pair.server.address, table="seq")
+    for name in "abc":
+        pusher.push(sample(name))
+    with pytest.raises(SchemaError, match=r"refused, and lost: put\(\): id 'b': held already"):
+        pusher.flush(HANG_S)
+    pusher.push(sample("d"), version=3)
+    pusher.close()
+    assert pair.seq.ids() == ["b", "a", "c", "d"]
+    with pytest.raises(SchemaError, match="expected a SequenceSample, got dict"):
+        Pusher(pair.server.address, table="seq").push({})
+    lost = Pusher(pair.server.address, table="nothing")
+    with pytest.raises(StorageError, match="has no table 'nothing'"):
+        until(lambda: lost.flush(0))
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "words"),
+    [
+        (
+            "put",
+            {"samples": np.zeros(9, np.uint8), "version": None, "births": None, "key": "a", "origin": (1, 1)},
+            "samples",
+        ),
+        ("put", {"samples": "text", "version": None, "births": None, "key": "a", "origin": (1, 1)}, "array of bytes"),
+        ("clear", {"origin": (1, 2)}, "origin"),
+        ("clear", {"origin": "one"}, "origin"),
+        ("clear", {}, "origin"),
+        ("ack", {"key": 7, "origin": (1, 1)}, "key"),
+        ("renew", {"key": "x" * 65}, "key"),
+        ("admit", {"batch_size": 0, "max_concurrent": None, "key": "a", "running": 0, "count": 0}, "needs"),
+        ("nothing", {}, "no verb 'nothing'"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused(make: Any, verb: str, args: dict[str, Any], words: str) -> None:
+    seq = make().seq
+    seq.put(sample("ab"))
+    inside = seq._sequences
+    with pytest.raises(SchemaError, match=words):
+        inside._session.call(inside._table, verb, args)
+    assert seq.ids() == ["a", "b"]
+
+
+def test_a_key_of_a_lease_cannot_be_given_again(make: Any) -> None:
+    """Else the first lease would be forgotten, and would not return with its client."""
+    pair = make()
+    pair.seq.put(sample("abcd"))
+    inside = pair.seq._sequences
+    args = {"consumer": "ref", "batch_size": None, "partial": False, "owner": None, "key": "mine"}
+    inside._session.call(inside._table, "get", args)
+    with pytest.raises(SchemaError, match="got 'mine' again"):
+        inside._session.call(inside._table, "get", args)
+    assert pair.server.stats()["leased"] == 2
+    pair.seq.close()
+    until(lambda: pair.server.stats()["leased"] == 0)
 
 
 def test_every_acknowledgement_is_made_once_over_kills_of_the_server(make: Any, tmp_path: Path) -> None:

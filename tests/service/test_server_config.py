@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,10 @@ def test_addresses_are_served_under_the_last_part_of_their_name() -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"nothing\.toml: cannot be read: No such file"):
         ServerConfig.read(tmp_path / "nothing.toml")
+
+
+def test_python_3_10_is_told_which_package_reads_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 10, 0))
+    monkeypatch.setitem(sys.modules, "tomli", None)
+    with pytest.raises(StorageError, match=r"Python 3\.10 has no reader of TOML files; pip install tomli"):
+        read(tmp_path, HEAD)

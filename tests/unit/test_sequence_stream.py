@@ -276,6 +276,22 @@ def test_a_puller_that_is_killed_loses_nothing(tmp_path: Path) -> None:
         assert lease.batch["x"].tolist() == [int(lease.batch.ids[0])] * 3
 
 
+def test_a_puller_that_is_closed_loses_nothing() -> None:
+    """Closed in order, and made again at the same place: what was not taken comes there."""
+    address = free_address()
+    puller = Puller(address)
+    with Pusher(address, window=20) as pusher:
+        for at in range(20):
+            pusher.push(at)
+        taken = [puller.pull(HANG_S) for _ in range(3)]
+        puller.close()
+        with Puller(address) as puller:
+            while taken[-1] != 19:  # in order; items whose acknowledgement did not arrive come again
+                taken.append(puller.pull(HANG_S))
+            pusher.flush(HANG_S)
+    assert list(dict.fromkeys(taken)) == list(range(20))
+
+
 def test_close_tells_what_nobody_took() -> None:
     pusher = Pusher(free_address())
     pusher.push(sample(1))

@@ -425,7 +425,7 @@ class HostRows:
         self.table.close()
 
 
-def reading_of(spec: RowSpec) -> tuple[Any, ...]:
+def reading_of(spec: RowSpec) -> tuple[Any, Any, bool, bool]:
     """How the engine reads the arguments of ``add``: who words its errors, who reads the rarest values, whether rows
     may come as (steps, num_envs), and whether only one at a time."""
     one_row = None if spec.num_envs is not None else spec.order_reason

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..errors import ClosedError
 from .guest import Guest
-from .hosted import Later
+from .hosted import Later, Parked
 
-__all__ = ["Chore", "Chores"]
+__all__ = ["Chore", "Chores", "ParkedChore"]
 
 _MOST_THREADS = 32  # calls that wait for a disk at once
 
@@ -46,6 +46,17 @@ class Chores:
         self._running.add(chore)
         guest.tasks.add(chore)
         self._loop.call_soon_threadsafe(chore.begin)
+        return chore
+
+    def park(self, guest: Guest, place: Any, parked: Parked) -> ParkedChore:
+        """Begins a call that another thread ends. Only the server's thread calls it."""
+        chore = ParkedChore(self, guest, place)
+        self._running.add(chore)
+        guest.tasks.add(chore)
+        try:
+            chore.leave = parked.begin(chore.end)
+        except Exception as error:
+            chore.end(error)
         return chore
 
     def finished(self) -> list[tuple[Any, Any]]:
@@ -104,7 +115,7 @@ class Chore:
 
     def give_up(self) -> None:
         """The client wants no answer. What is being done is done; a wait ends."""
-        if not self._later.is_working:
+        if not self._later.is_work:
             self.cancel()
 
     def cancel(self) -> None:
@@ -116,3 +127,26 @@ class Chore:
                 self._task.cancel()
 
         self._chores._loop.call_soon_threadsafe(stop)
+
+
+class ParkedChore:
+    """One call that another thread ends."""
+
+    def __init__(self, chores: Chores, guest: Guest, place: Any) -> None:
+        self.guest, self.place = guest, place
+        self._chores = chores
+        self._ends: dict[str, object] = {}  # one entry, which the first end sets in one step
+        self.leave: Callable[[], None] = lambda: None
+
+    def end(self, result: Any) -> None:
+        """From any thread; the first one counts."""
+        mark = object()
+        if self._ends.setdefault("is", mark) is mark:
+            self._chores.end(self, result)
+
+    def give_up(self) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        self.leave()
+        self.end(ClosedError("the client is gone, or the server is closing"))

@@ -74,6 +74,10 @@ class Gatekeeper:
         public = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
         if version != _VERSION or self._keys.roles_of(public) is None:
             self.refused += 1
+            # After 400 a client's socket never tries again. After 300 it does, when its handshake has taken too long
+            # (see Keys.protect): a list that cannot be read may be mended.
+            if self._keys.problem is not None:
+                return [_VERSION, request, b"300", b"the list of clients cannot be read", b"", b""]
             return [_VERSION, request, b"400", b"unknown key", b"", b""]
         self.admitted += 1
         return [_VERSION, request, b"200", b"OK", public.encode(), b""]

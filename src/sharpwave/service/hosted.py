@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ..errors import SchemaError
+from ..sequences.origins import Origin
 from .guest import Guest, Request
 
-__all__ = ["Answer", "Hosted", "HostedVerb", "Later"]
+__all__ = ["Answer", "Hosted", "HostedVerb", "Later", "Parked", "origin_of"]
 
 Role = Literal["read", "write", "admin"]
 
@@ -16,12 +18,13 @@ class HostedVerb(NamedTuple):
     """A verb that clients may call by name.
 
     ``mode``: "inline" is fast and never waits, and runs in the thread that serves everybody; "thread" may wait for a
-    disk; "async" is a coroutine function, which is cancelled when its client is gone.
+    disk; "async" is a coroutine function, which is cancelled when its client is gone; "parked" gets a third argument
+    and returns as ``Parked.begin`` does.
     """
 
     role: Role
-    mode: Literal["inline", "thread", "async"]
-    call: Callable[[Guest, dict[str, Any]], Any]
+    mode: Literal["inline", "thread", "async", "parked"]
+    call: Callable[..., Any]
 
 
 class Answer(NamedTuple):
@@ -35,12 +38,19 @@ class Answer(NamedTuple):
 class Later(NamedTuple):
     """A call that has to wait: a coroutine function, which gives an Answer.
 
-    ``is_working``: it does something in a thread, and its end is waited for. Else it only waits for other clients, and
+    ``is_work``: it does something in a thread, and its end is waited for. Else it only waits for other clients, and
     is cancelled when the client gives it up.
     """
 
     wait: Callable[[], Any]
-    is_working: bool = False
+    is_work: bool = False
+
+
+class Parked(NamedTuple):
+    """A call that waits for another thread. ``begin`` takes the function that this thread calls with the result or the
+    error, and returns the one that ends the wait, for a client that is gone."""
+
+    begin: Callable[[Callable[[Any], None]], Callable[[], None]]
 
 
 class Hosted(Protocol):
@@ -59,3 +69,15 @@ class Hosted(Protocol):
     def summary(self) -> dict[str, Any]: ...  # size and capacity
     def left(self, guest: Guest) -> None: ...
     def flush(self) -> None: ...  # when the server ends
+
+
+def origin_of(guest: Guest, args: dict[str, Any]) -> Origin:
+    """Of a call that is made once, however often it is sent."""
+    said = args.get("origin")
+    try:
+        number, oldest = said  # type: ignore[misc]
+        return Origin.read([guest.token.hex(), number, oldest])
+    except (TypeError, ValueError):
+        raise SchemaError(
+            f"origin: expected the call's number and the oldest that may come again, got {said!r:.100}"
+        ) from None

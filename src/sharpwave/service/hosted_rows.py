@@ -188,7 +188,7 @@ class HostedRows:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
         if self._rows.spec.pace is not None:
             return Later(lambda: self._rows.in_turn(lambda: attempt(0), left))
-        return Later(lambda: self._rows.in_thread(lambda: attempt(left)), is_working=True)
+        return Later(lambda: self._rows.in_thread(lambda: attempt(left)), is_work=True)
 
     def _stream(self, guest: Guest, number: int) -> Stream:
         stream = self._held(guest).streams.get(number)
@@ -253,18 +253,13 @@ class HostedRows:
         """A batch in the memory of its reply, with its handles."""
         pool = self._pool
         assert pool is not None
-        memory, views = pool.take(count)
-        odds = memory[-16:].view(np.float64) if tells else None
-
-        def free(_: Any) -> None:
-            pool.free(count, memory, views)
-
+        sheet = pool.take(count)
         try:
-            self._rows.table.sample_in_turn(count, views, timeout, not holds, odds)
+            self._rows.table.sample_in_turn(count, sheet.batch, timeout, not holds, sheet.odds if tells else None)
         except BaseException:
-            free(memory)
+            sheet.free()
             raise
-        return Answer(memoryview(memory if tells else memory[:-16]), count, free), views["indices"]
+        return Answer(sheet.with_odds if tells else sheet.memory, count, sheet.free), sheet.batch["indices"]
 
     def _draw_document(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """The same for ragged fields, and for goals that functions of the client make new."""

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..sequences.origins import Origin
 from ..sequences.staleness import Admission
 from .document import encode
 from .guest import Guest, Request
-from .hosted import Answer, HostedVerb, Later
+from .hosted import Answer, HostedVerb, Later, origin_of
 from .message import HEAD_BYTES
 from .sample_frames import pack_batch, read_parts
 
@@ -71,7 +71,8 @@ class HostedSequences:
             "ack": HostedVerb("read", "async", self._ack),
             "give_back": HostedVerb("read", "inline", self._give_back),
             "renew": HostedVerb("read", "inline", self._renew),
-            "cancel": HostedVerb("read", "inline", self._cancel),
+            "cancel_put": HostedVerb("write", "inline", self._cancel),
+            "cancel_get": HostedVerb("read", "inline", self._cancel),
             "release": HostedVerb("write", "inline", lambda guest, args: self._sequences.release(args["owner"])),
             "version": HostedVerb("read", "inline", lambda guest, args: self._sequences.version()),
             "set_version": HostedVerb("write", "async", self._set_version),
@@ -116,18 +117,31 @@ class HostedSequences:
     async def _put(self, guest: Guest, args: dict[str, Any]) -> Any:
         where = _where(args, "put()")
         parts = read_parts(where, args["samples"])
+        origin = origin_of(guest, args)
+        told = args["version"], args["births"], args["timeout"]
         with self._running(guest, args):
-            handles = await self._sequences.put_async(
-                where, parts, args["version"], args["births"], args["timeout"], _origin(guest, args)
-            )
+            handles = await self._finished(origin, self._sequences.put_async(where, parts, *told, origin))
         return handles + self._base
+
+    async def _finished(self, origin: Origin, call: Awaitable[Any]) -> Any:
+        """The result of a call. One that is cancelled while its record is written is made all the same, and its
+        client is told so: a server that closes in order cancels the calls that run."""
+        try:
+            return await call
+        except asyncio.CancelledError:
+            with self._sequences.gate.lock:
+                if not self._sequences.store.origins.knows(origin):
+                    raise
+                return self._sequences.store.origins.result(origin)
 
     async def _amend(self, guest: Guest, args: dict[str, Any]) -> None:
         where = _where(args, "amend()")
         parts = read_parts(where, args["samples"])
         serials = [handle - self._base for handle in read_handles(where, args["handles"])]
+        origin = origin_of(guest, args)
         try:
-            await self._sequences.amend_async(where, np.array(serials, np.int64), parts, _origin(guest, args))
+            call = self._sequences.amend_async(where, np.array(serials, np.int64), parts, origin)
+            await self._finished(origin, call)
         except (StaleHandle, SchemaError) as error:
             raise type(error)(re.sub(r"handle (-?\d+)", self._to_handle, str(error))) from None
 
@@ -180,7 +194,8 @@ class HostedSequences:
 
     async def _ack(self, guest: Guest, args: dict[str, Any]) -> None:
         key = _key(args)
-        await self._sequences.lender.ack_async(self._lease(guest, key), _origin(guest, args))
+        origin = origin_of(guest, args)
+        await self._finished(origin, self._sequences.lender.ack_async(self._lease(guest, key), origin))
         self._forget(guest, key)
 
     def _give_back(self, guest: Guest, args: dict[str, Any]) -> None:
@@ -214,6 +229,8 @@ class HostedSequences:
             held = self._of(guest)
             if key in held.cancelled:
                 raise NotReady("the client does not wait any more")
+            if key in held.running or key in held.leases:
+                raise SchemaError(f"key: expected one of its own for each call, got {key!r} again")
             held.running[key] = task
         try:
             yield
@@ -244,7 +261,8 @@ class HostedSequences:
 
     async def _set_version(self, guest: Guest, args: dict[str, Any]) -> None:
         where = _where(args, "set_version()")
-        await self._sequences.set_version_async(where, args["version"], _origin(guest, args))
+        origin = origin_of(guest, args)
+        await self._finished(origin, self._sequences.set_version_async(where, args["version"], origin))
 
     def _admit(self, guest: Guest, args: dict[str, Any]) -> tuple[int, bool]:
         """How many rollouts may start, and whether ``count`` have: of all clients together that gave the same settings.
@@ -269,10 +287,12 @@ class HostedSequences:
         return capacity, has_started
 
     async def _checkpoint(self, guest: Guest, args: dict[str, Any]) -> None:
-        await self._sequences.checkpoint_async(_where(args, "checkpoint()"), args["name"], _origin(guest, args))
+        where, origin = _where(args, "checkpoint()"), origin_of(guest, args)
+        await self._finished(origin, self._sequences.checkpoint_async(where, args["name"], origin))
 
     async def _clear(self, guest: Guest, args: dict[str, Any]) -> None:
-        await self._sequences.clear_async(_where(args, "clear()"), _origin(guest, args))
+        where, origin = _where(args, "clear()"), origin_of(guest, args)
+        await self._finished(origin, self._sequences.clear_async(where, origin))
 
     async def _save(self, guest: Guest, args: dict[str, Any]) -> None:
         await self._sequences.save_async(_where(args, "save()"), self._server.save_place(args["path"]))
@@ -295,11 +315,3 @@ def _where(args: dict[str, Any], default: str) -> str:
     """The call as the client's caller wrote it: ``put()`` or ``put_async()``."""
     where = args.get("where")
     return where if isinstance(where, str) and _WHERE.fullmatch(where) else default
-
-
-def _origin(guest: Guest, args: dict[str, Any]) -> Origin:
-    try:
-        number, oldest = args["origin"]
-        return Origin.read([guest.token.hex(), number, oldest])
-    except (TypeError, ValueError):
-        raise SchemaError(f"origin: expected a number and the oldest, got {args['origin']!r:.100}") from None

@@ -6,44 +6,29 @@ not lost. An item that is sent again is taken once.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ..errors import ClosedError, NotReady, SchemaError
 from ..sequences.gate import to_deadline
 from ..sequences.origins import Origin, Origins
 from .guest import Guest, Request
-from .hosted import Answer, HostedVerb, Later
+from .hosted import Answer, HostedVerb, Later, origin_of
 from .sample_frames import read_batch
 
 __all__ = ["HostedInbox", "Inbox", "Parcel"]
 
 
-class Parcel:
-    """An item, and the call that waits until it is taken."""
+class Parcel(NamedTuple):
+    """An item, and the function that answers its push, from any thread: None, or why it is refused."""
 
-    def __init__(self, item: Any, origin: Origin, done: asyncio.Future[None]) -> None:
-        self.item, self.origin = item, origin
-        self._done = done
-
-    def answer(self, error: Exception | None = None) -> None:
-        """From any thread."""
-        try:
-            self._done.get_loop().call_soon_threadsafe(self._set, error)
-        except RuntimeError:
-            return  # the server was closed
-
-    def _set(self, error: Exception | None) -> None:
-        if self._done.done():
-            return  # its sender is gone
-        if error is None:
-            self._done.set_result(None)
-        else:
-            self._done.set_exception(error)
+    item: Any
+    origin: Origin
+    answer: Callable[[Any], None]
 
 
 class Inbox:
@@ -63,7 +48,7 @@ class Inbox:
             if self._is_closed:
                 raise ClosedError("push(): the puller was closed")
             if self._taken.knows(parcel.origin):
-                parcel.answer()
+                parcel.answer(None)
                 return
             self._parcels.append(parcel)
             self._came.notify()
@@ -71,8 +56,10 @@ class Inbox:
     def drop(self, parcel: Parcel) -> None:
         """Its sender is gone."""
         with self._came:
-            if parcel in self._parcels:
-                self._parcels.remove(parcel)
+            for at, waiting in enumerate(self._parcels):
+                if waiting is parcel:
+                    del self._parcels[at]
+                    return
 
     def take(self, where: str, timeout: Any) -> Parcel:
         """The next one, for ``settle`` or ``put_back``.
@@ -89,7 +76,7 @@ class Inbox:
                     parcel = self._parcels.popleft()
                     if not self._taken.knows(parcel.origin):
                         return parcel
-                    parcel.answer()  # the same item came before, by a connection that broke
+                    parcel.answer(None)  # the same item came before, by a connection that broke
                 if not self._came.wait_for(lambda: self._parcels or self._is_closed, _left(deadline)):
                     raise NotReady(f"{where}: nothing came in {timeout:g} s")
 
@@ -118,18 +105,12 @@ class HostedInbox:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self.verbs = {"push": HostedVerb("write", "async", self._push)}
+        self.verbs = {"push": HostedVerb("write", "parked", self._push)}
 
-    async def _push(self, guest: Guest, args: dict[str, Any]) -> None:
-        item = read_item(args)
-        number, oldest = args["origin"]
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        parcel = Parcel(item, Origin.read([guest.token.hex(), number, oldest]), done)
+    def _push(self, guest: Guest, args: dict[str, Any], done: Callable[[Any], None]) -> Callable[[], None]:
+        parcel = Parcel(read_item(args), origin_of(guest, args), done)
         self._inbox.add(parcel)
-        try:
-            await done
-        finally:
-            self._inbox.drop(parcel)
+        return lambda: self._inbox.drop(parcel)
 
     def describe(self) -> dict[str, Any]:
         return {}

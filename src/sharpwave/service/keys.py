@@ -35,6 +35,7 @@ _SERVER, _CLIENTS = "server.secret", "clients.list"
 _SERVER_TITLE = "Sharpwave server key, format 1. It is a secret: it stays on the server."
 _CLIENT_TITLE = "Sharpwave client key, format 1. It is a secret: it is for one client alone."
 _LIST_TITLE = "Sharpwave list of clients, format 1. 'sharpwave keys' writes it."
+_HANDSHAKE_MS = 10_000  # after which a connection that has shown no key is closed
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _KEY = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
@@ -142,6 +143,7 @@ class Keys:
         """Makes a server's socket talk to clients with keys only; call it before ``bind``. It asks a ``Gatekeeper``."""
         socket.zap_domain = b"sharpwave"
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it ZeroMQ admits everybody where there is no gatekeeper
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self._secret.encode()
 

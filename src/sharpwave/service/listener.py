@@ -31,6 +31,8 @@ class Listener:
 
     def __init__(self, where: str, endpoint: str, keys: Any, limits: Limits) -> None:
         zmq = self._zmq = load_zmq()
+        # Combined once: pyzmq's flags are members of an enum, and slow to combine.
+        self._at_once, self._at_once_more = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
         self._context = zmq.Context()
         self._context.max_sockets = max(1024, 2 * limits.clients)
         socket = self._socket = self._context.socket(zmq.ROUTER)
@@ -100,11 +102,11 @@ class Listener:
 
     def send(self, who: Any, memory: Any) -> tuple[bool, Any]:
         """Whether it is on its way, and what tells whether ZeroMQ still reads the memory; None: it has a copy."""
-        zmq, is_copied = self._zmq, len(memory) < _COPIED_BYTES
+        is_copied = len(memory) < _COPIED_BYTES
         try:
-            self._socket.send(who, zmq.SNDMORE | zmq.NOBLOCK)
-            return True, self._socket.send(memory, zmq.NOBLOCK, copy=is_copied, track=not is_copied)
-        except zmq.ZMQError:  # its connection is gone, or it does not read
+            self._socket.send(who, self._at_once_more)
+            return True, self._socket.send(memory, self._at_once, copy=is_copied, track=not is_copied)
+        except self._zmq.ZMQError:  # its connection is gone, or it does not read
             return False, None
 
     def ring(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import struct
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ __all__ = [
     "MAGIC",
     "SAMPLE_HOLDS",
     "SAMPLE_TELLS_ODDS",
+    "VERB_NAMES",
     "VERSIONS",
     "Head",
     "Status",
@@ -38,7 +38,9 @@ SAMPLE_HOLDS = 1
 SAMPLE_TELLS_ODDS = 2
 
 
-class Verb(enum.IntEnum):
+class Verb:
+    """Plain numbers: every message is compared with several, and the members of an ``enum`` are slow to look up."""
+
     HELLO = 1
     OPEN = 2
     BEAT = 3
@@ -52,7 +54,12 @@ class Verb(enum.IntEnum):
     TABLES = 11
 
 
-class Status(enum.IntEnum):
+VERB_NAMES: dict[int, str] = {number: name for name, number in vars(Verb).items() if name.isupper()}
+
+
+class Status:
+    """Plain numbers, as verbs are."""
+
     OK = 0
     SCHEMA = 1
     NOT_READY = 2
@@ -103,10 +110,10 @@ _ERRORS: dict[int, type[Exception]] = {
 }
 
 
-def status_of(error: BaseException) -> Status:
+def status_of(error: BaseException) -> int:
     for status, kind in _ERRORS.items():
         if isinstance(error, kind):
-            return Status(status)
+            return status
     if isinstance(error, OSError):
         return Status.STORAGE
     return Status.TYPE if isinstance(error, TypeError) else Status.FAILURE

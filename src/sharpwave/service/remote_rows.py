@@ -76,6 +76,7 @@ class RemoteRows:
                     "makes of the same view; install the same version on both sides"
                 )
         hindsight = self.spec.hindsight
+        self._splits = self.spec.splits_discounts
         self._places_goals = hindsight is not None and copies_goals(self.spec.schema, hindsight)
         self.reservations = itertools.count(1)
         # Ends of reservations that the server is to be told, as SETTLE has them; the next request of a pipeline does.
@@ -104,7 +105,9 @@ class RemoteRows:
         if self._writer is None:
             with self._opening:
                 if self._writer is None:
-                    self._writer = self.writer(None)
+                    self.session.check_open("add()")
+                    self.table.check("add()")
+                    self._writer = RemoteWriter(self.session, self.table, self.spec, None, opens=False)
         return self._writer.add
 
     def writer(self, window: int | None) -> RemoteWriter:
@@ -161,8 +164,8 @@ class RemoteRows:
         if not 0 < count < 2**31:
             whole("sample()", "batch_size", count, self.spec.least_batch, 2**31 - 1)
         reply = self.session.exchange(
-            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number), argument=count,
-            flags=flags, timeout=timeout,
+            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number) if number else None,
+            argument=count, flags=flags, timeout=timeout,
         )  # fmt: skip
         return self.read_batch(reply, count, number, bool(flags & SAMPLE_TELLS_ODDS))
 
@@ -185,7 +188,9 @@ class RemoteRows:
         first = np.ndarray((1,), np.uint64, memory, HEAD_BYTES)
         if not first.flags.aligned:  # small frames begin anywhere in ZeroMQ's own memory
             memory = bytearray(memory)
-        batch = spread(self.spec, self.layout.over(memory, HEAD_BYTES, count))
+        batch = self.layout.over(memory, HEAD_BYTES, count)
+        if self._splits:
+            batch = spread(self.spec, batch)
         return batch, np.frombuffer(memory, np.float64, 2, len(memory) - 16) if tells else None
 
     def draw(

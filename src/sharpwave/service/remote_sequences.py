@@ -14,14 +14,14 @@ import numpy as np
 from ..checks import seconds, whole
 from ..errors import SchemaError, SharpwaveError
 from ..files.save_path import read_save_path
-from ..sequences.intake import read_handles, read_ids, unpack
+from ..sequences.intake import read_handles, read_ids
 from ..sequences.leases import Lease
 from ..sequences.options import Options
 from ..sequences.protocol import Handles
 from ..sequences.staleness import Admission
 from .aside import Aside
 from .channel import NoAnswer
-from .sample_frames import pack_parts, read_batch
+from .sample_frames import pack_given, read_batch
 from .session import OpenTable, Session
 
 __all__ = ["RemoteSequences"]
@@ -76,35 +76,35 @@ class RemoteSequences:
         finally:
             self._session.done(number)
 
-    def _waiting(self, key: str, call: Callable[[], Any]) -> Any:
+    def _waiting(self, key: str, verb: str, call: Callable[[], Any]) -> Any:
         """A call that may wait at the server. Given up here, it ends there too."""
         try:
             return call()
         except NoAnswer:
-            self._cancel(key)
+            self._cancel(key, verb)
             raise
         except SharpwaveError:
             raise  # the server's answer
         except BaseException:
-            self._cancel(key)
+            self._cancel(key, verb)
             raise
 
-    def _cancel(self, key: str) -> None:
+    def _cancel(self, key: str, verb: str) -> None:
         """In another thread: this one's channel is behind the call that is to end."""
 
         def cancel() -> None:
             with contextlib.suppress(SharpwaveError):
-                self._session.call(self._table, "cancel", {"key": key}, timeout=_CANCEL_S)
+                self._session.call(self._table, f"cancel_{verb}", {"key": key}, timeout=_CANCEL_S)
 
         if not self._session.closed:
             self._aside.begin(cancel)
 
-    async def _awaited(self, key: str | None, call: Callable[[], Any]) -> Any:
+    async def _awaited(self, call: Callable[[], Any], key: str = "", verb: str = "") -> Any:
         try:
             return await self._aside.run(call)
         except asyncio.CancelledError:
-            if key is not None:
-                self._cancel(key)
+            if key:
+                self._cancel(key, verb)
             raise
 
     # ---- put and amend ----------------------------------------------------------------------------------------------
@@ -114,30 +114,32 @@ class RemoteSequences:
 
     async def put_async(self, where: str, samples: Any, version: Any, births: Any, timeout: float | None) -> Handles:
         key = self._new_key()
-        made: Handles = await self._awaited(key, lambda: self._put(key, where, samples, version, births, timeout))
+        made: Handles = await self._awaited(
+            lambda: self._put(key, where, samples, version, births, timeout), key, "put"
+        )
         return made
 
     def _put(self, key: str, where: str, samples: Any, version: Any, births: Any, timeout: Any) -> Handles:
         self.check(where)
-        parts = unpack("put()", samples)
+        _, packed = pack_given("put()", samples)
         wait = seconds(where, timeout)
-        if not parts:
+        if packed is None:
             return np.empty(0, np.int64)
-        args = {"samples": pack_parts(parts), "version": version, "births": births, "key": key}
-        made: Handles = self._waiting(key, lambda: self._once(where, "put", args, wait))
+        args = {"samples": packed, "version": version, "births": births, "key": key}
+        made: Handles = self._waiting(key, "put", lambda: self._once(where, "put", args, wait))
         return made
 
     def amend(self, where: str, handles: Any, samples: Any) -> None:
         self.check(where)
         serials = read_handles("amend()", handles)
-        parts = unpack("amend()", samples)
-        if len(parts) != len(serials):
-            raise SchemaError(f"amend(): expected a sample a handle, got {len(parts)} for {len(serials)}")
-        if parts:
-            self._once(where, "amend", {"handles": np.array(serials, np.int64), "samples": pack_parts(parts)})
+        count, packed = pack_given("amend()", samples)
+        if count != len(serials):
+            raise SchemaError(f"amend(): expected a sample a handle, got {count} for {len(serials)}")
+        if packed is not None:
+            self._once(where, "amend", {"handles": np.array(serials, np.int64), "samples": packed})
 
     async def amend_async(self, where: str, handles: Any, samples: Any) -> None:
-        await self._awaited(None, lambda: self.amend(where, handles, samples))
+        await self._awaited(lambda: self.amend(where, handles, samples))
 
     # ---- get and leases ---------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class RemoteSequences:
     ) -> Lease:
         key = self._new_key()
         made: Lease = await self._awaited(
-            key, lambda: self._get(key, where, consumer, batch_size, timeout, partial, owner)
+            lambda: self._get(key, where, consumer, batch_size, timeout, partial, owner), key, "get"
         )
         return made
 
@@ -163,12 +165,12 @@ class RemoteSequences:
             "key": key, "where": where, "consumer": consumer, "batch_size": batch_size, "partial": partial,
             "owner": owner,
         }  # fmt: skip
-        said = self._waiting(key, lambda: self._call(where, "get", args, wait))
+        said = self._waiting(key, "get", lambda: self._call(where, "get", args, wait))
         try:
             batch = read_batch(where, said["batch"])
             return Lease(batch, said["versions"], said["handles"], consumer, key, self)
         except BaseException:
-            self._cancel(key)
+            self._cancel(key, "get")
             raise
 
     def release(self, owner: str) -> int:
@@ -183,14 +185,14 @@ class RemoteSequences:
         self._once("ack()", "ack", {"key": claim})
 
     async def ack_async(self, claim: str) -> None:
-        await self._awaited(None, lambda: self._once("ack_async()", "ack", {"key": claim}))
+        await self._awaited(lambda: self._once("ack_async()", "ack", {"key": claim}))
 
     def give_back(self, claim: str) -> None:
         if not self._session.closed:  # close() gave the leases back
             self._call("release()", "give_back", {"key": claim})
 
     async def give_back_async(self, claim: str) -> None:
-        await self._awaited(None, lambda: self.give_back(claim))
+        await self._awaited(lambda: self.give_back(claim))
 
     def renew(self, claim: str) -> None:
         self._call("renew()", "renew", {"key": claim})
@@ -205,7 +207,7 @@ class RemoteSequences:
         self._once(where, "set_version", {"version": whole(where, "version", version, 0)})
 
     async def set_version_async(self, where: str, version: int) -> None:
-        await self._awaited(None, lambda: self.set_version(where, version))
+        await self._awaited(lambda: self.set_version(where, version))
 
     def admission(self, batch_size: int, max_concurrent: int | None) -> Admission:
         self.check("admission()")
@@ -221,7 +223,7 @@ class RemoteSequences:
         self._once(where, "checkpoint", {"name": name})
 
     async def checkpoint_async(self, where: str, name: str) -> None:
-        await self._awaited(None, lambda: self.checkpoint(where, name))
+        await self._awaited(lambda: self.checkpoint(where, name))
 
     def used_ids(self) -> list[str]:
         found: list[str] = self._call("used_ids", "used_ids")
@@ -242,7 +244,7 @@ class RemoteSequences:
 
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = self._call("stats()", "stats")
-        return found
+        return {**found, "server": self._session.stats()}
 
     def __len__(self) -> int:
         found: int = self._call("len()", "len")
@@ -260,20 +262,20 @@ class RemoteSequences:
         self._once(where, "clear", {})
 
     async def clear_async(self, where: str) -> None:
-        await self._awaited(None, lambda: self.clear(where))
+        await self._awaited(lambda: self.clear(where))
 
     def flush(self, where: str) -> None:
         self._call(where, "flush")
 
     async def flush_async(self, where: str) -> None:
-        await self._awaited(None, lambda: self.flush(where))
+        await self._awaited(lambda: self.flush(where))
 
     def save(self, where: str, path: Any) -> None:
         """On the server's machine."""
         self._call(where, "save", {"path": read_save_path(path), "where": where})
 
     async def save_async(self, where: str, path: Any) -> None:
-        await self._awaited(None, lambda: self.save(where, path))
+        await self._awaited(lambda: self.save(where, path))
 
     def close(self) -> None:
         """Its leases return. The server and its buffer go on."""

@@ -19,7 +19,7 @@ from .channel import Channel, NoAnswer, OpenCall
 from .document import decode, encode
 from .keeper import keep_writer
 from .message import ADD_TELLS_INDICES, HEAD_BYTES, Verb
-from .session import OPEN_S, OpenTable, Session
+from .session import OpenTable, Session
 
 __all__ = ["RemoteWriter"]
 
@@ -41,15 +41,20 @@ class RemoteWriter:
 
     Args:
         window: Rows that may be without an answer of the server; None waits for the answer in every ``add``.
+        opens: Whether the server is told of the stream now, with a wait for it; else the first ``add`` does that,
+            within its own timeout. Only without a window.
     """
 
-    def __init__(self, session: Session, table: OpenTable, spec: RowSpec, window: int | None) -> None:
+    def __init__(
+        self, session: Session, table: OpenTable, spec: RowSpec, window: int | None, *, opens: bool = True
+    ) -> None:
         self._session, self._table, self._window = session, table, window
         self._token = secrets.token_bytes(16)
         self.number = 0  # the server's, for this stream
         self._next = 0  # number of the next row to be sent
         self._acknowledged = 0
-        self._is_unsure = False  # whether the server has the rows of the last call is not known
+        # Whether it is not known which rows the server has: after a call without an answer, and before the first one.
+        self._is_unsure = not opens
         self._is_closed = False
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -64,7 +69,8 @@ class RemoteWriter:
             1 if window is None else max(1, window // 4), 1 if window is None else most_bytes,
             0.0 if window is None else _LINGER_S,
         )  # fmt: skip
-        self.reopen(session.channel())
+        if opens:
+            self.reopen(session.channel(), None)
         session.also_reopen(self)
         if window is None:
             self.add = self._add_alone
@@ -72,7 +78,7 @@ class RemoteWriter:
             self.add = self._packer.add
             keep_writer(self)
 
-    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
+    def reopen(self, channel: Channel, timeout: float | None) -> None:
         """In a new session: the server says how many rows of this stream it has."""
         if self._table.is_lost:
             return
@@ -104,12 +110,13 @@ class RemoteWriter:
                 self._check_open()
                 if self._window is None:
                     return self._send_alone(limit, wants_indices)
-                self._wait_for_room(limit)
+                deadline = None if limit is None else time.monotonic() + limit
+                self._wait_for_room(deadline)
             except BaseException:
                 self._packer.drop_last()
                 raise
-            self._send_pending(limit, wants_indices)
-            return self._finish_all(limit) if wants_indices else None
+            self._send_pending(wants_indices)
+            return self._finish_all(deadline) if wants_indices else None
 
     def _check_open(self) -> None:
         if self._process != os.getpid():
@@ -157,10 +164,11 @@ class RemoteWriter:
 
     # ---- with a window ----------------------------------------------------------------------------------------------
 
-    def _wait_for_room(self, timeout: float | None) -> None:
+    def _wait_for_room(self, deadline: float | None) -> None:
         assert self._window is not None
-        self._mend()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        self._mend(deadline)
+        if self._is_unsure:
+            self._ask(_left(deadline))
         room = max(self._window, self._packer.rows)
         while self._sent and self._next - self._acknowledged + self._packer.rows > room:
             if deadline is not None and time.monotonic() >= deadline:
@@ -171,7 +179,7 @@ class RemoteWriter:
                 )
             self._finish_one(deadline)
 
-    def _send_pending(self, timeout: float | None, wants_indices: bool = False) -> None:
+    def _send_pending(self, wants_indices: bool = False) -> None:
         rows = self._packer.rows
         if rows == 0:
             return
@@ -185,7 +193,7 @@ class RemoteWriter:
         self._next += rows
         self._unsent = 0
 
-    def _mend(self) -> None:
+    def _mend(self, deadline: float | None) -> None:
         """After an interrupt in the middle of a call: the server tells what it has.
 
         Raises:
@@ -194,7 +202,7 @@ class RemoteWriter:
         assert self._own is not None
         if self._unsent == 0 and len(self._sent) == self._own.open_calls:
             return
-        lost = self._give_up()
+        lost = self._give_up(deadline)
         if lost:
             raise StorageError(f"add(): a call was interrupted; {lost} rows that were on their way were not added")
 
@@ -206,25 +214,29 @@ class RemoteWriter:
         except NoAnswer:
             raise
         except SharpwaveError as error:
-            lost = self._give_up()
+            lost = self._give_up(deadline)
             raise type(error)(f"{error}; {lost} rows that were on their way were not added") from None
         self._sent.popleft()
         self._acknowledge(reply.argument)
         return reply
 
-    def _finish_all(self, timeout: float | None) -> Any:
-        deadline, reply = None if timeout is None else time.monotonic() + timeout, None
+    def _finish_all(self, deadline: float | None) -> Any:
+        reply = None
         while self._sent:
             reply = self._finish_one(deadline)
         return None if reply is None else _serials(reply)
 
-    def _give_up(self) -> int:
-        """The server refused rows: those behind them have no place any more. Returns how many are lost."""
+    def _give_up(self, deadline: float | None) -> int:
+        """The server refused rows: those behind them have no place any more. Returns how many are lost.
+
+        Raises:
+            NoAnswer: The server does not tell what it has; the next call asks again.
+        """
         assert self._own is not None
         self._own.abandon()
         sent = (self._sent[-1].first + self._sent[-1].rows if self._sent else self._next) + self._unsent
         self._unsent = max(self._unsent, sent - self._next)
-        self._ask()
+        self._ask(_left(deadline))
         self._sent.clear()
         self._unsent = 0
         return max(0, sent - self._acknowledged)
@@ -233,8 +245,8 @@ class RemoteWriter:
         """Sends rows that wait for others to come; called by the keeper."""
         if self._packer.rows and not self._is_closed and self._lock.acquire(blocking=False):
             try:
-                if len(self._sent) < 2 and self._unsent == 0:
-                    self._send_pending(None)
+                if len(self._sent) < 2 and self._unsent == 0 and not self._is_unsure:
+                    self._send_pending()
             finally:
                 self._lock.release()
 
@@ -251,10 +263,11 @@ class RemoteWriter:
             self._check_open()
         with self._lock:
             self._check_open()
+            deadline = None if limit is None else time.monotonic() + limit
             if self._window is not None:
-                self._wait_for_room(limit)
-                self._send_pending(limit)
-                self._finish_all(limit)
+                self._wait_for_room(deadline)
+                self._send_pending()
+                self._finish_all(deadline)
             elif self._is_unsure:
                 self._ask(limit)
 
@@ -296,6 +309,10 @@ class RemoteWriter:
             return self.close()
         with contextlib.suppress(NotReady):  # the block was left by an error, which is not kept waiting
             self.close(0)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _serials(reply: Any) -> Any:

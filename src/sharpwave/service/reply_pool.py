@@ -6,15 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from ..rows.protocol import Batch
 from .batch_layout import BatchLayout
 from .message import HEAD_BYTES
 
-__all__ = ["ReplyPool"]
+__all__ = ["ReplyPool", "Sheet"]
 
 _POOLED = 8  # replies of one batch size
 _POOLED_SIZES = 16
-_ODDS_BYTES = 16  # two numbers behind the batch, for clients that ask for them
+
+
+class Sheet:
+    """The memory of a reply to SAMPLE, with the arrays of its batch: made once, used again and again."""
+
+    __slots__ = ("_pool", "batch", "memory", "odds", "with_odds")
+
+    def __init__(self, layout: BatchLayout, count: int, pool: list[Sheet]) -> None:
+        # Two numbers behind the batch, for clients that ask for them.
+        whole = np.empty(HEAD_BYTES + layout.places(count).end + 16, np.uint8)
+        self.batch = layout.over(whole, HEAD_BYTES, count)
+        self.odds = whole[-16:].view(np.float64)
+        self.memory, self.with_odds = whole[:-16].data, whole.data
+        self._pool = pool
+
+    def free(self, _: Any = None) -> None:
+        if len(self._pool) < _POOLED:
+            self._pool.append(self)
 
 
 class ReplyPool:
@@ -22,19 +38,15 @@ class ReplyPool:
 
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
-        self._free: dict[int, list[tuple[Any, Batch]]] = {}  # by batch size
+        self._free: dict[int, list[Sheet]] = {}  # by batch size
 
-    def take(self, count: int) -> tuple[Any, Batch]:
-        """Memory of a reply with room for two float64 behind the batch, and the batch, whose arrays are views of it."""
+    def take(self, count: int) -> Sheet:
+        free = self._free.get(count)
+        if free is None:
+            free = self._free[count] = []
+            if len(self._free) > _POOLED_SIZES:  # the size that came first leaves
+                self._free.pop(next(iter(self._free)), None)
         try:
-            return self._free[count].pop()
-        except (KeyError, IndexError):
-            memory = np.empty(HEAD_BYTES + self._layout.places(count).end + _ODDS_BYTES, np.uint8)
-            return memory, self._layout.over(memory, HEAD_BYTES, count)
-
-    def free(self, count: int, memory: Any, views: Batch) -> None:
-        free = self._free.setdefault(count, [])
-        if len(free) < _POOLED:
-            free.append((memory, views))
-        if len(self._free) > _POOLED_SIZES:  # the size that came first leaves
-            self._free.pop(next(iter(self._free)), None)
+            return free.pop()
+        except IndexError:
+            return Sheet(self._layout, count, free)

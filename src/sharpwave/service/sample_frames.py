@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,27 @@ from ..errors import SchemaError, SharpwaveError
 from ..files.named_arrays import raw_bytes
 from ..sequences.column import Column, concatenate
 from ..sequences.history import pack_samples, pack_whole, read_blocks
+from ..sequences.intake import unpack
 from ..sequences.sample import SequenceSample
 from .document import Pieces
 
-__all__ = ["pack_batch", "pack_parts", "read_batch", "read_parts"]
+__all__ = ["pack_batch", "pack_given", "read_batch", "read_parts"]
 
 
-def pack_parts(parts: list[SequenceSample]) -> Pieces:
-    """Samples of one datum each.
+def pack_given(where: str, samples: SequenceSample | Sequence[SequenceSample]) -> tuple[int, Pieces | None]:
+    """What a user gives to ``put`` or ``amend``: how many data, and their bytes; None where there are none.
 
     Raises:
-        SchemaError: A dtype that safetensors lacks, or metadata that JSON lacks.
+        SchemaError: They are no samples; a dtype that safetensors lacks, or metadata that JSON lacks.
     """
-    return _pieces(pack_samples(parts))
+    if isinstance(samples, SequenceSample):
+        return len(samples), pack_batch(samples) if len(samples) else None
+    parts = unpack(where, samples)
+    return len(parts), _pieces(pack_samples(parts)) if parts else None
 
 
 def read_parts(where: str, body: Any) -> list[SequenceSample]:
-    """What ``pack_parts`` gave.
+    """What ``pack_given`` gave, one sample a datum.
 
     Raises:
         SchemaError: It is not that.

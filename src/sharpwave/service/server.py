@@ -16,18 +16,17 @@ from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
 from .document import decode, encode
 from .endpoint import is_reachable_by_others, read_endpoint, read_name
 from .guest import Guest, Kept, Line, Request
-from .hosted import Answer, Hosted, Later
+from .hosted import Answer, Hosted, Later, Parked
 from .hosting import host
 from .limits import Limits
 from .listener import Listener
-from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, status_of, to_seconds
+from .message import HEAD, HEAD_BYTES, MAGIC, VERB_NAMES, VERSIONS, Status, Verb, status_of, to_seconds
 from .zeromq import load_zmq
 
 __all__ = ["Server", "serve"]
 
 _ROLES = frozenset({"read", "write", "admin"})
 _NUMBERED = frozenset({Verb.OPEN, Verb.CALL, Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE, Verb.TABLES})
-_EXCHANGED = frozenset({Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE})
 _EXCHANGE_ROLES = {Verb.ADD: "write", Verb.UPDATE: "write", Verb.SAMPLE: "read", Verb.SETTLE: "read"}
 _DRAIN_S = 10.0
 
@@ -161,8 +160,9 @@ class Server:
         return place
 
     def close(self, drain_s: float = _DRAIN_S) -> None:
-        """Ends the server: calls that run are answered, calls that wait end, new ones are not taken. A second call does
-        nothing. Clients wait for a new server at the address until their deadlines.
+        """Ends the server: calls that work (a save, a flush) end and are answered; new calls, and those that wait for
+        rows or for a pace, get no answer, and their clients wait for a new server at the address until their deadlines.
+        A second call does nothing.
 
         Args:
             drain_s: Seconds that running calls have at most.
@@ -175,6 +175,11 @@ class Server:
             self._listener.ring()
             self._thread.join(self._drain_s + 10.0)
             self._is_closed = True
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes calls: not after ``close()``, and not if its thread has failed."""
+        return self._thread.is_alive() and not self._is_closing
 
     def __enter__(self) -> Server:
         return self
@@ -259,7 +264,8 @@ class Server:
                 self._count("session of another key")
             return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
         if self._keys is not None and not self._is_still_known(guest):
-            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} was revoked")
+            why = "was revoked" if guest.is_gone else "is not known at present: the list of clients cannot be read"
+            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} {why}")
         guest.seen = now = time.monotonic()
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
@@ -320,7 +326,8 @@ class Server:
         roles = self._keys.roles_of(guest.user)
         if roles is None:
             self._count("key")
-            self._part(guest)
+            if self._keys.problem is None:
+                self._part(guest)
             return False
         guest.roles = roles
         return True
@@ -386,7 +393,8 @@ class Server:
 
     def _bury(self, now: float) -> None:
         for guest in list(self._guests.values()):
-            is_revoked = self._keys is not None and self._keys.roles_of(guest.user) is None
+            keys = self._keys
+            is_revoked = keys is not None and keys.roles_of(guest.user) is None and keys.problem is None
             if now - guest.seen > self._timeout or is_revoked:
                 self._clients_lost += 1
                 self._part(guest)
@@ -442,10 +450,14 @@ class Server:
             result = self._dispatch(guest, channel, request)
         except Exception as error:
             result = error
-        if isinstance(result, Later):
+        if isinstance(result, (Later, Parked)):
             line.running = request.call
             self._waiting_bytes += len(request.body)
-            line.chore = self._chores.add(guest, (guest, line, channel, request), result)
+            place = guest, line, channel, request
+            if isinstance(result, Later):
+                line.chore = self._chores.add(guest, place, result)
+            else:
+                line.chore = self._chores.park(guest, place, result)
         else:
             self._complete(guest, line, channel, request, result)
 
@@ -461,8 +473,9 @@ class Server:
         if not 0 < request.table <= len(self._tables):
             raise StorageError(f"table {request.table} is not known; open it first")
         hosted = self._tables[request.table - 1][1]
-        if verb in _EXCHANGED:
-            self._check_role(guest, _EXCHANGE_ROLES[Verb(verb)], Verb(verb).name)
+        role = _EXCHANGE_ROLES.get(verb)
+        if role is not None:
+            self._check_role(guest, role, VERB_NAMES[verb])
             return hosted.exchange(guest, request)
         return self._call(guest, hosted, request)
 
@@ -492,11 +505,13 @@ class Server:
         args["timeout"] = request.timeout
         if verb.mode == "inline":
             return verb.call(guest, args)
+        if verb.mode == "parked":
+            return Parked(lambda done: verb.call(guest, args, done))
         if verb.mode == "async":
             return Later(lambda: verb.call(guest, args))
         import asyncio
 
-        return Later(lambda: asyncio.to_thread(verb.call, guest, args), is_working=True)
+        return Later(lambda: asyncio.to_thread(verb.call, guest, args), is_work=True)
 
     # ---- replies ----------------------------------------------------------------------------------------------------
 
@@ -512,31 +527,21 @@ class Server:
                 self._execute(guest, line, channel, following)
 
     def _complete(self, guest: Guest, line: Line, channel: int, request: Request, result: Any) -> None:
-        if guest.is_gone:
+        if guest.is_gone or (self._is_closing and isinstance(result, ClosedError)):  # the next server is asked again
             return
         verb = request.verb
+        argument = result.argument if isinstance(result, Answer) else 0
         head = (
-            MAGIC,
-            guest.version,
-            verb,
-            0,
-            0,
-            request.table,
-            guest.session,
-            channel,
-            request.stream,
-            request.call,
-            0,
-            0,
-            0,
-        )
+            MAGIC, guest.version, verb, 0, 0, request.table, guest.session, channel, request.stream, request.call, 0, 0,
+            argument,
+        )  # fmt: skip
         free = None
         if isinstance(result, BaseException):
             status = Status.FORBIDDEN if isinstance(result, _Forbidden) else status_of(result)
             reply: Any = self._error(head, status, str(result))
         elif isinstance(result, Answer):
             reply, free = result.memory, result.free
-            HEAD.pack_into(reply, 0, *head[:12], result.argument)
+            HEAD.pack_into(reply, 0, *head)
         else:
             try:
                 reply = encode(result, HEAD_BYTES)
@@ -550,7 +555,7 @@ class Server:
             )
             reply, free = self._error(head, Status.SCHEMA, text), None
         guest.open_calls -= 1
-        guest.times(Verb(verb).name).note(time.monotonic() - request.came, len(request.body), len(reply))
+        guest.times(VERB_NAMES[verb]).note(time.monotonic() - request.came, len(request.body), len(reply))
         self._keep(guest, line, request.call, reply, free)
 
     def _keep(self, guest: Guest, line: Line, call: int, reply: Any, free: Any = None) -> None:

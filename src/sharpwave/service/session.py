@@ -28,7 +28,7 @@ OPEN_S = 5.0  # how long an open without timeout= waits for a server
 class Reopened(Protocol):
     """What is opened again in a new session: tables, then streams."""
 
-    def reopen(self, channel: Channel, timeout: float = ...) -> None: ...
+    def reopen(self, channel: Channel, timeout: float | None) -> None: ...
 
 
 class OpenTable:
@@ -41,7 +41,7 @@ class OpenTable:
         self._lost: str | None = None
         self.rows_acknowledged = 0  # of all streams of this client
 
-    def reopen(self, channel: Channel, timeout: float = OPEN_S) -> None:
+    def reopen(self, channel: Channel, timeout: float | None) -> None:
         where = f"{self._session.server}/{self.name}"
         facts = decode(
             channel.exchange(where, Verb.OPEN, encode({"name": self.name}, HEAD_BYTES), timeout=timeout).body

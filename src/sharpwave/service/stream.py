@@ -25,7 +25,7 @@ from .document import encode
 from .endpoint import read_endpoint
 from .inbox import Inbox
 from .message import HEAD_BYTES, Verb
-from .sample_frames import pack_batch, pack_parts
+from .sample_frames import pack_batch
 from .server import Server
 from .session import OpenTable, Session
 
@@ -33,6 +33,7 @@ __all__ = ["Puller", "Pusher", "grouping"]
 
 _MOST_CALLS = 64  # under way; the rest of the window waits here
 _MOST_BYTES = 8 << 20  # likewise: small items gain by being many, large ones do not
+_AGAIN_S = 0.2  # between attempts, where a server or its buffer is closed
 _INBOX = "inbox"
 
 
@@ -116,7 +117,7 @@ class Pusher:
         if self._table != _INBOX:
             if not isinstance(item, SequenceSample):
                 raise SchemaError(f"push(): expected a SequenceSample, got {type(item).__name__}")
-            return {"samples": pack_parts(item.unpack()), "version": version, "births": births}
+            return {"samples": pack_batch(item), "version": version, "births": births}
         if isinstance(item, SequenceSample):
             return {"sample": pack_batch(item)}
         try:
@@ -189,41 +190,47 @@ class Pusher:
                 self._moved.notify_all()
 
     def _exchange(self, channel: Channel, table: OpenTable) -> None:
-        sent: deque[tuple[int, int]] = deque()  # numbers and bytes
+        sent: deque[tuple[int, Any]] = deque()
         while True:
             with self._moved:
                 self._moved.wait_for(lambda: self._waiting or sent or not self._is_open)
                 if not self._is_open:
                     return
                 begun = []
-                under_way = sum(size for _, size in sent)
+                under_way = sum(len(message) for _, message in sent)
                 while self._waiting and len(sent) < _MOST_CALLS and (not sent or under_way < _MOST_BYTES):
-                    number, message = self._waiting.popleft()
+                    item = self._waiting.popleft()
                     self._open += 1
-                    under_way += len(message)
-                    sent.append((number, len(message)))
-                    begun.append(message)
+                    under_way += len(item[1])
+                    sent.append(item)
+                    begun.append(item[1])
             for message in begun:
                 channel.begin("push()", OpenCall(Verb.CALL, message, table, None, 0, 0, None))
-            self._hear(channel)
-            number, _ = sent.popleft()
-            self._session.done(number)
+            error = self._hear(channel)
+            with self._moved:
+                if isinstance(error, ClosedError):  # nothing was taken: all are sent again, to the next server there
+                    channel.abandon()
+                    self._waiting.extendleft(reversed(sent))
+                    self._open -= len(sent)
+                    sent.clear()
+                    self._moved.wait_for(lambda: not self._is_open, _AGAIN_S)
+                    continue
+                self._open -= 1
+                if error is not None:
+                    self._errors.append(type(error)(f"an item that was pushed before is refused, and lost: {error}"))
+                self._session.done(sent.popleft()[0])
+                self._moved.notify_all()
 
-    def _hear(self, channel: Channel) -> None:
-        """The answer to the first call."""
+    def _hear(self, channel: Channel) -> SharpwaveError | None:
+        """The answer to the first call, if it is an error."""
         before = channel.open_calls
-        error: SharpwaveError | None = None
         try:
             channel.finish("push()")
-        except SharpwaveError as refused:
+        except SharpwaveError as error:
             if channel.open_calls == before:
                 raise  # no answer: the server cannot be met again
-            error = refused
-        with self._moved:
-            self._open -= 1
-            if error is not None:
-                self._errors.append(type(error)(f"an item that was pushed before is refused, and lost: {error}"))
-            self._moved.notify_all()
+            return error
+        return None
 
 
 def _is_local(address: str) -> bool:

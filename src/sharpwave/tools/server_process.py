@@ -18,6 +18,8 @@ from .server_config import ServerConfig
 
 __all__ = ["BadStart", "read_config", "run_server"]
 
+_LOOK_S = 1.0
+
 
 class BadStart(Exception):
     """The server could not begin: a wrong configuration or address, a port in use. The command exits with code 2."""
@@ -60,7 +62,9 @@ def run_server(config: ServerConfig) -> None:
         with _signals() as stopped:
             try:
                 print(server.address, flush=True)
-                select.select([stopped], [], [])
+                while not select.select([stopped], [], [], _LOOK_S)[0]:
+                    if not server.is_running:  # its thread has told why on standard error; a supervisor starts another
+                        raise sw.errors.StorageError(f"serve: the server at {server.address} failed")
             finally:
                 server.close(drain_s=config.drain_s)
 
