@@ -104,7 +104,9 @@ def test_killed_writer_leaves_a_prefix(tmp_path: Path, jobs: Jobs, do: str) -> N
 
 def test_killed_server_has_every_acknowledged_call_once_and_no_part_of_another(tmp_path: Path, jobs: Jobs) -> None:
     kills, unacknowledged, most = 0, 0, 0
-    for way in ways("calls", 1_000 if SOAK else 60):
+    for round_, way in enumerate(ways("calls", 1_000 if SOAK else 400)):
+        if not SOAK and round_ >= 60 and kills > 20 and most > 4:  # on a busy machine kills come early in a call
+            break
         done = said(tmp_path)["acknowledged"]
         # As a client does after a restart: from the oldest call on whose answer it may not have.
         kills += jobs.run(do="calls", folder=tmp_path, first=max(0, done - 2), **way) == KILLED

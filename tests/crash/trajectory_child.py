@@ -20,7 +20,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave import _core
-from sharpwave.trajectories.origins import Origin
+from sharpwave.files.origin import Origin
 from sharpwave.trajectories.ranks import merge, split
 
 CALL_SIZES = (1, 3, 2, 20, 4)

@@ -15,9 +15,10 @@ from patience import HANG_S, until
 import sharpwave as sw
 from sharpwave.errors import BufferFull, SchemaError, StaleHandle
 from sharpwave.files import read_journal
+from sharpwave.files.origin import Origin
 from sharpwave.sequences import origins
 from sharpwave.sequences.history import KIND
-from sharpwave.sequences.origins import Origin, Origins
+from sharpwave.sequences.origins import Origins
 
 FLOW = sw.Dataflow([sw.Consumer("train", {"x"}, batch_size=1)])
 ONE, TWO = b"1" * 16, b"2" * 16

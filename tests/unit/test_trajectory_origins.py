@@ -13,8 +13,9 @@ from slabs import make
 import sharpwave as sw
 from sharpwave.errors import StorageError
 from sharpwave.files import Entry, Journal
+from sharpwave.files.origin import Origin
+from sharpwave.trajectories.executed_calls import ExecutedCalls
 from sharpwave.trajectories.index import ADD, CLEAR, INDEX, KIND, ORIGINS, joined, read_index
-from sharpwave.trajectories.origins import Origin, Origins, read_row, to_row
 from sharpwave.trajectories.store import TrajectoryStore
 
 ONE, OTHER = b"1" * 16, b"2" * 16
@@ -206,17 +207,17 @@ def test_impossible_origins_in_a_journal_are_refused(tmp_path: Path, kind: int, 
 
 
 def test_records_of_several_calls_become_one_with_all_origins() -> None:
-    one, two = to_row(Origin(ONE, 1, 0)), to_row(Origin(OTHER, 2, 2))
+    one, two = Origin(ONE, 1, 0).to_json(), Origin(OTHER, 2, 2).to_json()
     records = [Entry(ADD, {"add": [1]}), Entry(ADD, {"add": [2], "origins": [one]}), Entry(ADD, {"add": [3]})]
     assert joined(records) == [Entry(ADD, {"add": [1, 2, 3], "origins": [one]})]
     records.append(Entry(ADD, {"add": [], "origins": [two]}))
     assert joined(records)[0].head["origins"] == [one, two]
     assert joined(records[:1] * 2) == [Entry(ADD, {"add": [1, 1]})]
-    assert read_row(two) == Origin(OTHER, 2, 2)
+    assert Origin.read(two) == Origin(OTHER, 2, 2)
 
 
 def test_clients_that_were_silent_for_longest_are_forgotten() -> None:
-    origins = Origins()
+    origins = ExecutedCalls()
     for client in range(5_000):
         origins.add(Origin(client.to_bytes(16, "big"), 0, 0))
         origins.add(Origin(ONE, client, max(0, client - 2)))
@@ -226,7 +227,7 @@ def test_clients_that_were_silent_for_longest_are_forgotten() -> None:
     assert Origin(ONE, 0, 0) in origins
     assert Origin(ONE, 5_000, 0) not in origins
     assert len(origins.rows()[-1][2]) == 3, "only calls that may be sent again are kept by number"
-    again = Origins()
+    again = ExecutedCalls()
     for row in origins.rows():
         again.take_row(row)
     assert again.rows() == origins.rows()

@@ -20,10 +20,11 @@ from .. import _core
 from ..checks import truth
 from ..errors import SchemaError, StorageError
 from ..files import Entry, Journal, Record, read_journal, reading, write_journal
+from ..files.origin import Origin
 from ..files.save_path import save_path
 from .incoming import Survey
 from .options import Options
-from .origins import Origin, Origins
+from .origins import Origins
 from .safetensors import decode, encode_arrays
 from .sample import SequenceSample
 

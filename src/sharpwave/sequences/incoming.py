@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from ..files import Body
-from .origins import Origin
+from ..files.origin import Origin
 from .sample import SequenceSample
 
 __all__ = ["Form", "Incoming", "Survey"]

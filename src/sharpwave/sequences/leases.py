@@ -15,10 +15,10 @@ from .sample import SequenceSample
 from .staleness import mark_fresh
 
 if TYPE_CHECKING:
+    from ..files.origin import Origin
     from .change import Change
     from .commits import Commits
     from .gate import Gate
-    from .origins import Origin
     from .store import Store
     from .turns import Turns
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..checks import truth, whole
 from ..errors import SchemaError
+from ..files.origin import Origin
 from .change import Change
 from .commits import Commits
 from .gate import Gate, to_deadline
@@ -25,7 +26,6 @@ from .intake import read_handles, read_ids, unpack
 from .leases import Claim, Lease, Lender
 from .lines import Line
 from .options import Options
-from .origins import Origin
 from .protocol import Handles
 from .staleness import Admission
 from .store import Store

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import SchemaError, StaleHandle
+from ..files.origin import Origin
 from .change import Change, Later
 
-__all__ = ["Origin", "Origins"]
+__all__ = ["Origins"]
 
 _MOST_TOKENS = 4096  # those that were used longest ago leave
 _MOST_NUMBERS = 4096  # of a token, from its oldest on: more calls are refused, none is forgotten
-_TOKEN_BYTES = 16
 
 _Result = TypeVar("_Result")
 Run = tuple[int, int]  # first handle, how many: those of one put follow each other
-
-
-class Origin(NamedTuple):
-    """Where a call came from."""
-
-    token: bytes  # of the client, 16 random bytes
-    number: int  # of the call; a client gives no number twice
-    oldest: int  # the client asks for no number below this one again
-
-    def to_json(self) -> list[Any]:
-        return [self.token.hex(), self.number, self.oldest]
-
-    @classmethod
-    def read(cls, said: Any) -> Origin:
-        """Raises:
-        ValueError, TypeError: It is not what ``to_json`` gave.
-        """
-        token, number, oldest = said
-        made = cls(bytes.fromhex(token), number, oldest)
-        if len(made.token) != _TOKEN_BYTES or not _is_count(number) or not _is_count(oldest) or oldest > number:
-            raise ValueError(
-                f"origin: expected {_TOKEN_BYTES} bytes as hex, a number and the oldest, got {said!r:.100}"
-            )
-        return made
 
 
 class _Calls:

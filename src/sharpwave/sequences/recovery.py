@@ -9,9 +9,10 @@ from typing import Any
 
 from ..errors import StorageError
 from ..files import Record, reading
+from ..files.origin import Origin
 from .dataflow import Dataflow
 from .history import ACK, AMEND, BASE, CLEAR, EVICT, MARK, MEND, OPTIONS, PUT, VERSION, read_head, read_samples
-from .origins import Origin, Origins
+from .origins import Origins
 from .sample import SequenceSample
 
 __all__ = ["Ledger", "Replay", "Restored"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..errors import SchemaError
-from ..sequences.origins import Origin
+from ..files.origin import Origin
 from .guest import Guest, Request
 
 __all__ = ["Answer", "Hosted", "HostedVerb", "Later", "Parked", "origin_of"]

@@ -20,10 +20,10 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import ClosedError, NotReady, SchemaError, SharpwaveError, StaleHandle
+from ..files.origin import Origin
 from ..sequences.intake import read_handles
 from ..sequences.leases import Claim
 from ..sequences.local import LocalSequences
-from ..sequences.origins import Origin
 from ..sequences.staleness import Admission
 from .document import encode
 from .guest import Guest, Request

@@ -12,11 +12,10 @@ from ..checks import truth, whole
 from ..errors import SchemaError
 from ..trajectories.host_arrays import TrajectoryArrays
 from ..trajectories.index import Missing
-from ..trajectories.origins import Origin, read_origin
 from ..trajectories.store import TrajectoryStore
 from .document import encode
 from .guest import Guest, Request
-from .hosted import Answer, HostedVerb, Later
+from .hosted import Answer, HostedVerb, Later, origin_of
 from .message import HEAD_BYTES
 from .trajectory_document import from_drawn, from_trajectory, given_of
 
@@ -107,7 +106,7 @@ class HostedTrajectories:
     def _add(self, guest: Guest, args: dict[str, Any]) -> None:
         where = "add()"
         given = [given_of(where, said) for said in args["trajectories"]]
-        self._store.add(where, given, _origin(where, guest, args))
+        self._store.add(where, given, origin_of(guest, args))
 
     def _sample(self, guest: Guest, args: dict[str, Any]) -> Answer:
         where = "sample()"
@@ -146,7 +145,7 @@ class HostedTrajectories:
         source: Path = self._server.save_place(args["path"], where)
         part: Any = None if args["part"] is None else tuple(args["part"])
         try:
-            self._store.load(where, source, part, origin=_origin(where, guest, args))
+            self._store.load(where, source, part, origin=origin_of(guest, args))
         except Missing as error:
             return {"missing": str(error)}
         return {}
@@ -154,16 +153,9 @@ class HostedTrajectories:
     def _clear(self, guest: Guest, args: dict[str, Any]) -> None:
         where = "clear()"
         set_aside = truth(where, "set_aside", args["set_aside"])
-        self._store.clear(where, set_aside=set_aside, origin=_origin(where, guest, args))
+        self._store.clear(where, set_aside=set_aside, origin=origin_of(guest, args))
 
 
 def _answer(document: dict[str, Any]) -> Answer:
     """Encoded here, in the thread of the call: copying megabytes would hold up the thread that serves everybody."""
     return Answer(encode(document, HEAD_BYTES))
-
-
-def _origin(where: str, guest: Guest, args: dict[str, Any]) -> Origin:
-    try:
-        return read_origin(guest.token, args["origin"])
-    except (ValueError, TypeError) as error:
-        raise SchemaError(f"{where}: origin: expected a number and the oldest one: {error}") from None

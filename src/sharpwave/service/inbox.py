@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import ClosedError, NotReady, SchemaError
+from ..files.origin import Origin
 from ..sequences.gate import to_deadline
-from ..sequences.origins import Origin, Origins
+from ..sequences.origins import Origins
 from .guest import Guest, Request
 from .hosted import Answer, HostedVerb, Later, origin_of
 from .sample_frames import read_batch

@@ -16,12 +16,12 @@ import numpy as np
 from .. import files
 from ..errors import StorageError
 from ..files import Journal
+from ..files.origin import Origin
 from .formats import write
 from .index import CLAIM, INDEX, KIND, Missing, TrajectoryEntry, TrajectoryIndex, parse, read_index
 from .kinds import Kinds
 from .layout import FORMATS
 from .links import is_link, link, size_of
-from .origins import Origin
 from .trajectory import Leaf
 from .upstream import METADATA, NAMES, is_upstream, read_upstream, write_upstream
 

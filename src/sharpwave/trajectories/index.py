@@ -35,8 +35,9 @@ from uuid import uuid4
 from .. import files
 from ..errors import StorageError
 from ..files import Record
+from ..files.origin import Origin
+from .executed_calls import ExecutedCalls
 from .layout import FORMATS, Layout, fits, reordered
-from .origins import Origin, Origins, read_row, to_row
 from .trajectory import DTYPES, FIELDS, Leaf
 
 __all__ = [
@@ -127,7 +128,7 @@ class TrajectoryIndex:
     claimed_ids: list[range] = field(default_factory=list)
     claimed_names: set[str] = field(default_factory=set)
     lost: int = 0  # trajectories that are unreadable because the journal is damaged
-    origins: Origins = field(default_factory=Origins)
+    origins: ExecutedCalls = field(default_factory=ExecutedCalls)
     uuid: str = field(default_factory=lambda: uuid4().hex)  # of the folder
 
     def state(self) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def clear_record(origin: Origin | None = None) -> files.Entry:
 
 
 def _said_origin(origin: Origin | None) -> dict[str, Any]:
-    return {} if origin is None else {"origins": [to_row(origin)]}
+    return {} if origin is None else {"origins": [origin.to_json()]}
 
 
 def joined(records: list[files.Entry]) -> list[files.Entry]:
@@ -428,7 +429,7 @@ class _Reader:
 
     def _read_origins(self, said: dict[str, Any]) -> None:
         for row in said.get("origins", ()):
-            self._index.origins.add(read_row(row))
+            self._index.origins.add(Origin.read(row))
 
     def _read_claim(self, said: dict[str, Any]) -> None:
         if "ids" in said:

@@ -15,11 +15,11 @@ import numpy as np
 
 from .. import files
 from ..errors import StorageError
+from ..files.origin import Origin
 from .folder import UNLISTED, Folder
 from .index import TrajectoryEntry, TrajectoryIndex, add_record, clear_record, drop_record, joined
 from .kinds import Kinds
 from .memory import Memory
-from .origins import Origin
 from .trajectory import Leaf
 
 __all__ = ["Drop", "Note", "Save", "SaveTogether", "SavedCallback", "Saver", "Work", "together"]

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..checks import told
 from ..errors import ClosedError, SchemaError, SharpwaveError, StaleHandle, StorageError
+from ..files.origin import Origin
 from ..files.save_path import make_parents
 from .checkpoint import link_from, open_checkpoint, shard, write_checkpoint, write_held
 from .contents import Contents
@@ -26,7 +27,6 @@ from .index import TrajectoryEntry, TrajectoryIndex, rows_record
 from .kinds import Kinds
 from .layout import Layout, capture, plan
 from .mapped import read_slab
-from .origins import Origin
 from .saver import Drop, Note, SavedCallback, Saver, Work, together
 from .trajectory import BITS, DTYPES, Leaf, Parts, Trajectory, arrange
 from .upstream import storage_dir_of

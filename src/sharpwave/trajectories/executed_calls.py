@@ -1,27 +1,20 @@
-"""Origins: which calls of which clients were executed, so that a call that is sent again is not executed again."""
+"""ExecutedCalls: which calls of which clients were executed, so that one that is sent again is not executed again."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["TOKEN_BYTES", "Origin", "Origins", "read_origin", "read_row", "to_row"]
+from ..files.origin import Origin
 
-TOKEN_BYTES = 16
+__all__ = ["ExecutedCalls"]
+
+_TOKEN_BYTES = 16
 _MOST_TOKENS = 4_096  # clients; of more than that, those that were silent for longest are forgotten
 _MOST = 2**62
 
 
-class Origin(NamedTuple):
-    """Where a call comes from: the client's token, the number of the call, and the client's oldest call that may still
-    be sent again."""
-
-    token: bytes
-    number: int
-    oldest: int
-
-
-class Origins:
+class ExecutedCalls:
     """The calls that were executed, by token: all numbers below ``oldest``, and those of a set above it.
 
     A client says with each call which is its oldest one without an answer, so the sets stay as small as the number of
@@ -52,9 +45,9 @@ class Origins:
         if len(self._done) > _MOST_TOKENS:
             self._done.popitem(last=False)
 
-    def joined(self, other: Origins | None = None) -> Origins:
+    def joined(self, other: ExecutedCalls | None = None) -> ExecutedCalls:
         """A copy, with what another one remembers."""
-        made = Origins()
+        made = ExecutedCalls()
         for part in (self,) if other is None else (other, self):
             for token, (oldest, numbers) in part._done.items():
                 known, more = made._done.pop(token, (0, set[int]()))
@@ -83,35 +76,10 @@ class Origins:
         self._put(_token(token), oldest, {number for number in read | more if number >= oldest})
 
 
-def read_origin(token: bytes, said: Any) -> Origin:
-    """The origin of a client's call: of what it says, ``[number, oldest]``.
-
-    Raises:
-        ValueError: The journal cannot have such numbers.
-    """
-    number, oldest = said
-    return Origin(token, _number(number), _number(oldest))
-
-
-def to_row(origin: Origin) -> list[Any]:
-    """JSON of one call."""
-    return [origin.token.hex(), origin.number, origin.oldest]
-
-
-def read_row(row: Any) -> Origin:
-    """What ``to_row`` made.
-
-    Raises:
-        ValueError: The row is not of that form.
-    """
-    token, number, oldest = row
-    return Origin(_token(token), _number(number), _number(oldest))
-
-
 def _token(text: Any) -> bytes:
     token = bytes.fromhex(text) if type(text) is str else b""
-    if len(token) != TOKEN_BYTES:
-        raise ValueError(f"expected a token of {TOKEN_BYTES} bytes in hex, got {str(text)[:60]!r}")
+    if len(token) != _TOKEN_BYTES:
+        raise ValueError(f"expected a token of {_TOKEN_BYTES} bytes in hex, got {str(text)[:60]!r}")
     return token
 
 
