@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 FAULTS = ("forward", "delay", "drop", "cut", "stall", "hole", "trickle", "replay")
@@ -71,6 +71,8 @@ class Proxy:
         self.plan = plan or Plan(faults=("forward",))
         self.counts: Counter[str] = Counter()
         self.single_bytes = 0
+        self.last_down: Callable[[bytes], bool] = lambda piece: False
+        """Asked for each piece from the server: whether nothing may follow it, until `go_on`."""
         self._connections: set[_Connection] = set()
         self._old: list[bytes] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -219,6 +221,8 @@ class _Connection:
             self.passed += len(data)
             writer.write(data)
             await writer.drain()
+            if direction == "down" and self.proxy.last_down(data):
+                self.proxy._flows["down"].clear()
 
     async def trickle(self, data: bytes, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

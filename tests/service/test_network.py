@@ -87,6 +87,41 @@ def test_an_answer_that_is_lost_with_the_server_leaves_the_row_there_once(
         assert numbers_of(buffer) == list(range(6))
 
 
+def test_a_session_that_is_not_made_in_time_leaves_no_row_in_the_place_of_another(
+    server: ServerChild, proxy: Proxy, tmp_path: Path
+) -> None:
+    """The new server says that it does not know the session, and then nothing: the row that the old one took is there,
+    and the next row does not get its number."""
+
+    def says_unknown_session(piece: bytes) -> bool:
+        at = piece.find(b"SHPW")
+        verb, status = (int.from_bytes(piece[at + place : at + place + 2], "little") for place in (6, 8))
+        return at >= 0 and status == 16 and verb != 3  # not the answer to a heartbeat, which has its own connection
+
+    def restart() -> None:
+        with sw.open(f"file://{tmp_path}/live.sw") as table:
+            until(lambda: len(table) == 2)
+        server.kill()
+        server.start()
+        proxy.cut_all()  # the answer of the old server is lost
+        proxy.last_down = says_unknown_session
+        proxy.go_on()
+
+    with sw.open(f"{proxy.address}/it", direct=False) as buffer:
+        buffer.add(*row(0))
+        proxy.stop("down")
+        restarting = threading.Thread(target=restart)
+        restarting.start()
+        with pytest.raises(NotReady):
+            buffer.add(*row(1), timeout=5)
+        restarting.join()
+        proxy.last_down = lambda piece: False
+        proxy.go_on()
+        for number in range(2, 6):
+            buffer.add(*row(number))
+        assert numbers_of(buffer) == list(range(6))
+
+
 @pytest.mark.parametrize("window", [None, 64])
 def test_connections_that_are_cut_again_and_again_lose_nothing(proxy: Proxy, window: int | None) -> None:
     ends = threading.Event()
