@@ -250,7 +250,7 @@ def test_versions_that_overlap_talk_and_others_are_told(
 
 def test_adjacent_versions_upgrade_one_side_at_a_time(table: sw.ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer server, which also speaks the version before: clients of both talk to it."""
-    from sharpwave.service import server as server_module
+    from sharpwave.service import guests as server_module
 
     monkeypatch.setattr(server_module, "VERSIONS", (1, 2))
     with sw.serve({"it": table}, "tcp://127.0.0.1:0") as server:

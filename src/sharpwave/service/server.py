@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import threading
@@ -12,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import number, told
-from ..errors import ClosedError, SchemaError, SharpwaveError, StorageError
+from ..errors import ClosedError, SchemaError, StorageError
 from .document import decode, encode
 from .endpoint import is_reachable_by_others, read_endpoint, read_name
 from .guest import Guest, Kept, Line, Request
+from .guests import Guests, Refusal
 from .hosted import Answer, Hosted, Later, Parked
 from .hosting import host
 from .limits import Limits
 from .listener import Listener
-from .message import HEAD, HEAD_BYTES, MAGIC, VERB_NAMES, VERSIONS, Status, Verb, status_of, to_seconds
-from .zeromq import load_zmq
+from .message import HEAD, HEAD_BYTES, MAGIC, VERB_NAMES, Status, Verb, status_of, to_seconds
 
 __all__ = ["Server", "serve"]
 
-_ROLES = frozenset({"read", "write", "admin"})
 _NUMBERED = frozenset({Verb.OPEN, Verb.CALL, Verb.ADD, Verb.SAMPLE, Verb.UPDATE, Verb.SETTLE, Verb.TABLES})
 _EXCHANGE_ROLES = {Verb.ADD: "write", Verb.UPDATE: "write", Verb.SAMPLE: "read", Verb.SETTLE: "read"}
 _DRAIN_S = 10.0
@@ -110,10 +108,8 @@ class Server:
         for name, buffer in buffers.items():
             self._tables.append((read_name(f"{where}: buffers", name), host(where, name, buffer, self)))
         self._life = secrets.token_hex(16)
-        self._guests: dict[int, Guest] = {}
-        self._by_token: dict[bytes, Guest] = {}
         self._refused: dict[str, int] = {}
-        self._clients_lost = 0
+        self._guests = Guests(self._keys, self._limits, self._timeout, self._tables)
         self._waiting_bytes = 0
         self._drain_s = _DRAIN_S
         self._is_closing = False
@@ -132,12 +128,12 @@ class Server:
     def stats(self) -> dict[str, Any]:
         """``clients`` with their verbs (count, bytes, times), ``refused`` messages by reason, ``lost``: clients that
         died."""
-        guests = list(self._guests.values())
+        guests = list(self._guests)
         return {
             "address": self.address,
             "tables": [name for name, _ in self._tables],
             "clients": {guest.token.hex(): guest.stats() for guest in guests},
-            "lost": self._clients_lost,
+            "lost": self._guests.lost,
             "refused": dict(self._refused),
             "waiting": len(self._chores),
         }
@@ -207,7 +203,7 @@ class Server:
                 now = time.monotonic()
                 if now - looked > self._timeout / 10:
                     looked = now
-                    self._guard(self._bury, now)
+                    self._guard(self._guests.bury, now)
                 if is_timed != bool(self._guests):  # without clients nothing is looked after
                     is_timed = bool(self._guests)
                     listener.wait_at_most(pause if is_timed else -1)
@@ -229,8 +225,8 @@ class Server:
         self._finish_chores(self._drain_s)
         self._chores.cancel_all()
         self._finish_chores(1.0)
-        for guest in list(self._guests.values()):
-            self._part(guest)
+        for guest in self._guests:
+            self._guests.part(guest)
         self._chores.close()
         self._listener.close()
 
@@ -258,19 +254,17 @@ class Server:
             return self._count("magic")
         if verb == Verb.HELLO:
             return self._greet(who, frame, version, channel, view)
-        guest = self._guests.get(session)
-        if guest is None or (self._keys is not None and guest.user != self._user(frame)):
-            if self._keys is not None and guest is not None:
-                self._count("session of another key")
+        try:
+            guest = self._guests.find(session, frame)
+        except Refusal as refusal:
+            return self._turn_away(who, head, refusal)
+        if guest is None:
             return self._reply_bare(who, head, Status.UNKNOWN_SESSION)
-        if self._keys is not None and not self._is_still_known(guest):
-            why = "was revoked" if guest.is_gone else "is not known at present: the list of clients cannot be read"
-            return self._reply_bare(who, head, Status.FORBIDDEN, f"the key of {guest.user_name!r} {why}")
         guest.seen = now = time.monotonic()
         if verb == Verb.BEAT:
             return self._hear_beat(guest, view)
         if verb == Verb.BYE:
-            self._part(guest)
+            self._guests.part(guest)
             return self._reply_bare(who, head, Status.OK)
         line = guest.lines.get(channel)
         if line is None:
@@ -314,72 +308,21 @@ class Server:
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
-    def _user(self, frame: Any) -> str:
-        try:
-            return str(frame.get("User-Id"))
-        except load_zmq().ZMQError:
-            return ""
-
-    def _is_still_known(self, guest: Guest) -> bool:
-        """A key may be revoked, and its roles may change, while its client is connected."""
-        assert self._keys is not None
-        roles = self._keys.roles_of(guest.user)
-        if roles is None:
-            self._count("key")
-            if self._keys.problem is None:
-                self._part(guest)
-            return False
-        guest.roles = roles
-        return True
-
     def _greet(self, who: bytes, frame: Any, version: int, channel: int, view: Any) -> None:
         head = (MAGIC, version, Verb.HELLO, 0, 0, 0, 0, channel, 0, 0, 0, 0, 0)
         try:
-            said = decode(view[HEAD_BYTES:])
-            least, most = said["versions"]
-            token = bytes.fromhex(said["token"])
-            about = str(said.get("client", ""))[:200]
-            if type(least) is not int or type(most) is not int or len(token) != 16:
-                raise ValueError
-        except (SharpwaveError, ValueError, TypeError, KeyError, AttributeError):
-            self._count("hello")
-            return self._reply_bare(who, head, Status.BAD_MESSAGE, "HELLO: expected versions and a token of 16 bytes")
-        common = min(most, VERSIONS[1])
-        if common < max(least, VERSIONS[0]):
-            self._count("version")
-            spoken = (
-                f"versions {VERSIONS[0]} to {VERSIONS[1]}" if VERSIONS[0] != VERSIONS[1] else f"version {VERSIONS[1]}"
-            )
-            text = (
-                f"the server speaks {spoken} of the protocol, the client {least} to {most}; install a newer sharpwave"
-            )
-            return self._reply_bare(who, head, Status.VERSION, text)
-        user, user_name, roles = "", "", _ROLES
-        if self._keys is not None:
-            user = self._user(frame)
-            found = self._keys.roles_of(user)
-            if found is None:
-                self._count("key")
-                return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the key was revoked")
-            roles, user_name = found, self._keys.name_of(user) or ""
-        guest = self._by_token.get(token)
-        if guest is not None and guest.user != user:
-            self._count("token of another key")
-            return self._reply_bare(who, head, Status.FORBIDDEN, "HELLO: the token belongs to another client")
-        if guest is None:
-            if len(self._guests) >= self._limits.clients:
-                self._count("clients")
-                text = f"the server has {len(self._guests)} clients, its limit; close some, or give it another limit"
-                return self._reply_bare(who, head, Status.BUSY, text)
-            session = secrets.randbits(63) | 1
-            guest = Guest(session, token, about, user, user_name, roles, common)
-            self._guests[session] = self._by_token[token] = guest
-        guest.seen = time.monotonic()
+            guest = self._guests.admit(view[HEAD_BYTES:], frame)
+        except Refusal as refusal:
+            return self._turn_away(who, head, refusal)
         limits = {"message_bytes": self._limits.message_bytes, "calls": self._limits.calls}
-        answer = {"version": common, "server": self._life, "client_timeout": self._timeout, "limits": limits}
+        answer = {"version": guest.version, "server": self._life, "client_timeout": self._timeout, "limits": limits}
         memory = encode(answer, HEAD_BYTES)
-        HEAD.pack_into(memory, 0, MAGIC, common, Verb.HELLO, 0, 0, 0, guest.session, channel, 0, 0, 0, 0, 0)
+        HEAD.pack_into(memory, 0, MAGIC, guest.version, Verb.HELLO, 0, 0, 0, guest.session, channel, 0, 0, 0, 0, 0)
         self._send(who, memory)
+
+    def _turn_away(self, who: Any, head: tuple[Any, ...], refusal: Refusal) -> None:
+        self._count(refusal.reason)
+        self._reply_bare(who, head, refusal.status, str(refusal))
 
     def _hear_beat(self, guest: Guest, view: Any) -> None:
         body = view[HEAD_BYTES:]
@@ -390,26 +333,6 @@ class Server:
             line = guest.lines.get(numbers[at])
             if line is not None and numbers[at + 1] > line.oldest:
                 self._forget(guest, line, numbers[at + 1])
-
-    def _bury(self, now: float) -> None:
-        for guest in list(self._guests.values()):
-            keys = self._keys
-            is_revoked = keys is not None and keys.roles_of(guest.user) is None and keys.problem is None
-            if now - guest.seen > self._timeout or is_revoked:
-                self._clients_lost += 1
-                self._part(guest)
-
-    def _part(self, guest: Guest) -> None:
-        """The client is gone: everything that it holds returns."""
-        if guest.is_gone:
-            return
-        guest.is_gone = True
-        del self._guests[guest.session], self._by_token[guest.token]
-        for task in list(guest.tasks):
-            task.cancel()  # its end drops the calls behind it
-        for _, hosted in self._tables:
-            with contextlib.suppress(SharpwaveError):
-                hosted.left(guest)
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -576,7 +499,7 @@ class Server:
     def _refuse(self, who: Any, head: tuple[Any, ...], guest: Guest, text: str) -> None:
         self._count("bad message")
         self._reply_bare(who, head, Status.BAD_MESSAGE, text)
-        self._part(guest)
+        self._guests.part(guest)
 
     def _send(self, who: Any, memory: Any) -> Any:
         is_sent, sending = self._listener.send(who, memory)
