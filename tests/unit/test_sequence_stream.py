@@ -174,7 +174,8 @@ def test_a_killed_pusher_loses_nothing_that_was_acknowledged_and_its_successor_b
         taken = []
         for turn in range(2):
             child = start(KILLED, puller.address, turn)
-            taken += [puller.pull(HANG_S) for _ in range(4)]
+            while f"{turn}.3" not in taken:  # the one before may have pushed more than it told
+                taken.append(puller.pull(HANG_S))
             assert child.stdout is not None
             assert child.stdout.readline()
             child.kill()
