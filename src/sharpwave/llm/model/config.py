@@ -14,7 +14,8 @@ __all__ = ["ARCHITECTURES", "DTYPES", "ModelConfig", "Rope"]
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 DTYPES = ("float32", "bfloat16", "float16")
-_SCALINGS = {
+_TYPES: dict[str, Any] = {"int": int, "bool": bool, "float": (int, float), "str": str}
+_SCALINGS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -165,7 +166,7 @@ class ModelConfig:
         for name in names:
             if text.get(name) is not None:
                 value = text[name]
-                wanted = {"int": int, "bool": bool, "float": (int, float), "str": str}[str(names[name].type)]
+                wanted = _TYPES[str(names[name].type)]
                 if not isinstance(value, wanted) or (isinstance(value, bool) and names[name].type != "bool"):
                     raise SchemaError(f"config.json: {name}={value!r}, expected {names[name].type}")
                 found[name] = value

@@ -27,7 +27,7 @@ class RotaryPositions(nn.Module):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> RotaryPositions:
         kept = self.frequencies
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # In bfloat16 positions above 256 would share angles.
         self.frequencies = kept.to(self.frequencies.device)
         return self

@@ -156,7 +156,8 @@ class Transformer(nn.Module):
         if positions is None:
             positions = _count(ids, mask)
         visible = None if mask is None else _visible(mask)
-        return self._run(ids, _Where(*self.model.rotary(positions, self.dtype), visible))
+        cos, sin = self.model.rotary(positions, self.dtype)
+        return self._run(ids, _Where(cos, sin, visible))
 
     def extend(
         self, ids: Tensor, positions: Tensor, cache: KVCache, *, slot: int | None = None, length: int | None = None
@@ -171,8 +172,8 @@ class Transformer(nn.Module):
             length: Places of the cache to look at, at least 1 + the largest position that is not idle. None: all.
         """
         length = cache.context if length is None else length
-        where = _Where(*self.model.rotary(positions, self.dtype), None)
-        where.mask = (torch.arange(length, device=ids.device) <= positions[..., None])[:, None]
+        cos, sin = self.model.rotary(positions, self.dtype)
+        where = _Where(cos, sin, (torch.arange(length, device=ids.device) <= positions[..., None])[:, None])
         where.cache, where.slot, where.length, where.positions = cache, slot, length, positions
         return self._run(ids, where)
 
