@@ -172,7 +172,8 @@ class Transformer(nn.Module):
             length: Places of the cache to look at, at least 1 + the largest position that is not idle. None: all.
         """
         length = cache.context if length is None else length
-        cos, sin = self.model.rotary(positions, self.dtype)
+        # An idle row's place is behind the context; its angle must not stretch the others' (dynamic scaling).
+        cos, sin = self.model.rotary(positions.clamp(max=cache.context - 1), self.dtype)
         where = _Where(cos, sin, (torch.arange(length, device=ids.device) <= positions[..., None])[:, None])
         where.cache, where.slot, where.length, where.positions = cache, slot, length, positions
         return self._run(ids, where)
