@@ -1,9 +1,8 @@
 """The engine against whole forward passes of the model: what it draws, what it reports, and when its slots work."""
 
-import functools
 import heapq
-import operator
 import threading
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -115,6 +114,39 @@ def test_every_swap_that_recomputes_gives_the_log_probabilities_of_its_version()
             made_by = [at for at in range(40) if answer.versions[at] == version]
             assert np.allclose([answer.logprobs[at] for at in made_by], [whole[at] for at in made_by], atol=1e-4)
     assert crossed == 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_groups_swaps_and_aborts_gives_right_answers(seed):
+    """Small chunks, so that swaps and aborts also come while prompts are half computed or wait for each other."""
+    source, model = np.random.default_rng(seed), made(num_hidden_layers=1, tie_word_embeddings=True)
+    states, requests, version = states_of(model, 3), [], 0
+    engine = Engine(model, slots=4, context=64, chunk=int(source.integers(6, 20)))
+    for _ in range(60):
+        kind = source.integers(0, 5)
+        if kind == 0:
+            pieces = [prompt_of(7, int(piece)) for piece in source.integers(0, 2, source.integers(1, 4))]
+            settings = Sampling(max_tokens=int(source.integers(1, 20)), ignore_eos=True)
+            requests += engine.submit(list(chain(*pieces)), settings, n=int(source.integers(1, 6)))
+        elif kind == 1:
+            version += 1
+            engine.update(states[version % 3], version, kv="recompute")
+        elif kind == 2 and requests:
+            engine.abort(requests[source.integers(len(requests))])
+        else:
+            engine.run(int(source.integers(1, 15)))
+    engine.run()
+    whole = []
+    for state in states:
+        load_state(model, state)
+        whole.append([scores_of(model, request) for request in requests])
+    for number, request in enumerate(requests):
+        answer = request.answer
+        assert answer.versions == sorted(answer.versions)
+        assert answer.stop == "abort" or len(answer.tokens) == request.sampling.max_tokens
+        wanted = [whole[made_by % 3][number][at] for at, made_by in enumerate(answer.versions)]
+        assert np.allclose(answer.logprobs, wanted, atol=1e-4)
+    assert not any(step.idle and step.waiting for step in engine.timeline)
 
 
 @torch.no_grad()
@@ -360,7 +392,7 @@ def test_requests_that_share_parts_of_their_prompts_never_use_keys_of_another_se
     for _ in range(12):
         for _ in range(6):
             pieces = [prompt_of(5, int(piece)) for piece in source.integers(0, 2, source.integers(1, 5))]
-            requests += engine.submit(functools.reduce(operator.iadd, pieces, []), Sampling(max_tokens=3), n=2)
+            requests += engine.submit(list(chain(*pieces)), Sampling(max_tokens=3), n=2)
         engine.run(int(source.integers(1, 12)))
     engine.run()
     assert sum(step.copied for step in engine.timeline) > 500

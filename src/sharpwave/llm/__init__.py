@@ -2,3 +2,9 @@
 
 Nothing here is imported by ``import sharpwave``. See docs/rooms/llm.md.
 """
+
+try:
+    import safetensors  # noqa: F401
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"sharpwave.llm needs {error.name}; pip install sharpwave[llm]", name=error.name) from error

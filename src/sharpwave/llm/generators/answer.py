@@ -40,7 +40,6 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     answer: Answer | None = None
-    is_aborted: bool = False
 
     def finish(self, stop: str, matched: int | str | None = None) -> None:
         self.answer = Answer(self.tokens, self.logprobs, self.versions, stop, matched)

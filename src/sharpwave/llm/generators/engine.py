@@ -103,6 +103,7 @@ class Engine:
         self._request: list[Request | None] = [None] * slots
         self._idle: deque[int] = deque(range(slots))  # the longest idle first
         self._waiting: deque[Request] = deque()
+        self._aborted: deque[Request] = deque()
         self._random = np.random.default_rng(seed)
         self._numbers = 0
         self._steps = 0
@@ -116,7 +117,8 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting) or len(self._idle) < self.slots
+        """Whether a step has something to do."""
+        return bool(self._waiting or self._aborted) or len(self._idle) < self.slots
 
     def submit(self, ids: Sequence[int], sampling: Sampling | None = None, *, n: int = 1) -> list[Request]:
         """Asks for `n` answers to a prompt, which is computed once for all of them.
@@ -162,7 +164,7 @@ class Engine:
 
     def abort(self, request: Request) -> None:
         """Ends a request at the next step with the tokens it has. One that is done stays as it is."""
-        request.is_aborted = True
+        self._aborted.append(request)
 
     def update(
         self,
@@ -253,16 +255,17 @@ class Engine:
 
     def _end_aborted(self) -> list[Request]:
         done = []
-        with self._intake:
-            for request in [one for one in self._waiting if one.is_aborted]:
-                self._waiting.remove(request)
+        while self._aborted:
+            request = self._aborted.popleft()
+            if request.answer is not None:
+                continue
+            if request in self._request:
+                self._end(self._request.index(request), request, "abort")
+            else:
+                with self._intake:
+                    self._waiting.remove(request)
                 request.finish("abort")
-                done.append(request)
-        for slot in self._active():
-            request = self._of(slot)
-            if request.is_aborted:
-                self._end(slot, request, "abort")
-                done.append(request)
+            done.append(request)
         return done
 
     def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
