@@ -205,6 +205,23 @@ def test_keys_of_config_json_that_the_model_does_not_use_are_kept(tmp_path):
     assert ModelConfig.from_json(again.to_json()) == again
 
 
+def test_the_end_of_a_turn_is_read_from_the_generation_settings(tmp_path):
+    save_model(small_model(), tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    assert load_model(tmp_path).config.eos_ids == (2, 9)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert load_model(tmp_path).config.eos_ids == (2,)
+
+
+def test_rope_scaling_of_older_folders_is_read():
+    text = small_model("llama").config.to_json()
+    text |= {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert ModelConfig.from_json(text).rope == Rope(5e5, "linear", {"factor": 2.0})
+    (newer := dict(text)).pop("rope_scaling")
+    newer["rope_parameters"] = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
+    assert ModelConfig.from_json(newer).rope == Rope(5e5, "linear", {"factor": 2.0})
+
+
 REFUSED = {
     "architecture GPT2LMHeadModel": {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
     "sliding_window=4096 is not supported": {"use_sliding_window": True, "sliding_window": 4096},

@@ -166,7 +166,11 @@ class Weights:
             self._sync(path)
 
     def _versions(self) -> list[int]:
-        return sorted(int(found[1]) for name in os.listdir(self.folder) if (found := _NAME.fullmatch(name)))
+        try:
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be read: {error.strerror}; it was there before") from error
+        return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
 
     def _place(self, version: int) -> Path:
         return self.folder / f"v{version:012}"

@@ -163,7 +163,7 @@ class Engine:
         return given.astype(np.int64)
 
     def abort(self, request: Request) -> None:
-        """Ends a request at the next step with the tokens it has. One that is done stays as it is."""
+        """Ends a request at the next step with the tokens it has. One that is done, or of another engine, is left."""
         self._aborted.append(request)
 
     def update(
@@ -257,14 +257,14 @@ class Engine:
         done = []
         while self._aborted:
             request = self._aborted.popleft()
-            if request.answer is not None:
-                continue
             if request in self._request:
                 self._end(self._request.index(request), request, "abort")
-            else:
+            elif request in self._waiting:
                 with self._intake:
                     self._waiting.remove(request)
                 request.finish("abort")
+            else:
+                continue
             done.append(request)
         return done
 

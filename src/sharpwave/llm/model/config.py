@@ -125,28 +125,26 @@ class ModelConfig:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end an answer; empty where config.json names none."""
-        ids = self.other.get("eos_token_id")
-        return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+        return _as_ids(self.other.get("eos_token_id"))
 
     def replace(self, **changes: Any) -> ModelConfig:
         return replace(self, **changes)
 
     @classmethod
     def read(cls, folder: str | Path) -> ModelConfig:
-        """Reads config.json of a Hugging Face folder."""
+        """Reads config.json of a Hugging Face folder, and the ends of text that generation_config.json adds."""
         path = Path(folder) / "config.json"
         try:
-            text = json.loads(path.read_text())
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror}; expected a Hugging Face folder") from error
-        except ValueError as error:
-            raise SchemaError(f"{path} is no JSON: {error}") from error
-        if not isinstance(text, dict):
-            raise SchemaError(f"{path}: expected an object, got {type(text).__name__}")
-        try:
-            return cls.from_json(text)
+            config = cls.from_json(_read_object(path))
         except SchemaError as error:
             raise SchemaError(f"{path}: {str(error).removeprefix('config.json: ')}") from None
+        generation = path.with_name("generation_config.json")
+        # Instruction-tuned checkpoints name the end of a turn there, and only the end of a document in config.json.
+        more = _as_ids(_read_object(generation).get("eos_token_id")) if generation.is_file() else ()
+        if set(more) <= set(config.eos_ids):
+            return config
+        ids = list(dict.fromkeys((*config.eos_ids, *more)))
+        return config.replace(other={**config.other, "eos_token_id": ids})
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> ModelConfig:
@@ -193,6 +191,22 @@ class ModelConfig:
         if self.rope.scaling != "default":
             text["rope_scaling"] = {"rope_type": self.rope.scaling, **self.rope.numbers}
         return {**self.other, **text}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        text = json.loads(path.read_text())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}; expected a Hugging Face folder") from error
+    except ValueError as error:
+        raise SchemaError(f"no JSON: {error}") from error
+    if not isinstance(text, dict):
+        raise SchemaError(f"expected an object, got {type(text).__name__}")
+    return text
+
+
+def _as_ids(given: Any) -> tuple[int, ...]:
+    return () if given is None else tuple(given) if isinstance(given, list) else (given,)
 
 
 def _refuse(text: Mapping[str, Any]) -> None:
