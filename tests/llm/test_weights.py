@@ -13,7 +13,7 @@ import torch
 from patience import HANG_S, until
 
 from sharpwave.errors import NotReady, SchemaError, StaleHandle, StorageError
-from sharpwave.llm.model import load_model, small_model, small_tokenizer
+from sharpwave.llm.model import load_model, save_model, small_model, small_tokenizer
 from sharpwave.llm.weights import Weights
 
 
@@ -158,6 +158,40 @@ def test_a_killed_publisher_leaves_whole_versions_and_the_next_one_goes_on(folde
         seen = one.version
     reader.publish(state_of(0), seen + 1)
     assert not list(folder.glob(".new-*"))
+
+
+FULL = """
+import resource, signal, sys, torch
+from sharpwave.errors import StorageError
+from sharpwave.llm.model import save_model, small_model
+from sharpwave.llm.weights import Weights
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+weights, model = Weights(sys.argv[1]), small_model()
+for write in (lambda: weights.publish({"a": torch.zeros(10_000)}, 2), lambda: save_model(model, sys.argv[2])):
+    try:
+        write()
+    except StorageError as error:
+        print(error)
+"""
+
+
+def test_a_disk_without_room_leaves_what_was_there(folder, tmp_path):
+    Weights(folder).publish(state_of(1), 1)
+    save_model(small_model(seed=3), tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    asked = [sys.executable, "-c", FULL, str(folder), str(tmp_path / "model")]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(said) == 2
+    assert all("cannot be written" in line and "File too large" in line for line in said)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "v000000000001"]
+    assert Weights(folder).latest().read()["a"][0, 0] == 1
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+
+def test_other_users_of_the_machine_cannot_read_weights(folder):
+    one = Weights(folder).publish(state_of(1), 1)
+    assert {path.stat().st_mode & 0o777 for path in (folder, one.path)} == {0o700}
 
 
 def test_publishers_take_turns(folder):

@@ -89,7 +89,7 @@ class Weights:
         # In memory there is nothing to flush, and a reboot takes all of it.
         self._is_synced = not str(self.folder.resolve()).startswith("/dev/shm/")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"Weights(): {folder} cannot be made: {error.strerror}") from error
 
@@ -122,8 +122,11 @@ class Weights:
                 aside.rename(place)
                 self._sync(self.folder)
             except OSError as error:
-                shutil.rmtree(aside, ignore_errors=True)
+                if isinstance(error, StorageError):
+                    raise
                 raise StorageError(f"publish(): {self.folder} cannot be written: {error}") from error
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)  # gone after the rename
             for old in [*versions, version][: -self.keep]:
                 self._remove(old)
         return Published(version, place)
@@ -154,7 +157,7 @@ class Weights:
             time.sleep(_POLL_S)
 
     def _write(self, aside: Path, tensors: Mapping[str, Tensor], config: ModelConfig | None, version: int) -> None:
-        aside.mkdir()
+        aside.mkdir(mode=0o700)
         names = write_state(tensors, aside)
         if config is not None:
             (aside / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
@@ -192,7 +195,7 @@ class Weights:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """One publisher at a time. The kernel gives the lock back when its process dies."""
-        file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -99,8 +99,13 @@ def write_state(state: Mapping[str, Tensor], folder: Path, *, shard_bytes: int =
     names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     names = names if count > 1 else [_SINGLE]
     # Aside first: where the disk is full, the folder keeps what it had.
-    for name, shard in zip(names, shards, strict=True):
-        save_file(shard, folder / f"{name}.new", metadata={"format": "pt"})
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            save_file(shard, folder / f"{name}.new", metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:
+        for name in names:
+            (folder / f"{name}.new").unlink(missing_ok=True)
+        raise StorageError(f"{folder} cannot be written: {error}") from error
     for old in [*folder.glob("model*.safetensors"), *folder.glob(_INDEX)]:
         old.unlink()  # an index of an earlier save would hide the new files
     for name in names:
