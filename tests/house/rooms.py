@@ -68,7 +68,7 @@ PYTHON = Order(
         ("returns", "rows"),  # on the GPU they call device
         ("service",),  # holds what is behind faces, and stands behind them at the client
         ("buffers",),
-        ("collect",),
+        ("collect", "llm"),
         ("face",),  # what `import sharpwave` brings
         ("adapters", "compat"),
         ("tools",),  # the command line uses adapters

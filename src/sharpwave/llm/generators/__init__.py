@@ -1,0 +1,7 @@
+"""Generation: the engine that decodes in slots, how it samples, and what it answers."""
+
+from .answer import Answer, Request
+from .engine import Engine, Step
+from .sampling import Sampling
+
+__all__ = ["Answer", "Engine", "Request", "Sampling", "Step"]

@@ -1,0 +1,390 @@
+"""`Engine`: answers of a model in slots, refilled as soon as an answer ends; weights change between two steps."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import SchemaError
+from ..model.cache import KVCache
+from ..model.folder import check_state, load_state, read_state
+from ..model.transformer import Transformer
+from ..weights import Published
+from .answer import Request
+from .held_tokens import HeldTokens
+from .sampler import Sampler
+from .sampling import Sampling
+
+__all__ = ["Engine", "Step"]
+
+# The part of the cache that a step looks at grows in pieces of this size: few shapes, little to look at.
+_LENGTH_STEP = 64
+
+
+class Step(NamedTuple):
+    """One line of the timeline. Slots are decoding, filling (their prompt is being computed) or idle."""
+
+    number: int
+    began_ns: int
+    took_ns: int
+    decoding: int
+    filling: int
+    idle: int
+    waiting: int  # requests that have no slot after this step's admission
+    prefilled: int  # tokens
+    copied: int  # tokens whose keys and values came from another slot or an earlier request
+    finished: int
+    version: int
+
+
+class Engine:
+    """Continuous batching over `slots` sequences of at most `context` tokens. Memory is taken here and never again.
+
+    One thread calls `step()`; `submit`, `abort` and `update` may be called from any thread.
+
+    Args:
+        model: The engine uses it and writes new weights into it: a learner in the same process needs its own.
+        slots: Answers that are generated side by side.
+        context: Tokens of prompt and answer together; None for what the model can.
+        chunk: Prompt tokens computed in a step at most, so that long prompts do not hold up answers.
+        version: The version of the model's weights.
+        seed: For requests without a seed.
+        tokenizer: An object with `decode(ids, skip_special_tokens=)`; needed for `Sampling(stop=)`.
+        timeline: Steps to remember.
+
+    Example:
+        >>> from sharpwave.llm.model import small_model
+        >>> engine = Engine(small_model(), slots=4, context=64)
+        >>> requests = engine.submit([5, 6, 7], Sampling(max_tokens=8), n=4)
+        >>> engine.run()
+        >>> len(requests[0].answer.versions) <= 8
+        True
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        slots: int = 8,
+        context: int | None = None,
+        chunk: int = 256,
+        version: int = 0,
+        seed: int = 0,
+        tokenizer: Any = None,
+        timeline: int = 4096,
+    ) -> None:
+        most = model.config.max_position_embeddings
+        context = most if context is None else context
+        for name, value in (("slots", slots), ("context", context), ("chunk", chunk), ("timeline", timeline)):
+            if value < 1:
+                raise SchemaError(f"Engine(): {name}={value}, expected at least 1")
+        if context > most:
+            raise SchemaError(f"Engine(): context={context}, but the model's max_position_embeddings is {most}")
+        self.model, self.slots, self.context, self.chunk = model, slots, context, chunk
+        self.version = version
+        self.timeline: deque[Step] = deque(maxlen=timeline)
+        self._tokenizer = tokenizer
+        self._cache = KVCache(model.config, slots, context, dtype=model.dtype, device=model.device)
+        self._held = HeldTokens(slots, context)
+        self._sampler = Sampler(slots, model.device)
+        self._ids = np.zeros((slots, context + 1), np.int64)  # prompt and answer
+        self._count = [0] * slots  # tokens in _ids
+        self._ready = [0] * slots  # first tokens of them whose keys and values are in the cache
+        self._request: list[Request | None] = [None] * slots
+        self._idle: deque[int] = deque(range(slots))  # the longest idle first
+        self._waiting: deque[Request] = deque()
+        self._aborted: deque[Request] = deque()
+        self._random = np.random.default_rng(seed)
+        self._numbers = 0
+        self._steps = 0
+        # Who waits for the lock holds the door: steps that follow each other would else keep an update out.
+        self._door, self._lock, self._intake = threading.Lock(), threading.Lock(), threading.Lock()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the cache."""
+        return KVCache.count_bytes(self.model.config, self.slots, self.context, self.model.dtype)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._waiting or self._aborted) or len(self._idle) < self.slots
+
+    def submit(self, ids: Sequence[int], sampling: Sampling | None = None, *, n: int = 1) -> list[Request]:
+        """Asks for `n` answers to a prompt, which is computed once for all of them.
+
+        With `Sampling(seed=)` answer i has seed + i.
+
+        Raises:
+            SchemaError: A token is not in the vocabulary, or prompt and answer do not fit. Nothing was taken.
+        """
+        sampling = Sampling() if sampling is None else sampling
+        prompt = self._check_prompt(ids, sampling)
+        if n < 1:
+            raise SchemaError(f"submit(): n={n}, expected at least 1")
+        if sampling.stop and self._tokenizer is None:
+            raise SchemaError(f"submit(): stop={sampling.stop} needs a tokenizer; give Engine(tokenizer=)")
+        ends = frozenset(sampling.stop_ids) | frozenset(() if sampling.ignore_eos else self.model.config.eos_ids)
+        made = []
+        with self._intake:
+            for member in range(n):
+                given = sampling.seed
+                seed = int(self._random.integers(2**63)) if given is None else (given + member) % 2**63
+                made.append(Request(self._numbers, prompt, sampling, seed, ends))
+                self._numbers += 1
+            self._waiting.extend(made)
+        return made
+
+    def _check_prompt(self, ids: Sequence[int], sampling: Sampling) -> np.ndarray[Any, np.dtype[np.int64]]:
+        given = np.asarray(ids)
+        if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
+            raise SchemaError(f"submit(): ids of shape {given.shape} and dtype {given.dtype}, expected token ids")
+        vocabulary = self.model.config.vocab_size
+        bad = (given < 0) | (given >= vocabulary)
+        if bad.any():
+            at = int(bad.argmax())
+            raise SchemaError(f"submit(): ids[{at}]={given[at]}, expected 0 to {vocabulary - 1}")
+        if len(given) + sampling.max_tokens > self.context:
+            raise SchemaError(
+                f"submit(): a prompt of {len(given)} tokens and max_tokens={sampling.max_tokens} need "
+                f"{len(given) + sampling.max_tokens} places, context={self.context}; shorten the prompt, lower "
+                "max_tokens or raise Engine(context=)"
+            )
+        return given.astype(np.int64)
+
+    def abort(self, request: Request) -> None:
+        """Ends a request at the next step with the tokens it has. One that is done, or of another engine, is left."""
+        self._aborted.append(request)
+
+    def update(
+        self,
+        state: Mapping[str, Tensor] | str | Path | Published,
+        version: int | None = None,
+        *,
+        kv: Literal["keep", "recompute"] = "keep",
+    ) -> None:
+        """Puts new weights in between two steps. Answers go on: later tokens are made by the new version.
+
+        Args:
+            state: Tensors by name, a Hugging Face folder, or a version of `Weights`.
+            version: Above the current one; that of a published version is its own.
+            kv: "keep" goes on over the keys and values of the old weights, at no cost; "recompute" computes them again,
+                so that later log-probabilities equal a forward pass of the new weights. It costs as many tokens of
+                prefill as the slots hold, at most `chunk` a step.
+
+        Raises:
+            SchemaError: Version, names, shapes or values are wrong. The old weights stay.
+            StorageError: The folder cannot be read. The old weights stay.
+        """
+        if kv not in ("keep", "recompute"):
+            raise SchemaError(f"update(): kv={kv!r}, expected 'keep' or 'recompute'")
+        if isinstance(state, Published):
+            version = state.version if version is None else version
+            state = state.read()
+        elif isinstance(state, (str, Path)):
+            state = read_state(state)
+        check_state(self.model, state, "update()")
+        for name, tensor in state.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise SchemaError(f"update(): {name} has values that are NaN or infinite; the old weights stay")
+        with self._door, self._lock:
+            if version is None or version <= self.version:
+                raise SchemaError(f"update(): version={version}, but the engine has {self.version}; versions only grow")
+            load_state(self.model, state, "update()")
+            self.version = version
+            if kv == "recompute":
+                self._ready = [0] * self.slots
+
+    def run(self, steps: int | None = None) -> None:
+        """Steps until nothing is left to do, or so many times."""
+        while self.is_busy and (steps is None or steps > 0):
+            self.step()
+            steps = None if steps is None else steps - 1
+
+    @torch.no_grad()
+    def step(self) -> list[Request]:
+        """Fills idle slots, computes at most `chunk` tokens of prompts and one token of each answer.
+
+        Returns:
+            The requests that are done since the last step.
+        """
+        with self._turn():
+            began = time.perf_counter_ns()
+            done = self._end_aborted()
+            copied = self._admit()
+            waiting = len(self._waiting)
+            prefilled, more = self._fill()
+            decoding = [slot for slot in self._active() if self._is_ready(slot)]
+            filling = self.slots - len(self._idle) - len(decoding)
+            idle = len(self._idle)
+            if decoding:
+                done += self._decode(decoding)
+            took, copied = time.perf_counter_ns() - began, copied + more
+            slots = (len(decoding), filling, idle)
+            self.timeline.append(
+                Step(self._steps, began, took, *slots, waiting, prefilled, copied, len(done), self.version)
+            )
+            self._steps += 1
+        return done
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._door:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _active(self) -> list[int]:
+        return [slot for slot, request in enumerate(self._request) if request is not None]
+
+    def _is_ready(self, slot: int) -> bool:
+        # The last token is fed by the decode step, which samples the one after it.
+        return self._ready[slot] == self._count[slot] - 1
+
+    def _end_aborted(self) -> list[Request]:
+        done = []
+        while self._aborted:
+            request = self._aborted.popleft()
+            if request in self._request:
+                self._end(self._request.index(request), request, "abort")
+            elif request in self._waiting:
+                with self._intake:
+                    self._waiting.remove(request)
+                request.finish("abort")
+            else:
+                continue
+            done.append(request)
+        return done
+
+    def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
+        request.finish(stop, matched)
+        self._request[slot] = None
+        self._idle.append(slot)
+        self._sampler.clear(slot)
+
+    def _admit(self) -> int:
+        """Gives idle slots to waiting requests, first come first served; a slot that holds a prompt gets it again."""
+        copied = 0
+        while self._idle and self._waiting:
+            with self._intake:
+                request = self._waiting.popleft()
+            size = len(request.prompt)
+            shared = self._held.shared(request.prompt[:-1], self.version)
+            slot = max(self._idle, key=lambda one: int(shared[one]))  # the first of equals: the longest idle
+            self._idle.remove(slot)
+            self._ids[slot, :size] = request.prompt
+            self._count[slot], self._ready[slot] = size, int(shared[slot])
+            self._held.drop(slot, self._ready[slot])
+            self._request[slot] = request
+            self._sampler.set(slot, request.sampling, request.seed)
+            copied += self._ready[slot]
+        return copied
+
+    def _fill(self) -> tuple[int, int]:
+        """Computes keys and values of prompts, the oldest request first. Returns tokens computed and copied."""
+        budget, copied = self.chunk, 0
+        unfinished: list[int] = []
+        filling = [slot for slot in self._active() if not self._is_ready(slot)]
+        for slot in sorted(filling, key=lambda one: self._of(one).number):
+            copied += self._copy_shared(slot)
+            # A request of the same group is on it: its keys and values are copied when they are there.
+            if self._is_ready(slot) or any(self._common(slot, other) > self._ready[slot] for other in unfinished):
+                continue
+            start = self._ready[slot]
+            end = min(self._count[slot] - 1, start + budget)
+            if end > start:
+                ids = torch.from_numpy(self._ids[slot : slot + 1, start:end]).to(self.model.device)
+                places = torch.arange(start, end, device=self.model.device)[None]
+                self.model.extend(ids, places, self._cache, slot=slot, length=end)
+                self._held.put(slot, start, self._ids[slot, start:end], self.version)
+                self._ready[slot] = end
+                budget -= end - start
+            if not self._is_ready(slot):
+                unfinished.append(slot)
+        return self.chunk - budget, copied
+
+    def _copy_shared(self, slot: int) -> int:
+        """Takes over what another slot holds of this one's tokens."""
+        shared = self._held.shared(self._ids[slot, : self._count[slot] - 1], self.version)
+        source = int(shared.argmax())
+        start, end = min(self._ready[slot], int(shared[slot])), int(shared[source])
+        if source == slot or end <= self._ready[slot]:
+            return 0
+        self._cache.copy(source, slot, start, end)
+        self._held.drop(slot, start)
+        self._held.put(slot, start, self._ids[slot, start:end], self.version)
+        self._ready[slot] = end
+        return end - start
+
+    def _common(self, slot: int, other: int) -> int:
+        """How many tokens the two sequences begin with together, of those that both need in the cache."""
+        size = min(self._count[slot], self._count[other]) - 1
+        same = self._ids[slot, :size] == self._ids[other, :size]
+        return size if same.all() else int(same.argmin())
+
+    def _decode(self, decoding: list[int]) -> list[Request]:
+        """One token for each of these slots. The shapes are those of all slots; idle rows write behind the context."""
+        ids = np.zeros((self.slots, 1), np.int64)
+        places = np.full((self.slots, 1), self.context, np.int64)
+        counts = np.zeros(self.slots, np.int64)
+        for slot in decoding:
+            last = self._count[slot] - 1
+            ids[slot], places[slot] = self._ids[slot, last], last
+            counts[slot] = self._count[slot] - len(self._of(slot).prompt)
+        longest = max(self._count[slot] for slot in decoding)
+        length = min(self.context, math.ceil(longest / _LENGTH_STEP) * _LENGTH_STEP)
+        fed, at, drawn = (torch.from_numpy(array).to(self.model.device) for array in (ids, places, counts))
+        hidden = self.model.extend(fed, at, self._cache, length=length)
+        tokens, logprobs = self._sampler.draw(self.model.logits(hidden[:, 0]), drawn)
+        found, scores = tokens.tolist(), logprobs.tolist()
+        done = []
+        for slot in decoding:
+            request, last = self._of(slot), self._count[slot] - 1
+            self._held.put(slot, last, self._ids[slot, last : last + 1], self.version)
+            self._ready[slot] = last + 1
+            if not math.isfinite(scores[slot]):
+                self._end(slot, request, "error")
+            else:
+                self._take(slot, request, found[slot], scores[slot])
+            if request.answer is not None:
+                done.append(request)
+        return done
+
+    def _of(self, slot: int) -> Request:
+        request = self._request[slot]
+        assert request is not None
+        return request
+
+    def _take(self, slot: int, request: Request, token: int, score: float) -> None:
+        request.tokens.append(token)
+        request.logprobs.append(score)
+        request.versions.append(self.version)
+        self._ids[slot, self._count[slot]] = token
+        self._count[slot] += 1
+        if token in request.stop_ids:
+            self._end(slot, request, "stop", token)
+        elif (matched := self._matched(request)) is not None:
+            self._end(slot, request, "stop", matched)
+        elif len(request.tokens) >= request.sampling.max_tokens:
+            self._end(slot, request, "length")
+
+    def _matched(self, request: Request) -> str | None:
+        """The stop string that the last token completed."""
+        if not request.sampling.stop:
+            return None
+        # A token is at least one byte; some more, because the first of them may be the rest of a character.
+        window = max(len(one.encode()) for one in request.sampling.stop) + 4
+        text = self._tokenizer.decode(request.tokens[-window:], skip_special_tokens=False)
+        return next((one for one in request.sampling.stop if one in text), None)

@@ -1,0 +1,35 @@
+"""`HeldTokens`: which tokens the cache of each slot holds, and by which version, so that prompts are computed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["HeldTokens"]
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class HeldTokens:
+    """For each place of the cache its token and the version of the weights that made its keys and values; -1 for none.
+
+    A place counts only together with all places before it: keys depend on the whole sequence up to them.
+    """
+
+    def __init__(self, slots: int, context: int) -> None:
+        self._tokens = np.full((slots, context), -1, np.int64)
+        self._versions = np.full((slots, context), -1, np.int64)
+
+    def put(self, slot: int, start: int, tokens: Ids, version: int) -> None:
+        self._tokens[slot, start : start + len(tokens)] = tokens
+        self._versions[slot, start : start + len(tokens)] = version
+
+    def drop(self, slot: int, start: int) -> None:
+        """Forgets the places from `start` on. Needed before another sequence goes on there."""
+        self._versions[slot, start:] = -1
+
+    def shared(self, ids: Ids, version: int) -> Ids:
+        """How many first tokens of `ids` each slot holds, made by `version`."""
+        same = (self._tokens[:, : len(ids)] == ids) & (self._versions[:, : len(ids)] == version)
+        return np.where(same.all(axis=1), len(ids), same.argmin(axis=1)) if len(ids) else np.zeros(len(same), np.int64)

@@ -1,0 +1,198 @@
+"""Hugging Face folders: config.json, safetensors shards with their index, and the tokenizer's files beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...errors import SchemaError, StorageError
+from .config import ModelConfig
+from .transformer import Transformer
+
+__all__ = ["check_state", "copy_companions", "load_model", "load_state", "read_state", "save_model", "write_state"]
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+# The files that make a folder usable besides config and weights: tokenizer, chat template, generation settings.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def load_model(
+    folder: str | Path, *, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu"
+) -> Transformer:
+    """Reads a model from a Hugging Face folder. `dtype=None` takes the one of config.json.
+
+    Raises:
+        SchemaError: The architecture, an option, or a tensor's name, shape or dtype is not what the model has.
+        StorageError: A file is missing or damaged.
+    """
+    config = ModelConfig.read(folder)
+    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype or config.dtype)
+    with torch.device("meta"):
+        model = Transformer(config)
+    state = read_state(folder)
+    check_state(model, state, f"load_model({str(folder)!r})")
+    # On the meta device parameters have no memory; they become the tensors that were read.
+    names = [name for name, _ in model.named_parameters()]
+    ready = {name: state[name].to(device=device, dtype=wanted) for name in names}
+    model.load_state_dict(ready, assign=True)
+    model.to(device)
+    return model.requires_grad_(True)
+
+
+def save_model(
+    model: Transformer, folder: str | Path, *, companions: str | Path | None = None, shard_bytes: int = 5 << 30
+) -> None:
+    """Writes a Hugging Face folder that transformers, vLLM and SGLang open.
+
+    Args:
+        model: The model.
+        folder: Made where it is missing.
+        companions: A folder whose tokenizer files, chat template and generation settings are copied.
+        shard_bytes: Files are not larger than this, unless a single tensor is.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model.config.replace(dtype=str(model.dtype).removeprefix("torch."))
+    write_state(dict(model.weights()), folder, shard_bytes=shard_bytes)
+    if companions is not None:
+        copy_companions(companions, folder)
+    (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+
+
+def copy_companions(source: str | Path, folder: str | Path) -> None:
+    for name in COMPANIONS:
+        if (Path(source) / name).is_file() and Path(source).resolve() != Path(folder).resolve():
+            shutil.copyfile(Path(source) / name, Path(folder) / name)
+
+
+def write_state(state: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = 5 << 30) -> list[str]:
+    """Writes tensors as safetensors: one file, or shards with an index. Returns the files' names."""
+    shards: list[dict[str, Tensor]] = [{}]
+    room = shard_bytes
+    for name, tensor in state.items():
+        if shards[-1] and tensor.nbytes > room:
+            shards.append({})
+            room = shard_bytes
+        shards[-1][name] = tensor.detach().cpu().contiguous()
+        room -= tensor.nbytes
+    count = len(shards)
+    names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    names = names if count > 1 else [_SINGLE]
+    # Aside first: where the disk is full, the folder keeps what it had.
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            save_file(shard, folder / f"{name}.new", metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:
+        for name in names:
+            (folder / f"{name}.new").unlink(missing_ok=True)
+        raise StorageError(f"{folder} cannot be written: {error}") from error
+    for old in [*folder.glob("model*.safetensors"), *folder.glob(_INDEX)]:
+        old.unlink()  # an index of an earlier save would hide the new files
+    for name in names:
+        (folder / f"{name}.new").rename(folder / name)
+    if count == 1:
+        return names
+    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    text = {"metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())}, "weight_map": places}
+    (folder / _INDEX).write_text(json.dumps(text, indent=2) + "\n")
+    return [*names, _INDEX]
+
+
+def read_state(folder: str | Path) -> dict[str, Tensor]:
+    """Reads every tensor of a folder's safetensors files.
+
+    Raises:
+        StorageError: A file is missing or damaged, or a shard lacks a tensor that the index promises.
+    """
+    folder = Path(folder)
+    state: dict[str, Tensor] = {}
+    for path, promised in _shards(folder):
+        with _opened(path) as file:
+            found = set(file.keys())
+            missing = sorted(set(promised) - found)
+            if missing:
+                raise StorageError(f"{path} lacks {_some(missing)}, which {_INDEX} promises")
+            for name in sorted(found):
+                state[name] = file.get_tensor(name)
+    return state
+
+
+def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """The files with the tensors that each must have. All must be there before the first is read."""
+    index = folder / _INDEX
+    if not index.is_file():
+        if not (folder / _SINGLE).is_file():
+            raise StorageError(f"{folder} has neither {_SINGLE} nor {_INDEX}; expected a Hugging Face folder")
+        return iter([(folder / _SINGLE, [])])
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+        names = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{index} is damaged: {error!r}; expected an object with weight_map") from error
+    if any(Path(name).name != name for name in names):
+        raise StorageError(f"{index} names a file outside its folder")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise StorageError(f"{folder} lacks {_some(missing)}, {len(missing)} of the {len(names)} shards in {_INDEX}")
+    return iter([(folder / name, [key for key, place in places.items() if place == name]) for name in names])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, FileNotFoundError) as error:
+        raise StorageError(f"{path} is damaged or missing: {error}") from error
+
+
+def check_state(model: Transformer, state: Mapping[str, Tensor], where: str) -> None:
+    """Raises SchemaError unless `state` has every weight of the model, in its shape, as floating point numbers."""
+    expected = dict(model.named_parameters())
+    missing = [name for name in expected if name not in state]
+    if missing:
+        raise SchemaError(f"{where}: {_some(missing)} missing; the model has {len(expected)} tensors")
+    # Tied models are often saved with their head; older ones with their frequencies.
+    spare = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    unknown = [n for n in state if n not in expected and n not in spare and not n.endswith("rotary_emb.inv_freq")]
+    if unknown:
+        raise SchemaError(f"{where}: the model has no {_some(unknown)}; is config.json of another model?")
+    for name, parameter in expected.items():
+        given = state[name]
+        if given.shape != parameter.shape:
+            raise SchemaError(f"{where}: {name} has shape {tuple(given.shape)}, expected {tuple(parameter.shape)}")
+        if given.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise SchemaError(f"{where}: {name} has dtype {given.dtype}, expected float32, bfloat16 or float16")
+
+
+@torch.no_grad()
+def load_state(model: Transformer, state: Mapping[str, Tensor], where: str = "load_state()") -> None:
+    """Copies weights into a model in place, after every one was checked. Values are converted to the model's dtype."""
+    check_state(model, state, where)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(state[name])
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *rest = names
+    return first + (f" and {len(rest)} more" if rest else "")

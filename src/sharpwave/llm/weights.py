@@ -1,0 +1,238 @@
+"""`Weights`: versions of a model's weights in a folder, published by a learner and read by generators."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from ..errors import NotReady, SchemaError, StaleHandle, StorageError
+from .model.config import ModelConfig
+from .model.folder import copy_companions, read_state, write_state
+from .model.transformer import Transformer
+
+__all__ = ["Published", "Weights"]
+
+_NAME = re.compile(r"v(\d{12})")
+_MANIFEST = "manifest.json"
+_POLL_S = 0.002  # looking into a folder takes some 10 us, so a waiting process uses less than 1 % of a core
+_PIECE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """One version. Its `path` is a Hugging Face folder where the publisher gave a model, so other engines load it."""
+
+    version: int
+    path: Path
+
+    def read(self, *, check: bool = True) -> dict[str, Tensor]:
+        """The tensors. Sizes of files are always compared with those published, checksums where `check` is true.
+
+        Raises:
+            StaleHandle: The version was removed, because `keep` newer ones were published.
+            StorageError: A file is not what was published.
+        """
+        try:
+            files: dict[str, Any] = json.loads((self.path / _MANIFEST).read_text())["files"]
+            for name, said in files.items():
+                _compare(self.path / name, said, check)
+            state = read_state(self.path)
+        except (OSError, ValueError, KeyError) as error:
+            if not self.path.exists():
+                raise StaleHandle(
+                    f"version {self.version} was removed; read latest(), or raise Weights(keep=)"
+                ) from error
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{self.path} cannot be read: {error}") from error
+        return state
+
+
+class Weights:
+    """Versions of weights in a folder. Any number of processes may read; publishers take turns.
+
+    A version is written aside, flushed to the disk and put in place by one rename. So readers see whole versions only,
+    and a publisher that is killed leaves the versions that were there.
+
+    Args:
+        folder: Made where it is missing. Under /dev/shm versions are in memory, and gone after a reboot.
+        keep: So many of the newest versions stay; older ones are removed at a publish.
+        companions: A Hugging Face folder whose tokenizer files and chat template go into each version.
+
+    Example:
+        >>> from sharpwave.llm.model import small_model
+        >>> import tempfile
+        >>> weights = Weights(tempfile.mkdtemp())
+        >>> weights.publish(small_model(), version=1).version
+        1
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 2, companions: str | Path | None = None) -> None:
+        if keep < 1:
+            raise SchemaError(f"Weights(): keep={keep}, expected at least 1")
+        self.folder, self.keep = Path(folder), keep
+        self._companions = companions
+        # In memory there is nothing to flush, and a reboot takes all of it.
+        self._is_synced = not str(self.folder.resolve()).startswith("/dev/shm/")
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"Weights(): {folder} cannot be made: {error.strerror}") from error
+
+    def publish(self, state: Transformer | Mapping[str, Tensor], version: int) -> Published:
+        """Puts a version in place. It must be higher than every earlier one, and every number must be finite.
+
+        Args:
+            state: A model, whose config.json is written too, or tensors by name.
+            version: The learner's count of updates, usually.
+
+        Raises:
+            SchemaError: The version does not grow, or a tensor has NaN or infinity. Nothing was changed.
+            StorageError: The folder cannot be written. The versions that were there stay.
+        """
+        config = state.config.replace(dtype=_said_dtype(state.dtype)) if isinstance(state, Transformer) else None
+        tensors = dict(state.weights()) if isinstance(state, Transformer) else dict(state)
+        _check_tensors(tensors)
+        if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
+            raise SchemaError(f"publish(): version={version!r}, expected an integer from 0 to 10**12 - 1")
+        with self._turn():
+            versions = self._versions()
+            if versions and version <= versions[-1]:
+                raise SchemaError(f"publish(): version={version}, but {versions[-1]} is published; versions only grow")
+            # Left by publishers that were killed: only this one has the turn.
+            for left in [*self.folder.glob(".new-*"), *self.folder.glob(".old-*")]:
+                shutil.rmtree(left, ignore_errors=True)
+            aside, place = self.folder / f".new-{uuid.uuid4().hex}", self._place(version)
+            try:
+                self._write(aside, tensors, config, version)
+                aside.rename(place)
+                self._sync(self.folder)
+            except OSError as error:
+                if isinstance(error, StorageError):
+                    raise
+                raise StorageError(f"publish(): {self.folder} cannot be written: {error}") from error
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)  # gone after the rename
+            for old in [*versions, version][: -self.keep]:
+                self._remove(old)
+        return Published(version, place)
+
+    def latest(self) -> Published | None:
+        """The newest version, or None where nothing was published."""
+        versions = self._versions()
+        return Published(versions[-1], self._place(versions[-1])) if versions else None
+
+    def wait(self, newer_than: int = -1, timeout: float | None = None) -> Published:
+        """Waits for a version above `newer_than`, and gives the newest.
+
+        Args:
+            newer_than: The version that the caller has; -1 for none.
+            timeout: Seconds; None waits for ever, 0 looks once.
+
+        Raises:
+            NotReady: The timeout passed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            found = self.latest()
+            if found is not None and found.version > newer_than:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                have = "nothing" if found is None else f"version {found.version}"
+                raise NotReady(f"wait(): {have} is published, newer_than={newer_than}; timeout={timeout} s passed")
+            time.sleep(_POLL_S)
+
+    def _write(self, aside: Path, tensors: Mapping[str, Tensor], config: ModelConfig | None, version: int) -> None:
+        aside.mkdir(mode=0o700)
+        names = write_state(tensors, aside)
+        if config is not None:
+            (aside / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+        if self._companions is not None:
+            copy_companions(self._companions, aside)
+        files = {name: _describe(aside / name) for name in names}
+        (aside / _MANIFEST).write_text(json.dumps({"version": version, "files": files}, indent=2) + "\n")
+        for path in [*aside.iterdir(), aside]:
+            self._sync(path)
+
+    def _versions(self) -> list[int]:
+        try:
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be read: {error.strerror}; it was there before") from error
+        return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+
+    def _place(self, version: int) -> Path:
+        return self.folder / f"v{version:012}"
+
+    def _remove(self, version: int) -> None:
+        # Renamed first: no reader sees a version without some of its files.
+        gone = self.folder / f".old-{uuid.uuid4().hex}"
+        self._place(version).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _sync(self, path: Path) -> None:
+        if self._is_synced:
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One publisher at a time. The kernel gives the lock back when its process dies."""
+        file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+
+def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    if not tensors:
+        raise SchemaError("publish(): no tensors given")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise SchemaError(f"publish(): {name} is {type(tensor).__name__}, expected a tensor")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise SchemaError(f"publish(): {name} has {count} of {tensor.numel()} values that are NaN or infinite")
+
+
+def _describe(path: Path) -> dict[str, int]:
+    return {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
+
+
+def _compare(path: Path, said: Mapping[str, int], check: bool) -> None:
+    size = path.stat().st_size
+    if size != said["bytes"]:
+        raise StorageError(f"{path} has {size} bytes, {said['bytes']} were published")
+    if check and _checksum(path) != said["crc32c"]:
+        raise StorageError(f"{path} is damaged: its checksum is not the published one")
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            crc = _core.crc32c(piece, crc)
+    return crc
+
+
+def _said_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
