@@ -2,7 +2,7 @@
 //
 // A client numbers its rows from 0 and has a token of 16 random bytes. The record of the writer that takes its rows
 // says how many were accepted. An append is cut into pieces within one block; before a piece the record says where it
-// begins and how many rows will be accepted after it, so that whoever settles a dead writer finds out how much of it
+// begins and how many rows will be accepted after it, so that the process that settles a dead writer finds out how much
 // was written. Token and count stay in the record when the writer ends, until another writer takes the record.
 //
 // Live files keep both over kills. Snapshots, recovery of damaged files and power loss forget them.

@@ -40,7 +40,7 @@ def test_what_is_published_is_read_by_another_reader(folder):
     assert state["b"].dtype == torch.bfloat16
 
 
-def test_versions_only_grow_whoever_publishes(folder):
+def test_versions_only_grow_with_any_publisher(folder):
     Weights(folder).publish(state_of(0), 4)
     for version in (4, 3, 0):
         with pytest.raises(SchemaError, match=f"version={version}, but 4 is published; versions only grow"):

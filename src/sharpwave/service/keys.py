@@ -264,7 +264,7 @@ def _check_roles(where: str, roles: Iterable[str]) -> frozenset[str]:
 
 
 def _check_folder(where: str, folder: Path) -> None:
-    """Whoever can write to the folder could put another list into it."""
+    """A user who can write to the folder could put another list into it."""
     try:
         info = os.stat(folder)
     except FileNotFoundError:
