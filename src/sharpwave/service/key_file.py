@@ -1,6 +1,6 @@
 """The text files of a folder of keys: lines ``name = value`` between a title and a checksum.
 
-    # Sharpwave client key, format 1. It is a secret: a program that has this file is this client.
+    # Sharpwave client key, format 1. It is a secret: it is for one client alone.
     name = actor-1
     public = ...
     check = 8 hexadecimal digits: the CRC32C of all bytes before this line
