@@ -209,7 +209,7 @@ soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damag
 	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/contract/test_device.py tests/unit/test_device_replay.py
 	SHARPWAVE_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash/test_trajectory_kills.py tests/fuzz/test_trajectory_damage.py tests/unit/test_trajectories.py
 	$(BIN)/python tests/service/sweep.py --rounds 1000
-	$(BIN)/python tests/service/fuzz.py --seconds 60
+	$(BIN)/python tests/service/wrong_messages.py --seconds 60
 	$(BIN)/python tests/service/crowd.py --minutes 0.34
 	$(MAKE) test-cpp
 	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)

@@ -1,6 +1,6 @@
 """Wrong messages to a live server: it must answer or drop them, keep its memory, and serve the others as before.
 
-    python tests/service/fuzz.py --seconds 60 --seed 1
+    python tests/service/wrong_messages.py --seconds 60 --seed 1
 
 The server is a process of its own. A good client adds and samples all the time; every wrong message comes from other
 connections. At the end the program prints what the server counted, and fails if the server died, its memory grew, a

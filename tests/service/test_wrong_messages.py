@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("zmq")
 
-import fuzz
+import wrong_messages
 
 
 def test_wrong_messages_harm_neither_the_server_nor_its_other_clients() -> None:
-    found = fuzz.run(seconds=5, seed=1)
+    found = wrong_messages.run(seconds=5, seed=1)
     assert sum(found["attacks"].values()) > 10
