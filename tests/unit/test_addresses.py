@@ -217,8 +217,8 @@ def add_together(buffer: Any, threads: int, *values: Any) -> None:
 @pytest.mark.usefixtures("_eager_switches")
 def test_first_adds_of_several_threads_make_one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    new_writer = HostRows._new_writer
-    monkeypatch.setattr(HostRows, "_new_writer", lambda self: (made.append(1), time.sleep(0), new_writer(self))[-1])
+    new_writer = HostRows.new_writer
+    monkeypatch.setattr(HostRows, "new_writer", lambda self: (made.append(1), time.sleep(0), new_writer(self))[-1])
     for _ in range(50):
         made.clear()
         buffer = sw.ReplayBuffer(100, obs_shape=2, seed=0)

@@ -202,7 +202,7 @@ def test_usual_indices_and_priorities_take_no_step_in_python(kind: str, monkeypa
     held, values = serials(buffer), np.arange(10) % 2
     twin.update_priorities(held, values.astype(np.float32))
     monkeypatch.setattr("sharpwave.rows.host.as_handles", None)
-    monkeypatch.setattr("sharpwave.rows.host.read_priorities", None)
+    monkeypatch.setattr("sharpwave.rows.host.read_update", None)
     indices: Any = held
     priorities: Any = values.astype(np.float32)
     if kind == "tensor":
