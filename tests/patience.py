@@ -5,6 +5,8 @@ Every bound here only ends a test that hangs. None is a claim about speed.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -29,11 +31,25 @@ def until_asleep(pid: int | str, thread: int | None = None) -> None:
 
     def waits() -> bool:
         nonlocal asleep
-        asleep = asleep + 1 if stat.read_text().rpartition(")")[2].split()[0] == "S" else 0
+        asleep = asleep + 1 if _state(stat) == "S" else 0
         time.sleep(0.01)
         return asleep >= 10
 
     until(waits, f"the wait of process {pid}")
+
+
+def pause(pid: int) -> None:
+    """Stops a process. ``kill`` returns before its threads stand still: beside a load they may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    until(lambda: all(_state(task / "stat") in "TZX" for task in tasks.iterdir()), f"the stop of process {pid}")
+
+
+def _state(stat: Path) -> str:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+        return "X"
 
 
 def until_thread_waits(thread: threading.Thread) -> None:

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from patience import pause
+
 import sharpwave as sw
 
 __all__ = ["ServerChild"]
@@ -58,12 +60,17 @@ class ServerChild:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
 
-    def stop(self, signal_number: int) -> None:
+    def pause(self) -> None:
         assert self.process.pid is not None
-        os.kill(self.process.pid, signal_number)
+        pause(self.process.pid)
+
+    def go_on(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def close(self) -> None:
         if self.process.is_alive():
+            self.go_on()  # a test that failed may have left it stopped
             self._pipe.send(None)
             self.process.join()
 

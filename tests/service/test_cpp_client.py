@@ -20,7 +20,7 @@ pytest.importorskip("zmq")
 
 from cpp_cases import CASES, OPTIONS, compare
 from cpp_programs import CppError, Probe, needs_net, program
-from patience import HANG_S, until
+from patience import HANG_S, pause, until
 from proxy import Plan, Proxy
 
 import sharpwave as sw
@@ -204,7 +204,7 @@ def test_rows_are_taken_once_over_a_bad_network(seed: int) -> None:
 def test_add_that_was_given_up_is_settled_before_the_next(server: Server) -> None:
     with Probe(f"{server.address}/replay") as probe:
         probe.add(**row(0))
-        os.kill(server.process.pid, signal.SIGSTOP)
+        pause(server.process.pid)
         try:
             probe.ask("timeout 0.1")
             with pytest.raises(CppError, match="may still be taken") as raised:

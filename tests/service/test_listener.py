@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -38,10 +37,10 @@ def test_a_server_takes_the_socket_of_a_dead_one(tmp_path: Path) -> None:
 def test_a_stopped_server_keeps_its_socket(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/socket"
     with ServerChild(empty, address=address) as server:
-        server.stop(signal.SIGSTOP)
+        server.pause()
         with pytest.raises(StorageError, match="in use"):
             sw.serve({"it": empty()}, address)
-        server.stop(signal.SIGCONT)
+        server.go_on()
 
 
 def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:

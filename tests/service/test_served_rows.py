@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import HANG_S, until, until_thread_waits
+from patience import HANG_S, pause, until, until_thread_waits
 from service.server_child import ServerChild, processes
 
 import sharpwave as sw
@@ -98,8 +98,8 @@ def test_a_stopped_server_is_waited_for_and_answers_once(tmp_path: Path) -> None
     with ServerChild(in_memory) as server:
         buffer = sw.open(server.address)
         buffer.add(*row(0))
-        server.stop(signal.SIGSTOP)
-        threading.Timer(1.5, server.stop, (signal.SIGCONT,)).start()  # longer than a client waits before it asks
+        server.pause()
+        threading.Timer(1.5, server.go_on).start()  # longer than a client waits before it asks
         buffer.add(*row(1))
         assert numbers_of(buffer) == [0, 1]
         buffer.close()
@@ -168,7 +168,7 @@ def test_a_client_taken_for_dead_goes_on_and_doubles_nothing() -> None:
         child.start()
         here.send(3)
         here.recv()
-        os.kill(child.pid, signal.SIGSTOP)
+        pause(child.pid)
         until(lambda: server.stats()["lost"] == 1)
         os.kill(child.pid, signal.SIGCONT)
         here.send(3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import Any
 
@@ -34,16 +33,16 @@ def test_a_late_add_of_one_thread_is_not_taken_for_that_of_another(trial: int) -
             go.wait()
             buffer.add(*row(200))
 
-        other = threading.Thread(target=add)
+        other = threading.Thread(target=add, daemon=True)
         other.start()
         ready.wait()
         buffer.add(*row(0))
-        server.stop(signal.SIGSTOP)
+        server.pause()
         with pytest.raises(NotReady, match="not known"):
             buffer.add(*row(100), timeout=0)
         go.set()
         until_asleep("self", other.native_id)
-        server.stop(signal.SIGCONT)
+        server.go_on()
         other.join()
         until(lambda: len(buffer) >= 2)
         found = [int(one) for part in buffer.rows() for one in part["action"]]
