@@ -2,6 +2,7 @@
 
 from .answer import Answer, Request
 from .engine import Engine, Step
+from .protocol import Generator, Health
 from .sampling import Sampling
 
-__all__ = ["Answer", "Engine", "Request", "Sampling", "Step"]
+__all__ = ["Answer", "Engine", "Generator", "Health", "Request", "Sampling", "Step"]
