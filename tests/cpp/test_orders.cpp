@@ -154,7 +154,7 @@ TEST(Threads, WindowsAreWholeWhileRowsAreWritten) {
 }
 
 TEST(Threads, NoStartIsMissedWhileAWriterLaps) {
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < 20; ++round) {
         auto table = Table::create(with_index(96, true, 8));
         RowIndexConfig settings = in_order(Order::weighted);
         settings.starts = {StartRule::Needs::rows, 6, 1, false, false};
