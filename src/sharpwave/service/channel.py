@@ -76,6 +76,13 @@ class Channel:
     def close(self) -> None:
         self._socket.close(0)
 
+    def renew(self) -> Channel:
+        """Another channel with the open calls of this one, whose socket is gone. Only for calls that may come twice."""
+        other = self._session.new_channel()
+        for call in self._open:
+            other.begin("add()", call)
+        return other
+
     @property
     def oldest(self) -> int:
         """The least call whose answer is still wanted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..checks import seconds, whole
-from ..errors import NotReady, SchemaError
+from ..errors import BufferFull, NotReady, SchemaError
 from ..files.save_path import read_save_path
 from ..rows.bell import batches as drawn_ahead
 from ..rows.goals import put_drawn_goals
@@ -113,7 +114,12 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        writer = RemoteWriter(self.session, self.table, self.spec, window)
+        try:
+            writer = RemoteWriter(self.session, self.table, self.spec, window)
+        except BufferFull:  # perhaps by writers of this process that nobody has any more
+            gc.collect()
+            self.session.dropped.close()
+            writer = RemoteWriter(self.session, self.table, self.spec, window)
         if window is not None:
             self._writers.add(writer)
         return writer
@@ -345,6 +351,8 @@ class RemoteRows:
         try:
             for writer in list(self._writers):  # rows that are on their way arrive
                 writer.__exit__(*sys.exc_info())  # but an error that leaves the buffer's block is not kept waiting
+            if sys.exc_info()[0] is None:
+                self.session.dropped.close()
             if unlink:
                 self.call("remove")
         finally:

@@ -15,6 +15,7 @@ from ..errors import ClosedError, NotReady, StorageError
 from .channel import Channel, NoAnswer, Reply
 from .doctor import Doctor
 from .document import decode, encode
+from .dropped import Dropped
 from .endpoint import read_endpoint
 from .keeper import keep
 from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, error_of
@@ -96,7 +97,7 @@ class Session:
 
             self._key = ClientKey.read(keys, "open(): keys")
         self._is_closed = False
-        self._reopened: list[Reopened] = []
+        self._tables: list[OpenTable] = []
         self._begin()
         _sessions.add(self)
 
@@ -120,6 +121,8 @@ class Session:
         self._doctor: Doctor | None = None
         self._is_joining = False
         self._joining_thread = 0
+        self._streams: list[weakref.ref[Reopened]] = []
+        self.dropped = Dropped()
 
     # ---- sockets ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +202,8 @@ class Session:
         try:
             self._is_joining = True
             opener.prepare(head.session)
-            for one in list(self._reopened):
+            streams = [found for stream in self._streams if (found := stream()) is not None]
+            for one in [*self._tables, *streams]:
                 left = OPEN_S if deadline is None else deadline - time.monotonic()
                 one.reopen(opener, min(OPEN_S, max(0.0, left)))
             # Other threads use the session from here on: the numbers of tables and streams are those of this session.
@@ -221,11 +225,11 @@ class Session:
     def open_table(self, name: str, timeout: float | None, waits: bool = False) -> OpenTable:
         """Meets the server and opens a table there."""
         table = OpenTable(self, name)
-        self._reopened.append(table)
+        self._tables.append(table)
         try:
             self.meet("open()", timeout, waits)
         except BaseException:
-            self._reopened.remove(table)
+            self._tables.remove(table)
             raise
         return table
 
@@ -254,13 +258,15 @@ class Session:
         """What is known of a connection that gives no answer."""
         return "" if self._doctor is None else self._doctor.tell()
 
-    def also_reopen(self, one: Reopened) -> None:
+    def also_reopen(self, stream: Reopened) -> None:
+        """In new sessions too, as long as there is another reference to it."""
         with self._joining:
-            self._reopened.append(one)
+            self._streams = [one for one in self._streams if one() is not None]
+            self._streams.append(weakref.ref(stream))
 
-    def forget(self, one: Reopened) -> None:
-        with self._joining, contextlib.suppress(ValueError):
-            self._reopened.remove(one)
+    def forget(self, stream: Reopened) -> None:
+        with self._joining:
+            self._streams = [one for one in self._streams if one() not in (None, stream)]
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -355,7 +361,6 @@ class Session:
     def leave_to_parent(self) -> None:
         """In a forked child: sockets and streams are the parent's."""
         if not self._is_closed:
-            self._reopened = [one for one in self._reopened if isinstance(one, OpenTable)]
             self._begin()
 
 
