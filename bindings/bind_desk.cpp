@@ -366,8 +366,8 @@ void bind_desk(nb::module_& m) {
             "The public key that its sender has proved.")
         .def_prop_ro(
             "body",
-            [](const Event& self) {
-                nb::object frame = nb::cast(Frame{self.frame, self.head, true});
+            [](const Event& self) -> nb::object {
+                const nb::object frame = nb::cast(Frame{self.frame, self.head, true});
                 return frame.attr("body");
             },
             nb::sig("def body(self) -> memoryview"));

@@ -59,10 +59,14 @@ int memory_buffer(PyObject* object, Py_buffer* view, int flags) {
 PyType_Slot frame_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(frame_buffer)}, {0, nullptr}};
 PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(memory_buffer)}, {0, nullptr}};
 
-nb::object view_of(nb::handle object) {
-    nb::object view = nb::steal(PyMemoryView_FromObject(object.ptr()));
+// What is behind the head of a frame.
+nb::object body_of(nb::handle frame) {
+    const nb::object view = nb::steal(PyMemoryView_FromObject(frame.ptr()));
     if (!view.is_valid()) throw nb::python_error();
-    return view;
+    const nb::slice behind_head(nb::int_(sizeof(Head)), nb::none(), nb::none());
+    nb::object body = nb::steal(PyObject_GetItem(view.ptr(), behind_head.ptr()));
+    if (!body.is_valid()) throw nb::python_error();
+    return body;
 }
 
 // A connected DEALER, used by one thread at a time.
@@ -158,6 +162,21 @@ public:
         std::size_t end = 0;
         for (const Place& place : places_) end += aligned(place.bytes * count);
         return end;
+    }
+
+    // Memory for a body that begins at `begin`, with so many bytes behind it. What no array fills is zero: a block of
+    // the pool held another message before.
+    MessageMemory memory(std::size_t begin, std::size_t count, std::size_t more) const {
+        auto memory = std::make_shared<Memory>(begin + bytes(count) + more);
+        std::memset(memory->data(), 0, begin);
+        std::byte* at = memory->data() + begin;
+        for (const Place& place : places_) {
+            const std::size_t end = place.bytes * count;
+            std::memset(at + end, 0, aligned(end) - end);
+            at += aligned(end);
+        }
+        std::memset(at, 0, more);
+        return {std::move(memory)};
     }
 
     // Arrays over a body that begins at `begin` of the memory; a dict of them where they have names, else a list. The
@@ -257,9 +276,8 @@ void bind_wire(nb::module_& m) {
         .def_prop_ro("call", [](const Frame& self) { return self.head.call; })
         .def_prop_ro("argument", [](const Frame& self) { return self.head.argument; })
         .def_prop_ro(
-            "body",
-            [](nb::handle self) { return view_of(self)[nb::slice(nb::int_(sizeof(Head)), nb::none(), nb::none())]; },
-            nb::sig("def body(self) -> memoryview"), "What is behind the head.");
+            "body", [](nb::handle self) { return body_of(self); }, nb::sig("def body(self) -> memoryview"),
+            "What is behind the head.");
     nb::class_<MessageMemory>(m, "MessageMemory", nb::type_slots(memory_slots),
                               "Memory for a message, a buffer. It is sent without a copy, and used again afterwards.")
         .def(
@@ -284,6 +302,8 @@ void bind_wire(nb::module_& m) {
              nb::sig("def __init__(self, arrays: list[tuple[typing.Any, list[int]]], names: tuple[str, ...] | None) "
                      "-> None"))
         .def("bytes", &BodyLayout::bytes, nb::arg("count"), "Of the body of so many examples.")
+        .def("memory", &BodyLayout::memory, nb::arg("begin"), nb::arg("count"), nb::arg("more"),
+             "Memory for a body that begins there, with so many bytes behind it.")
         .def("over", &BodyLayout::over, nb::arg("memory"), nb::arg("begin"), nb::arg("count"),
              nb::sig("def over(self, memory: object, begin: int, count: int) -> typing.Any"),
              "The arrays of a body that begins there, as views of the memory: a dict by the names, else a list.");

@@ -80,9 +80,10 @@ class Pipeline:
         rows.table.check("batches()")
         number = next(rows.reservations) if rows.spec.settles else 0
         settled = list(rows.settled)
-        body = b"".join(one.to_bytes(8, "little") for one in settled)
+        message = None
+        if settled:
+            message = bytearray(HEAD_BYTES) + b"".join(one.to_bytes(8, "little") for one in settled)
         reserved = _Reserved(number)
-        message = bytearray(HEAD_BYTES) + body
         flags = SAMPLE_HOLDS if number else 0
         if number:
             self._held.add(number)

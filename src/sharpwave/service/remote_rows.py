@@ -170,7 +170,7 @@ class RemoteRows:
         if not 0 < count < 2**31:
             whole("sample()", "batch_size", count, self.spec.least_batch, 2**31 - 1)
         reply = self.session.exchange(
-            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number) if number else None,
+            "sample()", Verb.SAMPLE, None, self.table, stream=_Number(number) if number else None,
             argument=count, flags=flags, timeout=timeout,
         )  # fmt: skip
         return self.read_batch(reply, count, number, bool(flags & SAMPLE_TELLS_ODDS))
@@ -190,14 +190,10 @@ class RemoteRows:
                 raise
             batch: Batch = spread(self.spec, found["batch"])
             return batch, odds
-        memory = reply.frame.buffer
-        first = np.ndarray((1,), np.uint64, memory, HEAD_BYTES)
-        if not first.flags.aligned:  # small frames begin anywhere in ZeroMQ's own memory
-            memory = bytearray(memory)
-        batch = self.layout.over(memory, HEAD_BYTES, count)
+        batch = self.layout.over(reply, HEAD_BYTES, count)
         if self._splits:
             batch = spread(self.spec, batch)
-        return batch, np.frombuffer(memory, np.float64, 2, len(memory) - 16) if tells else None
+        return batch, np.frombuffer(reply.body[-16:], np.float64) if tells else None
 
     def draw(
         self, batch_size: int, *, out: Batch | None = None, device: Any = None, timeout: float | None = None

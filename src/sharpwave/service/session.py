@@ -11,8 +11,9 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from .. import _core
 from ..errors import ClosedError, NotReady, StorageError
-from .channel import Channel, NoAnswer, Reply
+from .channel import Channel, NoAnswer
 from .doctor import Doctor
 from .document import decode, encode
 from .dropped import Dropped
@@ -190,24 +191,24 @@ class Session:
         }
         message = encode(hello, HEAD_BYTES)
         HEAD.pack_into(message, 0, MAGIC, VERSIONS[1], Verb.HELLO, 0, 0, 0, 0, channel.number, 0, 0, 0, 0, 0)
-        head, frame = channel.greet(where, message, deadline)
-        if head.status != Status.OK:
-            text = str(frame.buffer[HEAD_BYTES:], "utf-8", "replace")
-            raise error_of(head.status, f"{where}: {self.server}: {text}")
-        said = decode(frame.buffer[HEAD_BYTES:])
+        answer = channel.greet(where, message, deadline)
+        if answer.status != Status.OK:
+            text = str(answer.body, "utf-8", "replace")
+            raise error_of(answer.status, f"{where}: {self.server}: {text}")
+        said = decode(answer.body)
         self.version, self.life = int(said["version"]), str(said["server"])
         self.client_timeout = float(said["client_timeout"])
         self.message_bytes = int(said["limits"]["message_bytes"])
         opener = Channel(self, next(self._numbers))
         try:
             self._is_joining = True
-            opener.prepare(head.session)
+            opener.prepare(answer.session)
             streams = [found for stream in self._streams if (found := stream()) is not None]
             for one in [*self._tables, *streams]:
                 left = OPEN_S if deadline is None else deadline - time.monotonic()
                 one.reopen(opener, min(OPEN_S, max(0.0, left)))
             # Other threads use the session from here on: the numbers of tables and streams are those of this session.
-            self.number, self.generation = head.session, self.generation + 1
+            self.number, self.generation = answer.session, self.generation + 1
             keep(self)
             return True
         except (_Interrupted, NotReady):
@@ -215,7 +216,7 @@ class Session:
                 raise NoAnswer(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
-            opener.say_goodbye(self._goodbye(head.session))
+            opener.say_goodbye(self._goodbye(answer.session))
             self.number = 0  # the next call tries again
             raise
         finally:
@@ -278,7 +279,7 @@ class Session:
     def closed(self) -> bool:
         return self._is_closed
 
-    def exchange(self, where: str, verb: int, message: Any, table: OpenTable, **options: Any) -> Reply:
+    def exchange(self, where: str, verb: int, message: Any, table: OpenTable, **options: Any) -> _core.Frame:
         table.check(where)
         channel = self.channel()
         if not channel.is_busy:
