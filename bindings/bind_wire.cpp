@@ -98,6 +98,33 @@ public:
 
     // None: nothing came within the socket's own timeout. Other threads run while it waits.
     nb::object receive() {
+        if (!early_.message) {
+            Frame frame = next();
+            if (!frame.message) return nb::none();
+            return nb::cast(std::move(frame));
+        }
+        return nb::cast(std::exchange(early_, {}));
+    }
+
+    // The next message if it is the good answer to this call. None: nothing came, or something else, which receive()
+    // gives then.
+    nb::object take(std::uint64_t session, std::uint64_t call) {
+        if (early_.message) return nb::none();
+        Frame frame = next();
+        if (!frame.message) return nb::none();
+        const Head& head = frame.head;
+        const bool is_it = frame.is_valid && head.session == session && head.call == call &&
+                           head.status == sharpwave::wire::Status::ok && head.verb != sharpwave::wire::Verb::hello;
+        if (is_it) return nb::cast(std::move(frame));
+        early_ = std::move(frame);
+        return nb::none();
+    }
+
+    bool has_early() const { return early_.message != nullptr; }
+
+private:
+    // Without a message: nothing came.
+    Frame next() {
         auto message = std::make_shared<Message>(*zmq_);
         // What is there already is taken without letting others in.
         bool came = message->receive(socket_, sharpwave::wire::kDontWait);
@@ -107,7 +134,7 @@ public:
                 came = message->receive(socket_, 0);
             }
             if (came) break;
-            if (zmq_->error() == EAGAIN) return nb::none();
+            if (zmq_->error() == EAGAIN) return {};
             if (zmq_->error() != EINTR) throw Error(ErrorKind::closed, "the connection is closed");
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
         }
@@ -119,10 +146,9 @@ public:
         }
         Frame frame{message, {}, false};
         frame.is_valid = read_head(message->bytes(), frame.head);
-        return nb::cast(std::move(frame));
+        return frame;
     }
 
-private:
     static void* to_pointer(std::uintptr_t address) {
         void* pointer;
         std::memcpy(&pointer, &address, sizeof pointer);
@@ -135,6 +161,7 @@ private:
 
     std::shared_ptr<Zmq> zmq_;
     void* socket_;
+    Frame early_;  // came before it was wanted; without a message: none
 };
 
 // Where the arrays of a batch stand in a body: in order, each at a multiple of 64 bytes.
@@ -295,6 +322,11 @@ void bind_wire(nb::module_& m) {
                      "-> bool"),
              "Sends a message whose first 64 bytes are the space of the head. None: a head alone. False: there is no "
              "connection, or no room.")
+        .def("take", &Wire::take, nb::arg("session"), nb::arg("call"),
+             nb::sig("def take(self, session: int, call: int) -> Frame | None"),
+             "The next message, if it is the good answer to this call. None: nothing came, or something that receive() "
+             "gives.")
+        .def_prop_ro("has_early", &Wire::has_early, "Whether receive() has one at once, which take() left.")
         .def("receive", &Wire::receive, nb::sig("def receive(self) -> Frame | None"),
              "The next message. None: nothing came within the socket's timeout.");
     nb::class_<BodyLayout>(m, "BodyLayout", "Where the arrays of a batch stand in the body of a message.")
