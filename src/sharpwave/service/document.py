@@ -18,7 +18,7 @@ __all__ = ["Pieces", "decode", "encode"]
 
 _LENGTHS = struct.Struct("<II")
 _ALIGNMENT = 64
-_TEXT_BYTES = 256  # where the arrays begin, unless the JSON is longer
+_TEXT_BYTES = 128  # where the arrays begin, unless the JSON is longer
 _KINDS = "biufc"  # of dtypes: numbers and truth values
 
 
