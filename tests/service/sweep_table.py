@@ -152,7 +152,18 @@ class SweepTable:
         client.start()
         return client
 
+    def answered(self) -> float:
+        return sum(float(notes.numbers[0] - notes.numbers[3]) for notes in self.streams)
+
+    def wait_for_answers(self) -> None:
+        """On a loaded machine kills may else come faster than clients find the next server."""
+        deadline, before = time.monotonic() + 20, self.answered()
+        while self.answered() < before + 20 and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def round(self) -> None:
+        if self.random.random() < 0.5:
+            self.wait_for_answers()
         time.sleep(self.random.uniform(0.02, 0.5))
         self.check_clients()
         victims = self.random.choices(("server", "client", "both", "nobody"), (5, 3, 2, 1))[0]
