@@ -7,7 +7,6 @@ import multiprocessing as mp
 import random
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections import Counter
@@ -72,10 +71,10 @@ class Notes:
 
 def serve(make: Callable[[str], Any], path: str, address: str, keys: str | None, ready: Any) -> None:
     """A server's process: what stands on the disk, until it is killed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # another thread could get it, and this one sleep on
     with make(path) as buffer, sw.serve({"it": buffer}, address, keys=keys, client_timeout=1.0):
         ready.send(len(buffer))
-        time.sleep(1e6)
+        signal.sigwait({signal.SIGTERM})
 
 
 def until_killed(kind: type[SweepTable], folder: str, address: str, key: str | None, stream: int, seed: int) -> None:
