@@ -88,7 +88,7 @@ class HostedRows:
             "huge_page_bytes": HostedVerb("read", "thread", lambda guest, args: self._rows.huge_page_bytes()),
             "get": HostedVerb("read", "inline", self._get),
             "handles": HostedVerb("read", "inline", lambda guest, args: self._rows.handles()),
-            "positions": HostedVerb("read", "inline", lambda guest, args: self._rows.positions(args["handles"])),
+            "positions": HostedVerb("read", "inline", self._positions),
             "iterate": HostedVerb("read", "inline", self._iterate),
             "next": HostedVerb("read", "inline", self._next),
             "write": HostedVerb("write", "thread", self._write),
@@ -364,6 +364,12 @@ class HostedRows:
         handles = as_handles("get()", args["handles"])
         self._check_size("get(): indices", len(handles), len(handles) * self._row_bytes)
         return self._rows.get(handles)
+
+    def _positions(self, guest: Guest, args: dict[str, Any]) -> Any:
+        handles = as_handles("positions()", args["handles"])
+        if len(handles) and not 0 <= handles.min() <= handles.max() < 2**50:
+            raise SchemaError("positions(): handles: expected those of rows")
+        return self._rows.positions(handles)
 
     def _iterate(self, guest: Guest, args: dict[str, Any]) -> dict[str, int]:
         held = self._held(guest)

@@ -315,11 +315,13 @@ class Session:
             "messages_resent": sum(channel.resent for channel in channels),
         }
 
-    def next_origin(self) -> tuple[int, int]:
-        """The number of a call that must be executed once, and the least of those that are not over."""
+    def next_origin(self, number: int | None = None) -> tuple[int, int]:
+        """The number of a call that must be executed once, and the least of those that are not over. ``number``: of a
+        call that is not over, and is made again."""
         with self._counting:  # a number that comes late among the open ones would be below the oldest that was told
-            number = next(self._origins)
-            self._undone[number] = None
+            if number is None or number not in self._undone:
+                number = next(self._origins)
+                self._undone[number] = None
             return number, next(iter(self._undone))
 
     def done(self, number: int) -> None:
