@@ -316,19 +316,14 @@ class Engine:
             request = self._aborted.popleft()
             if request in self._request:
                 self._end(self._request.index(request), request, "abort")
-            elif self._leave_queue(request):
+            elif request in self._waiting:
+                with self._intake:
+                    self._waiting.remove(request)
                 request.finish("abort")
             else:
                 continue
             done.append(request)
         return done
-
-    def _leave_queue(self, request: Request) -> bool:
-        with self._intake:  # a submit in the meantime would end the search with an error
-            if request not in self._waiting:
-                return False
-            self._waiting.remove(request)
-            return True
 
     def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
         request.finish(stop, matched)
