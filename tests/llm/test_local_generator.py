@@ -11,7 +11,7 @@ from patience import HANG_S, seconds_of_other_threads, until_thread_waits
 
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.generators import Answer, Engine, LocalGenerator, Sampling
-from sharpwave.llm.generators.scores import log_probabilities
+from sharpwave.llm.generators.likelihood import log_probabilities
 from sharpwave.llm.model import save_model
 
 LONG = Sampling(max_tokens=120, ignore_eos=True)
