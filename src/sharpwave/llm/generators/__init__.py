@@ -2,7 +2,20 @@
 
 from .answer import Answer, Request
 from .engine import Engine, Step
+from .local import LocalGenerator
+from .ongoing import Ongoing, Piece
 from .protocol import Generator, Health
 from .sampling import Sampling
 
-__all__ = ["Answer", "Engine", "Generator", "Health", "Request", "Sampling", "Step"]
+__all__ = [
+    "Answer",
+    "Engine",
+    "Generator",
+    "Health",
+    "LocalGenerator",
+    "Ongoing",
+    "Piece",
+    "Request",
+    "Sampling",
+    "Step",
+]

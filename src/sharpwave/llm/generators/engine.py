@@ -24,6 +24,7 @@ from .answer import Request
 from .held_tokens import HeldTokens
 from .sampler import Sampler
 from .sampling import Sampling
+from .scores import check_tokens, log_probabilities
 
 __all__ = ["Engine", "Step"]
 
@@ -116,6 +117,16 @@ class Engine:
         return KVCache.count_bytes(self.model.config, self.slots, self.context, self.model.dtype)
 
     @property
+    def running(self) -> int:
+        """Slots in use."""
+        return self.slots - len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
         return bool(self._waiting or self._aborted) or len(self._idle) < self.slots
@@ -128,6 +139,12 @@ class Engine:
         Raises:
             SchemaError: A token is not in the vocabulary, or prompt and answer do not fit. Nothing was taken.
         """
+        made = self.prepare(ids, sampling, n=n)
+        self.enqueue(made)
+        return made
+
+    def prepare(self, ids: Sequence[int], sampling: Sampling | None = None, *, n: int = 1) -> list[Request]:
+        """Checks requests as `submit` does, and makes them without putting them into the queue."""
         sampling = Sampling() if sampling is None else sampling
         prompt = self._check_prompt(ids, sampling)
         if n < 1:
@@ -142,25 +159,22 @@ class Engine:
                 seed = int(self._random.integers(2**63)) if given is None else (given + member) % 2**63
                 made.append(Request(self._numbers, prompt, sampling, seed, ends))
                 self._numbers += 1
-            self._waiting.extend(made)
         return made
 
+    def enqueue(self, requests: Sequence[Request]) -> None:
+        """Puts requests of `prepare` into the queue."""
+        with self._intake:
+            self._waiting.extend(requests)
+
     def _check_prompt(self, ids: Sequence[int], sampling: Sampling) -> np.ndarray[Any, np.dtype[np.int64]]:
-        given = np.asarray(ids)
-        if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
-            raise SchemaError(f"submit(): ids of shape {given.shape} and dtype {given.dtype}, expected token ids")
-        vocabulary = self.model.config.vocab_size
-        bad = (given < 0) | (given >= vocabulary)
-        if bad.any():
-            at = int(bad.argmax())
-            raise SchemaError(f"submit(): ids[{at}]={given[at]}, expected 0 to {vocabulary - 1}")
+        given = check_tokens(ids, self.model.config.vocab_size, "submit()")
         if len(given) + sampling.max_tokens > self.context:
             raise SchemaError(
                 f"submit(): a prompt of {len(given)} tokens and max_tokens={sampling.max_tokens} need "
                 f"{len(given) + sampling.max_tokens} places, context={self.context}; shorten the prompt, lower "
                 "max_tokens or raise Engine(context=)"
             )
-        return given.astype(np.int64)
+        return given
 
     def abort(self, request: Request) -> None:
         """Ends a request at the next step with the tokens it has. One that is done, or of another engine, is left."""
@@ -204,6 +218,44 @@ class Engine:
             self.version = version
             if kv == "recompute":
                 self._ready = [0] * self.slots
+
+    def clear_cache(self) -> None:
+        """Forgets all keys and values. Those of answers on their way are computed again."""
+        with self._door, self._lock:
+            self._forget()
+
+    def drop(self) -> list[Request]:
+        """Ends every request with the tokens it has (`stop` is "error"). For the caller of a step that has raised."""
+        with self._turn():
+            with self._intake:
+                dropped = [request for request in [*self._request, *self._waiting] if request is not None]
+                self._waiting.clear()
+            self._aborted.clear()
+            self._request = [None] * self.slots
+            self._idle = deque(range(self.slots))
+            for slot in range(self.slots):
+                self._sampler.clear(slot)
+            self._forget()
+            for request in dropped:
+                request.finish("error")
+        return dropped
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """The model's log-probability of each token but the first, by the weights of now. One pass between two steps.
+
+        Raises:
+            SchemaError: A token is not in the vocabulary, or there are more of them than the context.
+        """
+        tokens = check_tokens(ids, self.model.config.vocab_size, "score()")
+        if len(tokens) > self.context:
+            raise SchemaError(f"score(): {len(tokens)} tokens, context={self.context}; raise Engine(context=)")
+        with self._turn():
+            return log_probabilities(self.model, tokens)
+
+    def _forget(self) -> None:
+        self._ready = [0] * self.slots
+        for slot in range(self.slots):
+            self._held.drop(slot, 0)
 
     def run(self, steps: int | None = None) -> None:
         """Steps until nothing is left to do, or so many times."""
@@ -253,20 +305,30 @@ class Engine:
         # The last token is fed by the decode step, which samples the one after it.
         return self._ready[slot] == self._count[slot] - 1
 
+    def end_aborted(self) -> list[Request]:
+        """Ends aborted requests without a step, for a time in which there is none. Returns them."""
+        with self._turn():
+            return self._end_aborted()
+
     def _end_aborted(self) -> list[Request]:
         done = []
         while self._aborted:
             request = self._aborted.popleft()
             if request in self._request:
                 self._end(self._request.index(request), request, "abort")
-            elif request in self._waiting:
-                with self._intake:
-                    self._waiting.remove(request)
+            elif self._leave_queue(request):
                 request.finish("abort")
             else:
                 continue
             done.append(request)
         return done
+
+    def _leave_queue(self, request: Request) -> bool:
+        with self._intake:  # a submit in the meantime would end the search with an error
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            return True
 
     def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
         request.finish(stop, matched)

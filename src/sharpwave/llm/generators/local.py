@@ -1,0 +1,260 @@
+"""`LocalGenerator`: our engine in this process as a `Generator`, stepped by a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from ...errors import ClosedError, NotReady, SchemaError
+from .answer import Answer, Request
+from .engine import Engine
+from .ongoing import Ongoing, Piece
+from .protocol import Health
+from .sampling import Sampling
+
+__all__ = ["LocalGenerator", "PauseMode"]
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+class LocalGenerator:
+    """The engine in this process. Its thread steps while there is something to do and sleeps otherwise.
+
+    Args:
+        engine: Nothing else may step it. It stays usable after `close`.
+
+    Example:
+        >>> import asyncio
+        >>> from sharpwave.llm.generators import Engine, Sampling
+        >>> from sharpwave.llm.model import small_model
+        >>> async def main():
+        ...     async with LocalGenerator(Engine(small_model(), slots=4, context=64)) as generator:
+        ...         return await generator.generate([5, 6, 7], Sampling(max_tokens=8, ignore_eos=True))
+        >>> len(asyncio.run(main()).tokens)
+        8
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._work = threading.Condition()  # guards everything below
+        self._ongoing: dict[Request, Ongoing] = {}
+        self._held: list[Request] = []  # came in a pause; not in the engine's queue
+        self._has_aborts = False
+        self._is_paused = self._is_frozen = False  # new requests are held; no steps
+        self._is_stepping = False
+        self._is_closed = False
+        self._broken: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="sharpwave-generator", daemon=True)
+        self._thread.start()
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
+        """One answer; see `Generator.generate`."""
+        return await self.begin(ids, sampling).answer()
+
+    async def stream(self, ids: Sequence[int], sampling: Sampling | None = None) -> AsyncIterator[Piece]:
+        """The tokens of an answer as they are made. An iterator that is closed early aborts its answer."""
+        async with contextlib.aclosing(self.begin(ids, sampling, has_pieces=True).pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def begin(self, ids: Sequence[int], sampling: Sampling | None = None, *, has_pieces: bool = False) -> Ongoing:
+        """Begins an answer without waiting for it, from within the event loop.
+
+        Raises:
+            SchemaError: Ids or settings are wrong, or do not fit. Nothing was begun.
+            ClosedError: The generator was closed.
+            NotReady: The engine has failed for good.
+        """
+        (request,) = self.engine.prepare(ids, sampling)
+        ongoing = Ongoing(request, self._abort, has_pieces=has_pieces)
+        with self._work:
+            self._check_life("generate()")
+            self._ongoing[request] = ongoing
+            if self._is_paused:
+                self._held.append(request)
+            else:
+                self.engine.enqueue([request])
+                self._work.notify_all()
+        return ongoing
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of given tokens; see `Generator.score`."""
+        self._check_life("score()")
+        return await asyncio.to_thread(self.engine.score, ids)
+
+    async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
+        """New weights from a folder; see `Generator.update`. They are read and checked beside the steps."""
+        self._check_life("update()")
+        await asyncio.to_thread(self.engine.update, str(path), version, kv=kv)
+
+    async def abort(self) -> int:
+        """Ends every answer on its way with the tokens it has. Returns how many."""
+        ongoing = self._all()
+        for one in ongoing:
+            one.abort()
+        return len(ongoing)
+
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
+        """Stops generation until `resume`. Requests that come meanwhile wait, in every mode.
+
+        Args:
+            mode: "keep" stops answers where they are, and they go on later; "abort" ends them with the tokens they
+                have; "wait" returns when all of them are complete.
+            clear_cache: Keys and values are computed again, also those of answers that go on.
+        """
+        if mode not in ("abort", "wait", "keep"):
+            raise SchemaError(f"pause(): mode={mode!r}, expected 'abort', 'wait' or 'keep'")
+        with self._work:
+            self._check_life("pause()")
+            before = [one for request, one in self._ongoing.items() if request not in self._held]
+            self._is_paused, self._is_frozen = True, mode != "wait"
+            self._work.notify_all()
+        if mode == "abort":
+            for one in before:
+                one.abort()
+        await asyncio.to_thread(self._wait_for_quiet, before if mode != "keep" else [])
+        if clear_cache:
+            await asyncio.to_thread(self.engine.clear_cache)
+
+    async def resume(self) -> None:
+        """Ends a pause. Without one it does nothing."""
+        with self._work:
+            self._check_life("resume()")
+            self._is_paused = self._is_frozen = False
+            held, self._held = self._held, []
+            self.engine.enqueue(held)
+            self._work.notify_all()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    async def health(self) -> Health:
+        """See `Generator.health`."""
+        self._check_life("health()")
+        return Health(self.engine.version, self.engine.running, self.engine.waiting + len(self._held))
+
+    async def close(self) -> None:
+        """Ends the thread. Answers on their way fail with ClosedError. A second call does nothing."""
+        with self._work:
+            self._is_closed = True
+            self._work.notify_all()
+        await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> LocalGenerator:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _all(self) -> list[Ongoing]:
+        with self._work:
+            return list(self._ongoing.values())
+
+    def _check_life(self, where: str) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{where}: the generator was closed")
+        if self._broken is not None:
+            raise NotReady(f"{where}: the engine failed and cannot go on: {self._broken!r}") from self._broken
+
+    def _abort(self, ongoing: Ongoing) -> None:
+        with self._work:
+            request = ongoing.request
+            if request not in self._ongoing:
+                return
+            if request in self._held:
+                self._held.remove(request)
+                request.finish("abort")
+                del self._ongoing[request]
+                told = [ongoing] if ongoing.tell() else []
+            else:
+                self.engine.abort(request)
+                self._has_aborts, told = True, []
+                self._work.notify_all()
+        _wake(told)
+
+    def _wait_for_quiet(self, ending: Sequence[Ongoing]) -> None:
+        """Until no step runs and these answers have ended, or the pause has been ended."""
+
+        def is_quiet() -> bool:
+            if self._is_closed or self._broken is not None:
+                return True
+            is_still = not (self._is_frozen and self._is_stepping)
+            return is_still and not any(one.request in self._ongoing for one in ending)
+
+        with self._work:
+            self._work.wait_for(is_quiet)
+
+    def _has_work(self) -> bool:
+        return self._is_closed or self._has_aborts or (not self._is_frozen and self.engine.is_busy)
+
+    def _run(self) -> None:
+        while self._broken is None:
+            with self._work:
+                self._work.wait_for(self._has_work)
+                if self._is_closed:
+                    break
+                self._has_aborts, self._is_stepping, is_frozen = False, True, self._is_frozen
+            try:
+                self._tell(self.engine.end_aborted() if is_frozen else self.engine.step())
+            except Exception as error:
+                self._fail(error)
+            with self._work:
+                self._is_stepping = False
+                self._work.notify_all()  # a pause waits for the end of this step, or of the last answer
+        self._end()
+
+    def _tell(self, done: Iterable[Request]) -> None:
+        with self._work:
+            ended = [self._ongoing.pop(request) for request in done if request in self._ongoing]
+            growing = [one for one in self._ongoing.values() if one.has_pieces and one.has_news]
+        _wake([one for one in [*ended, *growing] if one.tell()])
+
+    def _fail(self, error: Exception) -> None:
+        """Fails the answers in the engine. Later ones may succeed, unless the engine cannot even be emptied."""
+        try:
+            dropped = self.engine.drop()
+        except Exception:
+            self._broken = error
+            return
+        told = []
+        for request in dropped:
+            with self._work:
+                one = self._ongoing.pop(request, None)
+            if one is not None and one.tell(_failure(error)):
+                told.append(one)
+        _wake(told)
+
+    def _end(self) -> None:
+        with self._work:
+            left, self._held = list(self._ongoing.values()), []
+            self._ongoing.clear()
+            self._work.notify_all()
+        with contextlib.suppress(Exception):  # a broken engine may refuse
+            self.engine.drop()
+        closed = ClosedError("generate(): the generator was closed before the answer ended")
+        error = closed if self._broken is None else _failure(self._broken)
+        _wake([one for one in left if one.tell(error)])
+
+
+def _failure(error: Exception) -> NotReady:
+    made = NotReady(f"generate(): a step of the engine failed: {error!r}")
+    made.__cause__ = error
+    return made
+
+
+def _wake(told: Sequence[Ongoing]) -> None:
+    """One call into each event loop, however many answers have news."""
+    for loop in {one.loop for one in told}:
+        woken = [one for one in told if one.loop is loop]
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so no task waits
+            loop.call_soon_threadsafe(_wake_all, woken)
+
+
+def _wake_all(woken: Sequence[Ongoing]) -> None:
+    for one in woken:
+        one.wake()

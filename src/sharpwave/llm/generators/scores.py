@@ -1,0 +1,41 @@
+"""Log-probabilities of given tokens by whole forward passes, and the check of such tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import SchemaError
+from ..model.transformer import Transformer
+
+__all__ = ["check_tokens", "log_probabilities"]
+
+_PIECE = 256  # tokens whose logits are in memory at a time
+
+
+def check_tokens(ids: Sequence[int], vocabulary: int, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Token ids as an array. Raises SchemaError unless there are some and all are in the vocabulary."""
+    given = np.asarray(ids)
+    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
+        raise SchemaError(f"{where}: ids of shape {given.shape} and dtype {given.dtype}, expected token ids")
+    bad = (given < 0) | (given >= vocabulary)
+    if bad.any():
+        at = int(bad.argmax())
+        raise SchemaError(f"{where}: ids[{at}]={given[at]}, expected 0 to {vocabulary - 1}")
+    return given.astype(np.int64)
+
+
+@torch.no_grad()
+def log_probabilities(model: Transformer, ids: np.ndarray[Any, np.dtype[np.int64]]) -> list[float]:
+    """The model's log-probability of each token but the first, at temperature 1 and without filters."""
+    tokens = torch.from_numpy(ids).to(model.device)
+    hidden = model.hidden(tokens[None])[0]
+    found: list[float] = []
+    for start in range(0, len(ids) - 1, _PIECE):
+        end = min(start + _PIECE, len(ids) - 1)
+        logs = model.logits(hidden[start:end]).float().log_softmax(-1)
+        found += logs.gather(1, tokens[start + 1 : end + 1, None])[:, 0].tolist()
+    return found
