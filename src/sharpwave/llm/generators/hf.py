@@ -43,6 +43,7 @@ class HFGenerator:
         model: A transformers model. The generator writes new weights into it.
         blocks: Blocks of its cache. Memory is taken for them at the first request.
         page: Tokens that a block holds for each layer.
+        context: Tokens of prompt and answer together; None for what the model and the blocks can.
         version: The version of the model's weights.
 
     Example:
@@ -50,13 +51,18 @@ class HFGenerator:
         answer = await generator.generate([5, 6, 7], Sampling(max_tokens=64))
     """
 
-    def __init__(self, model: Any, *, blocks: int, page: int = 16, version: int = 0) -> None:
+    def __init__(
+        self, model: Any, *, blocks: int, page: int = 16, context: int | None = None, version: int = 0
+    ) -> None:
         if blocks < 1 or page < 4:
             raise SchemaError(f"HFGenerator(): blocks={blocks}, page={page}, expected at least 1 and 4")
         self.model, self.blocks, self.page, self.version = model, blocks, page, version
         config = model.config.get_text_config()
         self._vocabulary: int = config.vocab_size
-        self._context = min(getattr(config, "max_position_embeddings", 1 << 30), blocks * page)
+        most = min(getattr(config, "max_position_embeddings", 1 << 30), blocks * page)
+        if context is not None and not 1 <= context <= most:
+            raise SchemaError(f"HFGenerator(): context={context}, expected 1 to {most}, what model and blocks can")
+        self._context = most if context is None else context
         given = model.generation_config.eos_token_id
         self._ends: list[int] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
         self._batches: dict[bool, Any] = {}  # by "takes the likeliest token", which transformers has for all or none
@@ -248,7 +254,7 @@ class HFGenerator:
         if len(given) + room > self._context:
             raise SchemaError(
                 f"a prompt of {len(given)} tokens and max_tokens={room} need {len(given) + room} places, there are "
-                f"{self._context}; shorten the prompt, lower max_tokens or raise HFGenerator(blocks=)"
+                f"{self._context}; shorten the prompt, lower max_tokens or raise HFGenerator(context=, blocks=)"
             )
         unable = {"min_p": sampling.min_p > 0, "seed": sampling.seed is not None, "stop": bool(sampling.stop)}
         for name, is_set in unable.items():
