@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +55,7 @@ class LocalGenerator:
         """One answer; see `Generator.generate`."""
         return await self.begin(ids, sampling).answer()
 
-    async def stream(self, ids: Sequence[int], sampling: Sampling | None = None) -> AsyncIterator[Piece]:
+    async def stream(self, ids: Sequence[int], sampling: Sampling | None = None) -> AsyncGenerator[Piece, None]:
         """The tokens of an answer as they are made. An iterator that is closed early aborts its answer."""
         async with contextlib.aclosing(self.begin(ids, sampling, has_pieces=True).pieces()) as pieces:
             async for piece in pieces:

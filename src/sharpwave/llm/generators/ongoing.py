@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from .answer import Answer, Request
@@ -49,7 +49,7 @@ class Ongoing:
             raise
         return self._finished()
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Pieces as they are made. If the iterator is closed before the last one, the answer is aborted."""
         seen, request = 0, self.request
         try:

@@ -1,0 +1,83 @@
+"""The application: routes, who may call them, and errors as objects."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ....errors import SharpwaveError
+from .chat_route import ChatRoute
+from .completions_route import CompletionsRoute
+from .job import Backend
+from .refusal import Refusal, refused
+from .tokens_route import TokensRoute
+
+__all__ = ["build_app", "is_key", "openai_routes", "tokens_routes"]
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def openai_routes(backend: Backend) -> list[Route]:
+    began = int(time.time())
+
+    async def models(request: Request) -> Response:
+        entry = {"id": backend.name, "object": "model", "created": began, "owned_by": "sharpwave"}
+        return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": backend.context}]})
+
+    return [
+        Route("/v1/models", models),
+        Route("/v1/completions", CompletionsRoute(backend).__call__, methods=["POST"]),
+        Route("/v1/chat/completions", ChatRoute(backend).__call__, methods=["POST"]),
+    ]
+
+
+def tokens_routes(backend: Backend) -> list[Route]:
+    return [Route("/inference/v1/generate", TokensRoute(backend).__call__, methods=["POST"])]
+
+
+def build_app(routes: Sequence[Route], check: Callable[[Request], None], health: Handler) -> Any:
+    """An ASGI application. `check` raises `Refusal` for a caller who may not; `/health` is open to all."""
+    app = Starlette(
+        routes=[Route("/health", health), *routes],
+        exception_handlers={Refusal: _refuse, SharpwaveError: _fail, HTTPException: _miss},
+    )
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            try:
+                check(Request(scope))
+            except Refusal as error:
+                await refused(error)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def is_key(request: Request, key: str) -> bool:
+    """Whether the request carries the key. The time that the comparison takes does not depend on it."""
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return refused(error)
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SharpwaveError)
+    return refused(Refusal.of(error))
+
+
+async def _miss(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return refused(Refusal(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code))

@@ -1,0 +1,160 @@
+"""`Job`: the answers that one HTTP request asks for, as a whole or as pieces; `Backend`: what makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from starlette.requests import Request as HttpRequest
+
+from ..answer import Answer
+from ..ongoing import Piece
+from ..sampling import Sampling
+
+__all__ = ["Asked", "Backend", "Job", "Running", "until_gone"]
+
+
+class Running(Protocol):
+    """An answer on its way, such as `Ongoing`."""
+
+    async def answer(self) -> Answer: ...
+
+    def pieces(self) -> AsyncIterator[Piece]: ...
+
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt with its settings."""
+
+    prompt: list[int]
+    sampling: Sampling
+    messages: list[Any] | None = None  # where the prompt is a conversation
+    tools: list[Any] | None = None
+
+    def times(self, n: int) -> list[Asked]:
+        """The same prompt n times. With a seed, answer i has seed + i."""
+        seed = self.sampling.seed
+        if seed is None:
+            return [self] * n
+        seeds = [(seed + member) % 2**63 for member in range(n)]
+        return [replace(self, sampling=replace(self.sampling, seed=one)) for one in seeds]
+
+
+@dataclass
+class Backend:
+    """What the routes need. `begin` and `score` are those of a generator."""
+
+    begin: Callable[..., Running]
+    score: Callable[[Sequence[int]], Any]
+    tokenizer: Any = None
+    context: int | None = None
+    name: str = "sharpwave"
+    takes_any_name: bool = False  # of a model
+    # Called once for each answer, before the client sees its end.
+    record: Callable[[HttpRequest, Asked, Answer], None] | None = None
+    max_body_bytes: int = 16 << 20
+    running: dict[str, list[Job]] = field(default_factory=dict)  # by request id
+    tasks: set[asyncio.Task[Answer]] = field(default_factory=set)
+
+
+class Job:
+    """Answers side by side: one for each element of `asked`. All are begun here or none."""
+
+    def __init__(
+        self, backend: Backend, request: HttpRequest, number: str, asked: Sequence[Asked], *, has_pieces: bool
+    ) -> None:
+        self.number, self.asked = number, asked
+        self._backend, self._request = backend, request
+        self._running: list[Running] = []
+        try:
+            for one in asked:
+                self._running.append(backend.begin(one.prompt, one.sampling, has_pieces=has_pieces))
+        except BaseException:
+            self.abort()
+            raise
+        self._tasks = [asyncio.create_task(self._finish(at)) for at in range(len(asked))]
+        self._left = len(asked)
+        backend.running.setdefault(number, []).append(self)
+        for task in self._tasks:
+            backend.tasks.add(task)  # the loop alone would not keep it
+            task.add_done_callback(self._forget)
+
+    async def _finish(self, at: int) -> Answer:
+        answer = await self._running[at].answer()
+        if self._backend.record is not None:
+            self._backend.record(self._request, self.asked[at], answer)
+        return answer
+
+    def _forget(self, task: asyncio.Task[Answer]) -> None:
+        self._backend.tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told by whoever awaits the answers; nobody does after a disconnect
+        self._left -= 1
+        if not self._left:
+            self._backend.running[self.number].remove(self)
+            if not self._backend.running[self.number]:
+                del self._backend.running[self.number]
+
+    def abort(self) -> None:
+        """Ends all answers with the tokens they have."""
+        for one in self._running:
+            one.abort()
+
+    async def answers(self) -> list[Answer]:
+        """All answers. A task that is cancelled meanwhile aborts them, and they are still recorded."""
+        try:
+            return [await asyncio.shield(task) for task in self._tasks]
+        finally:
+            self.abort()  # those that have ended are left
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Pieces of all answers as they are made, each with the number of its answer."""
+        # One place: while the client reads slowly, the tokens that are made meanwhile join the next piece.
+        queue: asyncio.Queue[tuple[int, Piece | BaseException]] = asyncio.Queue(1)
+        pumps = [asyncio.create_task(self._pump(at, queue)) for at in range(len(self._running))]
+        left = len(pumps)
+        try:
+            while left:
+                at, piece = await queue.get()
+                if isinstance(piece, BaseException):
+                    raise piece
+                left -= piece.stop is not None
+                yield at, piece
+        finally:
+            self.abort()
+            for pump in pumps:
+                pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, at: int, queue: asyncio.Queue[tuple[int, Piece | BaseException]]) -> None:
+        try:
+            async for piece in self._running[at].pieces():
+                if piece.stop is not None:
+                    await asyncio.shield(self._tasks[at])  # recorded before the client sees the end
+                await queue.put((at, piece))
+        except Exception as error:
+            await queue.put((at, error))
+
+
+async def until_gone(request: HttpRequest, job: Job) -> list[Answer] | None:
+    """The answers of a job; None where the client has left before, and the job was aborted."""
+    answers = asyncio.create_task(job.answers())
+    gone = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait({answers, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return answers.result() if answers.done() else None
+    finally:
+        for task in (answers, gone):
+            task.cancel()
+        await asyncio.gather(answers, gone, return_exceptions=True)
+
+
+async def _disconnect(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
