@@ -24,7 +24,6 @@ from sharpwave.llm.model import load_model, save_model, small_model, small_token
 
 CONTEXT = 640
 _VLLM = os.environ.get("SHARPWAVE_VLLM", "")
-_HAS_SERVER = importlib.util.find_spec("sharpwave.llm.generators.server") is not None
 
 
 class Weights:
@@ -84,8 +83,8 @@ def _open_transformers(weights: Weights, place: Path, count: int) -> Generator:
 
 
 def _open_own_server(weights: Weights, place: Path, count: int) -> Generator:
-    command = [sys.executable, "-m", "sharpwave.llm.generators.server", str(weights.folder(0)), "--port", "{port}"]
-    command += ["--slots", "8", "--context", str(CONTEXT)]
+    program = Path(__file__).with_name("own_server.py")
+    command = [sys.executable, str(program), str(weights.folder(0)), "{port}", str(CONTEXT)]
     return VLLMClient([ServerProcess(command, log=place / f"own-{number}.log") for number in range(count)])
 
 
@@ -117,9 +116,7 @@ def _open_vllm(weights: Weights, place: Path, count: int) -> Generator:
 _IN_PROCESS = "it runs in this process"
 BACK_ENDS = [
     BackEnd("ours, in process", _open_local, {"processes": _IN_PROCESS}),
-    BackEnd(
-        "ours, over HTTP", _open_own_server, missing="" if _HAS_SERVER else "sharpwave.llm.generators.server is missing"
-    ),
+    BackEnd("ours, over HTTP", _open_own_server),
     BackEnd(
         "transformers, in process",
         _open_transformers,
