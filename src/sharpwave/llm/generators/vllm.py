@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from .launch import ServerProcess
 from .partial import Partial
 from .remote import Gone, Refused, Remote
 from .sampling import Sampling
+from .spans import versions_of
 
 __all__ = ["VLLMClient", "vllm_server"]
 
@@ -142,18 +142,6 @@ class VLLMClient(Client):
         for name, count in found:
             loads[name] += int(float(count))
         return loads["running"], loads["waiting"]
-
-
-def versions_of(spans: Sequence[dict[str, Any]], count: int, number: Any) -> list[int]:
-    """A version for each token from spans that tile [0, count)."""
-    versions: list[int] = []
-    for span in spans:
-        if span["start"] != len(versions) or span["end"] < span["start"]:
-            raise Gone(f"weight_versions {spans} leave gaps or overlap")
-        versions += [number(span["version"])] * (span["end"] - span["start"])
-    if len(versions) != count:
-        raise Gone(f"weight_versions {spans} cover {len(versions)} tokens, the answer has {count}")
-    return versions
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
