@@ -17,11 +17,12 @@ from .answer import Answer
 from .launch import ServerProcess
 from .partial import Partial
 from .protocol import Health
-from .remote import Gone, Refused, Remote
+from .remote import Failed, Gone, Refused, Remote
 from .sampling import Sampling
 
 __all__ = ["Client"]
 
+_STARTS = 3  # of a program that ends before it answers
 
 class _Call:
     """One answer on its way."""
@@ -248,6 +249,10 @@ class Client(ABC):
         patience_s = self.patience_s if patience_s is None else patience_s
         loop = asyncio.get_running_loop()
         began = loop.time()
+        for server in self.servers:  # those that failed get another chance with each request
+            if not server.is_ready and (server.return_task is None or server.return_task.done()):
+                server.has_failed = False
+                server.return_task = loop.create_task(self._return(server))
         while True:
             if self._is_closed:
                 raise ClosedError(f"{type(self).__name__} was closed")
@@ -256,12 +261,9 @@ class Client(ABC):
             ready = [server for server in self.servers if server.is_ready]
             if ready:
                 return min(ready, key=lambda server: server.in_flight)
-            for server in self.servers:
-                if server.return_task is None or server.return_task.done():
-                    server.return_task = loop.create_task(self._return(server))
-            troubles = [server.trouble for server in self.servers]
-            if all(isinstance(trouble, Refused) for trouble in troubles):
-                raise SchemaError(str(troubles[0]))
+            trouble = self.servers[0].trouble
+            if trouble is not None and all(server.has_failed for server in self.servers):
+                raise type(trouble)(str(trouble)) from trouble
             left = began + self._patience(patience_s) - loop.time()
             if left <= 0:
                 raise NotReady(
@@ -275,7 +277,7 @@ class Client(ABC):
 
     def _patience(self, patience_s: float) -> float:
         """A server that is being started gets the time that its start may take."""
-        starting = [s.process.ready_s for s in self.servers if s.process is not None and s.process.is_alive]
+        starting = [s.process.ready_s for s in self.servers if s.process is not None and not s.has_failed]
         return max([patience_s, *starting]) if patience_s > 0 else patience_s
 
     def _lose(self, server: Remote, error: Exception) -> None:
@@ -284,12 +286,16 @@ class Client(ABC):
             server.return_task = asyncio.get_running_loop().create_task(self._return(server))
 
     async def _return(self, server: Remote) -> None:
-        """Tries until the server is back, with the newest weights in it."""
-        delay = 0.02
-        while not self._is_closed:
+        """Tries until the server is back, with the newest weights in it. Gives up where trying again would not help."""
+        delay, starts, process = 0.02, 0, server.process
+        server.has_failed = False
+        while not self._is_closed and not server.has_failed:
             try:
-                if server.process is not None and not server.process.is_alive:
-                    await asyncio.to_thread(server.process.start)
+                if process is not None and not process.is_alive:
+                    if starts == _STARTS:
+                        raise Failed(f"{process.command[0]} ended {starts} times while it started{process.tail()}")
+                    starts += 1
+                    await asyncio.to_thread(process.start)
                 await self._meet(server)
                 server.version = await self._version(server)
                 async with self._weights:
@@ -298,13 +304,11 @@ class Client(ABC):
                     self._changed.set()
                 return
             except (NotReady, SchemaError, StorageError) as error:
-                if server.process is not None and not server.process.is_alive:
-                    error = NotReady(f"{server.process.command[0]} ended while it started{server.process.tail()}")
                 server.trouble = error
-                if isinstance(error, Refused):
-                    self._changed.set()
-            await asyncio.sleep(delay)
+                server.has_failed = isinstance(error, (Failed, Refused, StorageError))
+            await asyncio.sleep(0 if server.has_failed else delay)
             delay = min(1.0, delay * 2)
+        self._changed.set()
 
     async def _catch_up(self, server: Remote) -> None:
         wanted = self._wanted

@@ -13,7 +13,7 @@ import httpx
 from ...errors import NotReady, SchemaError
 from .launch import ServerProcess
 
-__all__ = ["Gone", "Refused", "Remote"]
+__all__ = ["Failed", "Gone", "Refused", "Remote"]
 
 # A machine that vanishes sends nothing. The kernel asks it for a sign of life, and the connection breaks after a minute.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
@@ -28,6 +28,10 @@ class Gone(NotReady):
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
         self.status = status
+
+
+class Failed(NotReady):
+    """The server's program does not start."""
 
 
 class Refused(SchemaError):
@@ -53,6 +57,7 @@ class Remote:
         self.limit: int | None = None
         self.folder: str | None = None  # the last one that it has read its weights from
         self.trouble: Exception | None = None  # why it is not ready
+        self.has_failed = False  # and will not be ready by itself
         self.return_task: asyncio.Task[None] | None = None
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
