@@ -104,6 +104,8 @@ def test_info_on_a_missing_path_fails_in_one_line(tmp_path: Path) -> None:
         (("demo",), "gymnasium", "demo"),
         (("demo",), "matplotlib", "demo"),
         (("info", "anywhere"), "typer", "cli"),
+        (("generate", "serve", "anywhere"), "torch", "cli,llm"),
+        (("generate", "serve", "anywhere"), "uvicorn", "cli,llm"),
     ],
 )
 def test_missing_extra_is_named_in_one_line(

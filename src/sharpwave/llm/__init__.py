@@ -6,5 +6,7 @@ Nothing here is imported by ``import sharpwave``. See docs/rooms/llm.md.
 try:
     import safetensors  # noqa: F401
     import torch  # noqa: F401
-except ImportError as error:
-    raise ImportError(f"sharpwave.llm needs {error.name}; pip install sharpwave[llm]", name=error.name) from error
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"sharpwave.llm needs {error.name}; pip install sharpwave[llm]", name=error.name
+    ) from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
 from sharpwave.address import is_remote
-from sharpwave.tools import key_commands, remote_tables, segments, trajectories
+from sharpwave.tools import generate_commands, key_commands, remote_tables, segments, trajectories
 from sharpwave.tools.watch import format_pids, watch_segment
 
 if TYPE_CHECKING:
@@ -16,7 +16,23 @@ if TYPE_CHECKING:
 
 # Modules that the command line needs and `import sharpwave` does not. If another module is missing, that is a bug of
 # ours, and the traceback is shown.
-EXTRA_MODULES = frozenset({"gymnasium", "h5py", "matplotlib", "minari", "rich", "torch", "typer", "zmq"})
+EXTRA_MODULES = frozenset(
+    {
+        "gymnasium",
+        "h5py",
+        "jinja2",
+        "matplotlib",
+        "minari",
+        "rich",
+        "safetensors",
+        "starlette",
+        "tokenizers",
+        "torch",
+        "typer",
+        "uvicorn",
+        "zmq",
+    }
+)
 
 
 def build_app() -> "typer.Typer":
@@ -177,6 +193,7 @@ def build_app() -> "typer.Typer":
             raise typer.Exit(2) from None
 
     app.add_typer(key_commands.build_app(), name="keys")
+    app.add_typer(generate_commands.build_app(), name="generate")
     return app
 
 
@@ -188,9 +205,8 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRA_MODULES:
             raise
-        extra = {"demo": "demo", "convert": "cli,gym", "serve": "cli,serve", "keys": "cli,serve"}.get(
-            (sys.argv[1:2] or [""])[0], "cli"
-        )
+        extras = {"demo": "demo", "convert": "cli,gym", "serve": "cli,serve", "keys": "cli,serve"}
+        extra = {**extras, "generate": "cli,llm"}.get((sys.argv[1:2] or [""])[0], "cli")
         _fail(f'this command needs {missing}, which is not installed: pip install "sharpwave[{extra}]"')
     except (sw.errors.SharpwaveError, OSError) as error:
         _fail(f"{type(error).__name__}: {error}")

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import select
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import sharpwave as sw
 
+from .process_life import BadStart, stop_signals
 from .server_config import ServerConfig
 
 __all__ = ["BadStart", "read_config", "run_server"]
 
 _LOOK_S = 1.0
-
-
-class BadStart(Exception):
-    """The server could not begin: a wrong configuration or address, a port in use. The command exits with code 2."""
 
 
 def read_config(what: list[str], at: str | None, keys: str | None) -> ServerConfig:
@@ -59,7 +52,7 @@ def run_server(config: ServerConfig) -> None:
             server = sw.serve(buffers, config.at, keys=config.keys, **config.options)
         except (sw.errors.SharpwaveError, OSError) as error:
             raise BadStart(f"{type(error).__name__}: {error}") from None
-        with _signals() as stopped:
+        with stop_signals() as stopped:
             try:
                 print(server.address, flush=True)
                 while not select.select([stopped], [], [], _LOOK_S)[0]:
@@ -73,25 +66,3 @@ def _open(ends: contextlib.ExitStack, buffer: Any) -> Any:
     ends.callback(buffer.close)
     ends.callback(buffer.flush)  # runs before close: a write that fails is told
     return buffer
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """A descriptor that can be read after the first SIGTERM or SIGINT. The next one has its default effect."""
-    read, write = os.pipe()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def tell(number: int, frame: FrameType | None) -> None:
-        os.write(write, b".")
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
-
-    for number in before:
-        signal.signal(number, tell)
-    try:
-        yield read
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(read)
-        os.close(write)

@@ -145,6 +145,10 @@ class LocalGenerator:
             self._work.notify_all()
         await asyncio.to_thread(self._thread.join)
 
+    async def join(self) -> None:
+        """Waits until the generator was closed, or until its engine has failed for good."""
+        await asyncio.to_thread(self._thread.join)
+
     async def __aenter__(self) -> LocalGenerator:
         return self
 

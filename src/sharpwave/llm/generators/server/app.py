@@ -20,7 +20,7 @@ from .job import Backend
 from .refusal import Refusal, refused
 from .tokens_route import TokensRoute
 
-__all__ = ["build_app", "is_key", "openai_routes", "tokens_routes"]
+__all__ = ["bearer", "build_app", "is_key", "openai_routes", "tokens_routes"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -64,8 +64,14 @@ def build_app(routes: Sequence[Route], check: Callable[[Request], None], health:
 
 def is_key(request: Request, key: str) -> bool:
     """Whether the request carries the key. The time that the comparison takes does not depend on it."""
+    given = bearer(request)
+    return given is not None and hmac.compare_digest(given.encode(), key.encode())
+
+
+def bearer(request: Request) -> str | None:
+    """The bearer token of a request."""
     kind, _, given = request.headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
+    return given.strip() if kind.lower() == "bearer" else None
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
