@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import sys
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from sharpwave.llm.generators import Engine, Generator
-from sharpwave.llm.generators.launch import ServerProcess
-from sharpwave.llm.generators.vllm import VLLMClient, vllm_server
+from sharpwave.llm.generators.vllm import VLLMClient, sharpwave_server, vllm_server
 from sharpwave.llm.model import load_model, save_model, small_model, small_tokenizer
 
 CONTEXT = 640
@@ -83,9 +82,9 @@ def _open_transformers(weights: Weights, place: Path, count: int) -> Generator:
 
 
 def _open_own_server(weights: Weights, place: Path, count: int) -> Generator:
-    program = Path(__file__).with_name("own_server.py")
-    command = [sys.executable, str(program), str(weights.folder(0)), "{port}", str(CONTEXT)]
-    return VLLMClient([ServerProcess(command, log=place / f"own-{number}.log") for number in range(count)])
+    arguments = ["--slots", "8", "--context", str(CONTEXT)]
+    logs = [place / f"own-{number}.log" for number in range(count)]
+    return VLLMClient([sharpwave_server(weights.folder(0), *arguments, log=log) for log in logs])
 
 
 def _open_vllm(weights: Weights, place: Path, count: int) -> Generator:
@@ -130,6 +129,14 @@ BACK_ENDS = [
     ),
     BackEnd("vLLM", _open_vllm, missing="" if _VLLM else "`make backends` runs it: SHARPWAVE_VLLM is not set"),
 ]
+
+
+async def aborted_at_vllm(generator: Generator) -> float:
+    """Requests that vLLM itself counts as aborted."""
+    assert isinstance(generator, VLLMClient)
+    text = await generator.servers[0].ask("GET", "/metrics")
+    pattern = r'^vllm:request_success_total{[^}]*finished_reason="abort"[^}]*} (\S+)'
+    return sum(float(count) for count in re.findall(pattern, text, re.MULTILINE))
 
 
 async def post(generator: Generator, path: str, **query: Any) -> None:

@@ -30,6 +30,7 @@ class _Call:
     def __init__(self) -> None:
         self.server: Remote | None = None
         self.name = ""  # of the request at that server
+        self.part = Partial()  # what that server has sent
         self.is_aborted = False
         self.ended = asyncio.Event()
 
@@ -104,10 +105,6 @@ class Client(ABC):
     @abstractmethod
     async def _version(self, server: Remote) -> int: ...
 
-    @abstractmethod
-    async def _load(self, server: Remote) -> tuple[int, int]:
-        """Requests that run, and that wait."""
-
     # The generator.
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
@@ -135,7 +132,7 @@ class Client(ABC):
 
     async def _part(self, server: Remote, call: _Call, ids: list[int], sampling: Sampling) -> Partial:
         """What one server answers: the whole, or the tokens until it stopped."""
-        part = Partial()
+        part = call.part = Partial()
         call.server, call.name = server, f"{self._prefix}-{next(self._names)}"
         server.in_flight += 1
         try:
@@ -213,21 +210,19 @@ class Client(ABC):
         return len(calls)
 
     async def health(self) -> Health:
-        """The sum over the servers that answer; `version` is the oldest of theirs."""
+        """`version` is the oldest of the servers that answer. Only requests of this client are counted: as running from
+        their first token on."""
         await self._choose(None, patience_s=0.0 if self._is_met else self.patience_s)
-        found = []
+        versions = []
         for server in [one for one in self.servers if one.is_ready]:
             try:
-                found.append((await self._load(server), await self._version(server)))
+                versions.append(await self._version(server))
             except Gone as error:
                 self._lose(server, error)
-        if not found:
+        if not versions:
             raise NotReady(f"health(): none of {len(self.servers)} servers answers: {self._troubles()}")
-        return Health(
-            version=min(version for _, version in found),
-            running=sum(load[0] for load, _ in found),
-            waiting=sum(load[1] for load, _ in found),
-        )
+        running = sum(call.server is not None and bool(call.part.tokens) for call in self._calls)
+        return Health(min(versions), running, len(self._calls) - running)
 
     async def close(self) -> None:
         self._is_closed = True

@@ -86,9 +86,6 @@ class SGLangClient(Client):
         for name in names:
             await server.ask("POST", "/abort_request", {"rid": name})
 
-    async def _load(self, server: Remote) -> tuple[int, int]:
-        return server.in_flight, 0
-
 
 def parameters(sampling: Sampling) -> dict[str, Any]:
     """The settings as SGLang names them."""

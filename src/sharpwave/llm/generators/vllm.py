@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from .remote import Gone, Refused, Remote
 from .sampling import Sampling
 from .spans import versions_of
 
-__all__ = ["VLLMClient", "vllm_server"]
+__all__ = ["VLLMClient", "sharpwave_server", "vllm_server"]
 
 _GENERATE = "/inference/v1/generate"
-_LOADS = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 
 
 class VLLMClient(Client):
@@ -131,18 +130,6 @@ class VLLMClient(Client):
         every = [form for name in names for form in (name, f"generate-tokens-{name}")]
         await server.ask("POST", "/abort_requests", {"request_ids": every})
 
-    async def _load(self, server: Remote) -> tuple[int, int]:
-        try:
-            found = _LOADS.findall(str(await server.ask("GET", "/metrics")))
-        except Refused:  # a server without them: what we know of
-            found = []
-        if not found:
-            return server.in_flight, 0
-        loads = {"running": 0, "waiting": 0}
-        for name, count in found:
-            loads[name] += int(float(count))
-        return loads["running"], loads["waiting"]
-
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
     found: dict[str, Any] = {
@@ -189,3 +176,18 @@ def vllm_server(
     command += ["--logprobs-mode", "processed_logprobs", *arguments]
     given = {"VLLM_SERVER_DEV_MODE": "1", **({} if key is None else {"VLLM_API_KEY": key}), **(env or {})}
     return ServerProcess(command, env=given, log=log, ready_s=ready_s)
+
+
+def sharpwave_server(
+    folder: str | Path, *arguments: str, log: str | Path | None = None, ready_s: float = 600.0
+) -> ServerProcess:
+    """`sharpwave generate serve` as a child process, for `VLLMClient`.
+
+    Args:
+        folder: A Hugging Face folder, or a folder of versions.
+        *arguments: More of the command, e.g. "--slots", "64".
+        log: A file for its output.
+        ready_s: A start that takes longer has failed.
+    """
+    command = [sys.executable, "-m", "sharpwave", "generate", "serve", str(folder), "--port", "{port}", *arguments]
+    return ServerProcess(command, log=log, ready_s=ready_s)
