@@ -199,6 +199,20 @@ def test_a_client_that_leaves_ends_its_answer(is_stream):
     served(main)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_in_a_pause_is_forgotten(is_stream):
+    async def main(client, generator):
+        await post(client, "/pause?mode=keep")
+        async with client_of(client.base_url) as other:
+            task = asyncio.create_task(other.post(GENERATE, json={**body(ENDLESS), "stream": is_stream}))
+            await until_async(lambda: generator._held)
+            task.cancel()
+        await until_async(lambda: not generator._ongoing, "the end of the answer")
+        assert not generator._held
+
+    served(main)
+
+
 def test_wrong_requests_are_refused_with_what_was_expected():
     async def main(client, generator):
         for change, words in [

@@ -11,7 +11,8 @@ from engine_references import made, prompt_of
 from patience import HANG_S, seconds_of_other_threads, until_thread_waits
 
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
-from sharpwave.llm.generators import Engine, LocalGenerator, Sampling
+from sharpwave.llm.generators import Answer, Engine, LocalGenerator, Sampling
+from sharpwave.llm.generators.scores import log_probabilities
 from sharpwave.llm.model import save_model
 
 LONG = Sampling(max_tokens=120, ignore_eos=True)
@@ -306,6 +307,66 @@ def test_an_engine_that_cannot_be_emptied_ends_the_generator():
             await generator.health()
 
     run(main)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_calls_loses_no_answer_and_no_slot(seed, tmp_path):
+    """Each answer ends as it was asked to, and has the log-probabilities of the versions that made it."""
+    source = np.random.default_rng(seed)
+    models = [made(max_position_embeddings=8192, seed=number) for number in range(3)]
+    for number, model in enumerate(models):
+        save_model(model, tmp_path / str(number))
+
+    async def read(generator, ids, sampling, kind):
+        if kind == "whole":
+            return await generator.generate(ids, sampling)
+        pieces = [piece async for piece in generator.stream(ids, sampling)]
+        lists = [[one for piece in pieces for one in piece[at]] for at in range(3)]
+        return Answer(*lists, pieces[-1].stop, pieces[-1].matched)
+
+    async def main(generator):
+        tasks, version = [], 0
+        for _ in range(60):
+            act = source.choice(["ask", "ask", "ask", "cancel", "abort", "pause", "resume", "update", "look"])
+            if act == "ask":
+                ids, count = (
+                    prompt_of(int(source.integers(1, 20)), int(source.integers(3))),
+                    int(source.integers(1, 60)),
+                )
+                sampling = Sampling(max_tokens=count, ignore_eos=True)
+                kind = str(source.choice(["whole", "pieces"]))
+                tasks.append((ids, sampling, asyncio.create_task(read(generator, ids, sampling, kind))))
+            elif act == "cancel" and tasks:
+                tasks[source.integers(len(tasks))][2].cancel()
+            elif act == "abort":
+                await generator.abort()
+            elif act == "pause":
+                mode = str(source.choice(["keep", "abort", "wait"]))
+                await generator.pause(mode, clear_cache=bool(source.integers(2)))
+            elif act == "resume":
+                await generator.resume()
+            elif act == "update":
+                version += 1
+                await generator.update(tmp_path / str(version % 3), version, kv="recompute")
+            await asyncio.sleep(float(source.choice([0, 0, 0.005])))
+        await generator.resume()
+        ended = await asyncio.gather(*(task for *_, task in tasks), return_exceptions=True)
+        for (ids, sampling, _), answer in zip(tasks, ended, strict=True):
+            if isinstance(answer, asyncio.CancelledError):
+                continue
+            assert answer.stop == "abort" or len(answer.tokens) == sampling.max_tokens
+            assert len(answer.tokens) == len(answer.logprobs) == len(answer.versions)
+            assert answer.versions == sorted(answer.versions)
+            for one in set(answer.versions):
+                scores = log_probabilities(models[one % 3], np.array([*ids, *answer.tokens]))[len(ids) - 1 :]
+                at = [place for place, made_by in enumerate(answer.versions) if made_by == one]
+                assert np.allclose(np.array(scores)[at], np.array(answer.logprobs)[at], atol=1e-4)
+        assert any(not isinstance(answer, BaseException) and answer.stop == "length" for answer in ended)
+        assert (await generator.health())[1:] == (0, 0)
+        assert not generator._ongoing
+        assert not generator._streams
+
+    run(main, slots=3)
 
 
 def test_close_fails_answers_on_their_way_and_later_calls():

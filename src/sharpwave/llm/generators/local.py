@@ -42,7 +42,8 @@ class LocalGenerator:
         self.engine = engine
         self._work = threading.Condition()  # guards everything below
         self._ongoing: dict[Request, Ongoing] = {}
-        self._held: list[Request] = []  # came in a pause; not in the engine's queue
+        self._streams: dict[Request, Ongoing] = {}  # those of them that are read in pieces
+        self._held: dict[Request, None] = {}  # came in a pause; not in the engine's queue
         self._has_aborts = False
         self._is_paused = self._is_frozen = False  # new requests are held; no steps
         self._is_stepping = False
@@ -70,12 +71,14 @@ class LocalGenerator:
             NotReady: The engine has failed for good.
         """
         (request,) = self.engine.prepare(ids, sampling)
-        ongoing = Ongoing(request, self._abort, has_pieces=has_pieces)
+        ongoing = Ongoing(request, self._abort)
         with self._work:
             self._check_life("generate()")
             self._ongoing[request] = ongoing
+            if has_pieces:
+                self._streams[request] = ongoing
             if self._is_paused:
-                self._held.append(request)
+                self._held[request] = None
             else:
                 self.engine.enqueue([request])
                 self._work.notify_all()
@@ -125,8 +128,8 @@ class LocalGenerator:
         with self._work:
             self._check_life("resume()")
             self._is_paused = self._is_frozen = False
-            held, self._held = self._held, []
-            self.engine.enqueue(held)
+            held, self._held = self._held, {}
+            self.engine.enqueue(list(held))
             self._work.notify_all()
 
     @property
@@ -171,9 +174,9 @@ class LocalGenerator:
             if request not in self._ongoing:
                 return
             if request in self._held:
-                self._held.remove(request)
+                del self._held[request]
                 request.finish("abort")
-                del self._ongoing[request]
+                self._forget(request)
                 told = [ongoing] if ongoing.tell() else []
             else:
                 self.engine.abort(request)
@@ -214,9 +217,13 @@ class LocalGenerator:
 
     def _tell(self, done: Iterable[Request]) -> None:
         with self._work:
-            ended = [self._ongoing.pop(request) for request in done if request in self._ongoing]
-            growing = [one for one in self._ongoing.values() if one.has_pieces and one.has_news]
+            ended = [one for request in done if (one := self._forget(request)) is not None]
+            growing = [one for one in self._streams.values() if one.has_news]
         _wake([one for one in [*ended, *growing] if one.tell()])
+
+    def _forget(self, request: Request) -> Ongoing | None:
+        self._streams.pop(request, None)
+        return self._ongoing.pop(request, None)
 
     def _fail(self, error: Exception) -> None:
         """Fails the answers in the engine. Later ones may succeed, unless the engine cannot even be emptied."""
@@ -228,15 +235,16 @@ class LocalGenerator:
         told = []
         for request in dropped:
             with self._work:
-                one = self._ongoing.pop(request, None)
+                one = self._forget(request)
             if one is not None and one.tell(_failure(error)):
                 told.append(one)
         _wake(told)
 
     def _end(self) -> None:
         with self._work:
-            left, self._held = list(self._ongoing.values()), []
+            left, self._held = list(self._ongoing.values()), {}
             self._ongoing.clear()
+            self._streams.clear()
             self._work.notify_all()
         with contextlib.suppress(Exception):  # a broken engine may refuse
             self.engine.drop()

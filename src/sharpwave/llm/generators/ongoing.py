@@ -28,9 +28,8 @@ class Ongoing:
     for a slow reader: its next piece is longer.
     """
 
-    def __init__(self, request: Request, abort: Callable[[Ongoing], None], *, has_pieces: bool) -> None:
+    def __init__(self, request: Request, abort: Callable[[Ongoing], None]) -> None:
         self.request = request
-        self.has_pieces = has_pieces
         self.loop = asyncio.get_running_loop()
         self._abort = abort
         self._news = asyncio.Event()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -41,8 +42,8 @@ class ChatRoute:
         call = _Call(self._backend, await read_fields(request, self._backend.max_body_bytes))
         job = Job(self._backend, request, call.number, call.asked, has_pieces=call.is_stream)
         if call.is_stream:
-            return await events(call.chunks(job))
-        answers = await until_gone(request, job)
+            return await events(request, call.chunks(job))
+        answers = await until_gone(request, job.answers())
         if answers is None:
             return GONE
         choices = [call.choice(at, answer) for at, answer in enumerate(answers)]
@@ -122,29 +123,30 @@ class _Call:
             found |= {"token_ids": piece.tokens, "weight_versions": spans(versions)}
         return found
 
-    async def chunks(self, job: Job) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, job: Job) -> AsyncGenerator[dict[str, Any], None]:
         texts = [TextStream(self._backend.tokenizer, one.sampling.stop) for one in self.asked]
         tools = [ToolText() for _ in self.asked]
         versions: list[list[int]] = [[] for _ in self.asked]
         begun: set[int] = set()
-        async for at, piece in job.pieces():
-            versions[at] += piece.versions
-            delta: dict[str, Any] = {"content": texts[at].push(piece.tokens, piece.stop, piece.matched)}
-            ended = finish(piece.stop, piece.matched, self._stop_ids)
-            if self._has_tools:
-                delta["content"] = tools[at].push(delta["content"])
-                if piece.stop is not None:
-                    rest, calls = tools[at].end()
-                    delta["content"] += rest
-                    if calls:
-                        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
-                        ended["finish_reason"] = "tool_calls" if piece.stop == "stop" else piece.stop
-            of_prompt = {} if begun else self.of_prompt()
-            if at not in begun:
-                delta["role"] = "assistant"
-                begun.add(at)
-            choice = {"index": at, "delta": delta, **self._of_tokens(piece, versions[at]), **ended}
-            yield self.envelope("chat.completion.chunk", [choice]) | of_prompt
+        async with aclosing(job.pieces()) as pieces:
+            async for at, piece in pieces:
+                versions[at] += piece.versions
+                delta: dict[str, Any] = {"content": texts[at].push(piece.tokens, piece.stop, piece.matched)}
+                ended = finish(piece.stop, piece.matched, self._stop_ids)
+                if self._has_tools:
+                    delta["content"] = tools[at].push(delta["content"])
+                    if piece.stop is not None:
+                        rest, calls = tools[at].end()
+                        delta["content"] += rest
+                        if calls:
+                            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+                            ended["finish_reason"] = "tool_calls" if piece.stop == "stop" else piece.stop
+                of_prompt = {} if begun else self.of_prompt()
+                if at not in begun:
+                    delta["role"] = "assistant"
+                    begun.add(at)
+                choice = {"index": at, "delta": delta, **self._of_tokens(piece, versions[at]), **ended}
+                yield self.envelope("chat.completion.chunk", [choice]) | of_prompt
         if self.has_usage:
             counted = usage(len(self.prompt), sum(map(len, versions)))
             yield self.envelope("chat.completion.chunk", [], counted)

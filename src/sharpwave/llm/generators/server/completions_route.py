@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -36,8 +37,8 @@ class CompletionsRoute:
             call.scores = [await self._backend.score(prompt) for prompt in call.prompts]
         job = Job(self._backend, request, call.number, call.asked, has_pieces=call.is_stream)
         if call.is_stream:
-            return await events(call.chunks(job))
-        answers = await until_gone(request, job)
+            return await events(request, call.chunks(job))
+        answers = await until_gone(request, job.answers())
         if answers is None:
             return GONE
         choices = []
@@ -108,17 +109,18 @@ class _Call:
             found["prompt_logprobs"] = prompt_logprobs(self._backend, self.prompts[number], self.scores[number])
         return found
 
-    async def chunks(self, job: Job) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, job: Job) -> AsyncGenerator[dict[str, Any], None]:
         texts = [TextStream(self._backend.tokenizer, one.sampling.stop) for one in self.asked]
         versions: list[list[int]] = [[] for _ in self.asked]
         sizes = [0] * len(self.asked)
-        async for at, piece in job.pieces():
-            is_first = not versions[at]
-            versions[at] += piece.versions
-            text = texts[at].push(piece.tokens, piece.stop, piece.matched)
-            choice = self.choice(at, piece, versions[at], text, sizes[at])
-            sizes[at] += len(text)
-            yield self.envelope([choice | (self.of_prompt(at) if is_first else {})])
+        async with aclosing(job.pieces()) as pieces:
+            async for at, piece in pieces:
+                is_first = not versions[at]
+                versions[at] += piece.versions
+                text = texts[at].push(piece.tokens, piece.stop, piece.matched)
+                choice = self.choice(at, piece, versions[at], text, sizes[at])
+                sizes[at] += len(text)
+                yield self.envelope([choice | (self.of_prompt(at) if is_first else {})])
         if self.has_usage:
             yield self.envelope([], usage(sum(map(len, self.prompts)), sum(map(len, versions))))
 

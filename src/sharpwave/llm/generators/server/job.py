@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
@@ -15,6 +15,8 @@ from ..ongoing import Piece
 from ..sampling import Sampling
 
 __all__ = ["Asked", "Backend", "Job", "Running", "until_gone"]
+
+T = TypeVar("T")
 
 
 class Running(Protocol):
@@ -112,7 +114,7 @@ class Job:
         finally:
             self.abort()  # those that have ended are left
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces of all answers as they are made, each with the number of its answer."""
         # One place: while the client reads slowly, the tokens that are made meanwhile join the next piece.
         queue: asyncio.Queue[tuple[int, Piece | BaseException]] = asyncio.Queue(1)
@@ -142,17 +144,16 @@ class Job:
             await queue.put((at, error))
 
 
-async def until_gone(request: HttpRequest, job: Job) -> list[Answer] | None:
-    """The answers of a job; None where the client has left before, and the job was aborted."""
-    answers = asyncio.create_task(job.answers())
-    gone = asyncio.create_task(_disconnect(request))
+async def until_gone(request: HttpRequest, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of some work; None where the client has left before, and the work was cancelled."""
+    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
     try:
-        await asyncio.wait({answers, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return answers.result() if answers.done() else None
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        for task in (answers, gone):
+        for task in (working, gone):
             task.cancel()
-        await asyncio.gather(answers, gone, return_exceptions=True)
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _disconnect(request: HttpRequest) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ....errors import SharpwaveError
-from .job import Backend
+from .job import Backend, until_gone
 from .refusal import Refusal
 
 __all__ = ["GONE", "events", "finish", "new_id", "prompt_logprobs", "spans", "token_text", "usage"]
@@ -59,9 +60,11 @@ def prompt_logprobs(backend: Backend, prompt: Sequence[int], scores: Sequence[fl
     return found
 
 
-async def events(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+async def events(request: Request, chunks: AsyncGenerator[dict[str, Any], None]) -> Response:
     """Server-sent events. The first chunk is awaited here, so that an error before it has a status of its own."""
-    first = await anext(chunks)
+    first = await until_gone(request, _first(chunks))
+    if first is None:
+        return GONE
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -71,10 +74,14 @@ async def events(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
         except SharpwaveError as error:
             yield _line(Refusal.of(error).body())
         finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
         yield "data: [DONE]\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+
+async def _first(chunks: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    return await anext(chunks)
 
 
 def _line(chunk: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -29,8 +30,8 @@ class TokensRoute:
         scores = await self._backend.score(call.prompt) if call.is_scored else None
         job = Job(self._backend, request, call.number, call.asked, has_pieces=call.is_stream)
         if call.is_stream:
-            return await events(call.chunks(job))
-        answers = await until_gone(request, job)
+            return await events(request, call.chunks(job))
+        answers = await until_gone(request, job.answers())
         if answers is None:
             return GONE
         choices = []
@@ -96,18 +97,22 @@ class _Call:
             found["logprobs"] = {"content": [{**entry, "top_logprobs": [entry]} for entry in entries]}
         return found if text is None else {**found, "text": text}
 
-    async def chunks(self, job: Job) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, job: Job) -> AsyncGenerator[dict[str, Any], None]:
         versions: list[list[int]] = [[] for _ in self.asked]
         texts = [TextStream(self._backend.tokenizer, one.sampling.stop) for one in self.asked]
         is_first = True
-        async for at, piece in job.pieces():
-            versions[at] += piece.versions
-            text = texts[at].push(piece.tokens, piece.stop, piece.matched) if self.has_text else None
-            chunk: dict[str, Any] = {"request_id": self.number, "choices": [self.choice(at, piece, versions[at], text)]}
-            if is_first and self.has_prompt:
-                chunk["prompt_token_ids"] = self.prompt
-            is_first = False
-            yield chunk
+        async with aclosing(job.pieces()) as pieces:
+            async for at, piece in pieces:
+                versions[at] += piece.versions
+                text = texts[at].push(piece.tokens, piece.stop, piece.matched) if self.has_text else None
+                chunk: dict[str, Any] = {
+                    "request_id": self.number,
+                    "choices": [self.choice(at, piece, versions[at], text)],
+                }
+                if is_first and self.has_prompt:
+                    chunk["prompt_token_ids"] = self.prompt
+                is_first = False
+                yield chunk
         if self.has_usage:
             counted = usage(len(self.prompt), sum(len(one) for one in versions))
             yield {"request_id": self.number, "choices": [], "usage": counted}
