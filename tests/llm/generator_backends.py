@@ -1,6 +1,6 @@
 """Every generator that the conformance suite runs over, and what each of them promises.
 
-A back end that cannot run here stands in the list with its reason. `make test` runs those in process and our own server;
+A back end that cannot run here stands in the list with its reason. `make test` runs those in process and our server;
 `make backends` also runs real vLLM, whose program is given by SHARPWAVE_VLLM.
 """
 
@@ -88,7 +88,7 @@ def _open_own_server(weights: Weights, place: Path, count: int) -> Generator:
 
 
 def _open_vllm(weights: Weights, place: Path, count: int) -> Generator:
-    arguments = "--dtype float32 --max-num-seqs 16 --enforce-eager --served-model-name m".split()
+    arguments = ["--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager", "--served-model-name", "m"]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -131,12 +131,11 @@ BACK_ENDS = [
 ]
 
 
-async def aborted_at_vllm(generator: Generator) -> float:
-    """Requests that vLLM itself counts as aborted."""
+async def tokens_of_vllm(generator: Generator) -> float:
+    """Tokens that vLLM says it has made."""
     assert isinstance(generator, VLLMClient)
     text = await generator.servers[0].ask("GET", "/metrics")
-    pattern = r'^vllm:request_success_total{[^}]*finished_reason="abort"[^}]*} (\S+)'
-    return sum(float(count) for count in re.findall(pattern, text, re.MULTILINE))
+    return sum(float(count) for count in re.findall(r"^vllm:generation_tokens_total\S* (\S+)", text, re.MULTILINE))
 
 
 async def post(generator: Generator, path: str, **query: Any) -> None:

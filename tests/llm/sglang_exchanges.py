@@ -74,7 +74,9 @@ def _cut(spans: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return [{**span, "end": min(span["end"], count)} for span in spans if span["start"] < count]
 
 
-def ended(whole: dict[str, Any], reason: dict[str, Any], spans: list[tuple[str, int, int]] | None = None) -> dict[str, Any]:
+def ended(
+    whole: dict[str, Any], reason: dict[str, Any], spans: list[tuple[str, int, int]] | None = None
+) -> dict[str, Any]:
     """The same answer with another end, or with other versions."""
     told = {**whole["meta_info"], "finish_reason": reason}
     if spans is not None:

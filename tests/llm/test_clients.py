@@ -29,7 +29,7 @@ from sharpwave.llm.model import small_model
 
 # Sleeps, and notes that it was asked to end; a second one does so without ending.
 OBEDIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\n"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('no', flush=True)); print('up', flush=True)\n"
+STUBBORN = OBEDIENT.replace("sys.exit(0)", "print('no', flush=True)")
 WAIT = "while True: time.sleep(0.05)\n"
 
 
@@ -53,24 +53,27 @@ def test_a_process_is_stopped_by_sigterm_and_by_sigkill_where_it_does_not_obey(t
         assert pid is not None
         until(lambda: (tmp_path / "log").read_text() == "up\n")
         process.stop()
-        assert not process.is_alive and not is_alive(pid)
+        assert not process.is_alive
+        assert not is_alive(pid)
         assert (tmp_path / "log").read_text() == said
         process.stop()  # a second time does nothing
 
 
 def test_a_process_and_its_helpers_end_when_it_is_killed(tmp_path: Path) -> None:
     # vLLM's engine is such a helper: it would keep the memory of a killed server.
-    text = "import subprocess, sys, time\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)']).pid, flush=True)\n"
+    helper = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)'])"
+    text = f"import subprocess, sys, time\nprint({helper}.pid, flush=True)\n"
     process = program(text + WAIT, tmp_path / "log")
     process.start()
     until(lambda: (tmp_path / "log").read_text().endswith("\n"))
-    helper = int((tmp_path / "log").read_text())
+    pid = int((tmp_path / "log").read_text())
     os.kill(process.pid, signal.SIGKILL)
-    until(lambda: not is_alive(helper))
+    until(lambda: not is_alive(pid))
     until(lambda: not process.is_alive)
     first = process.pid
     process.start()
-    assert process.is_alive and process.pid != first
+    assert process.is_alive
+    assert process.pid != first
     process.stop()
 
 
@@ -108,8 +111,10 @@ def test_a_program_that_does_not_start_is_reported_with_its_log(tmp_path: Path) 
 
 def test_the_command_of_vllm_has_what_the_client_needs() -> None:
     process = vllm_server("m", "--dtype", "float32", key="a-key")
-    assert "--enable-scale-out" in process.command and "processed_logprobs" in process.command
-    assert process.env["VLLM_SERVER_DEV_MODE"] == "1" and process.env["VLLM_API_KEY"] == "a-key"
+    assert "--enable-scale-out" in process.command
+    assert "processed_logprobs" in process.command
+    assert process.env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert process.env["VLLM_API_KEY"] == "a-key"
     assert "a-key" not in process.command  # other users of the machine see commands
     with pytest.raises(SchemaError, match="--logprobs-mode"):
         vllm_server("m", "--logprobs-mode=raw_logprobs")
@@ -134,16 +139,19 @@ def test_addresses_and_keys_that_are_wrong() -> None:
     async def main() -> None:
         with pytest.raises(NotReady, match=r"no server answered within 0\.1 s: http://127\.0\.0\.1:1"):
             await VLLMClient("http://127.0.0.1:1", patience_s=0.1).generate([5])
-        async with LocalGenerator(Engine(small_model(), slots=2, context=64)) as local:
-            async with GeneratorServer(local, key="0123456789abcdef") as server:
-                # At once, not after the patience for servers that are away.
-                with pytest.raises(SchemaError, match="is the key= of the client right"):
-                    await VLLMClient(server.address, key="another one", patience_s=1e6).generate([5])
-                client = VLLMClient(server.address, key="0123456789abcdef")
-                assert len((await client.generate([5], Sampling(max_tokens=4, ignore_eos=True))).tokens) == 4
-                await client.close()
-                with pytest.raises(ClosedError):
-                    await client.generate([5])
+        key = "0123456789abcdef"
+        async with (
+            LocalGenerator(Engine(small_model(), slots=2, context=64)) as local,
+            GeneratorServer(local, key=key) as server,
+        ):
+            # At once, not after the patience for servers that are away.
+            with pytest.raises(SchemaError, match="is the key= of the client right"):
+                await VLLMClient(server.address, key="another one", patience_s=1e6).generate([5])
+            client = VLLMClient(server.address, key=key)
+            assert len((await client.generate([5], Sampling(max_tokens=4, ignore_eos=True))).tokens) == 4
+            await client.close()
+            with pytest.raises(ClosedError):
+                await client.generate([5])
 
     asyncio.run(main())
 
@@ -201,7 +209,8 @@ def test_a_server_that_comes_back_at_its_address_goes_on_with_the_answer() -> No
             async with GeneratorServer(second, port=port):
                 answer = await task
                 assert (len(answer.tokens), answer.stop) == (200, "length")
-                assert len(parts) >= 2 and answer.tokens[: len(parts[0].tokens)] == parts[0].tokens
+                assert len(parts) >= 2
+                assert answer.tokens[: len(parts[0].tokens)] == parts[0].tokens
                 await client.close()
 
     asyncio.run(main())

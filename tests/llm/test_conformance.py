@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from engine_references import filtered
-from generator_backends import BACK_ENDS, CONTEXT, BackEnd, Weights, aborted_at_vllm, paused
+from generator_backends import BACK_ENDS, CONTEXT, BackEnd, Weights, paused, tokens_of_vllm
 from patience import HANG_S
 
 from sharpwave.errors import SchemaError, StorageError
@@ -62,9 +62,9 @@ class Bench:
         await (generator or self.generator).update(self.weights.folder(version), version, kv=kv)
         return version
 
-    async def count_aborted(self) -> float:
-        """What vLLM itself counts. Others do not: infinity, so that any number is reached."""
-        return await aborted_at_vllm(self.generator) if self.back_end.name == "vLLM" else float("inf")
+    async def count_tokens(self) -> float:
+        """Those that vLLM says it has made. Others do not count them."""
+        return await tokens_of_vllm(self.generator) if self.back_end.name == "vLLM" else 0
 
     def close(self) -> None:
         self.run(self.generator.close())
@@ -92,8 +92,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     return Weights(tmp_path_factory.mktemp("conformance"))
 
 
-@pytest.fixture(scope="module", params=BACK_ENDS, ids=lambda back_end: back_end.name.replace(", ", "-").replace(" ", "-"))
-def bench(request: pytest.FixtureRequest, weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(
+    scope="module", params=BACK_ENDS, ids=lambda back_end: back_end.name.replace(", ", "-").replace(" ", "-")
+)
+def bench(
+    request: pytest.FixtureRequest, weights: Weights, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
     if request.param.missing:
         pytest.skip(request.param.missing)
     made = Bench(request.param, weights, tmp_path_factory.mktemp("servers"))
@@ -108,9 +112,19 @@ async def until(holds: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def until_running(generator: Generator, count: int = 1) -> None:
+async def until_hit(attempt: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Repeats what has to happen in mid-answer: on a loaded machine answers may be complete before the test goes on."""
+    for _ in range(10):
+        if await attempt():
+            return
+    raise AssertionError("it never happened in mid-answer")
+
+
+async def until_running(generator: Generator, *tasks: asyncio.Future[Answer]) -> None:
+    """Until an answer has a token, or all of them are complete."""
+
     async def runs() -> bool:
-        return (await generator.health()).running >= count
+        return (await generator.health()).running >= 1 or all(task.done() for task in tasks)
 
     await until(runs)
 
@@ -118,19 +132,16 @@ async def until_running(generator: Generator, count: int = 1) -> None:
 async def swaps_during(bench: Bench, kv: str, count: int = 4) -> list[Answer]:
     """Answers that saw at least one swap, all of them complete."""
     tasks = [asyncio.ensure_future(bench.generator.generate(PROMPT, LONG)) for _ in range(count)]
-    await until_running(bench.generator)
+    await until_running(bench.generator, *tasks)
     await swap_until_done(bench, kv, tasks)
     return [await task for task in tasks]
 
 
-async def swap_until_done(bench: Bench, kv: str, tasks: list[asyncio.Future[Answer]]) -> int:
-    """Returns the first version. Not many swaps: each of those that recompute costs as much as the tokens so far."""
-    first = await bench.swap(kv)
-    for _ in range(4):
-        if all(task.done() for task in tasks):
-            break
-        await bench.swap(kv)
-    return first
+async def swap_until_done(bench: Bench, kv: str, tasks: list[asyncio.Future[Answer]]) -> None:
+    """Not many swaps: each of those that recompute costs as much as the tokens so far."""
+    for _ in range(5):
+        if not all(task.done() for task in tasks):
+            await bench.swap(kv)
 
 
 @point(1)
@@ -169,10 +180,13 @@ def test_logprobs_are_those_of_a_forward_pass_of_the_version(bench: Bench, sampl
 def test_logprobs_after_a_swap_that_recomputes_are_those_of_the_new_version_over_the_whole_sequence(
     bench: Bench,
 ) -> None:
-    answers = bench.run(swaps_during(bench, "recompute"))
-    assert any(len(set(answer.versions)) > 1 for answer in answers)
-    for answer in answers:
-        bench.check(PROMPT, answer, LONG)
+    async def attempt() -> bool:
+        answers = await swaps_during(bench, "recompute")
+        for answer in answers:
+            bench.check(PROMPT, answer, LONG)
+        return any(len(set(answer.versions)) > 1 for answer in answers)
+
+    bench.run(until_hit(attempt))
 
 
 @point(3)
@@ -207,7 +221,8 @@ def test_the_end_of_text_ends_an_answer_unless_it_is_ignored(bench: Bench) -> No
             assert answer.tokens[-1] == answer.matched == ends
             assert ends not in answer.tokens[:-1]
         ignored = await bench.generator.generate(PROMPT, Sampling(max_tokens=300, ignore_eos=True))
-        assert ends in ignored.tokens and len(ignored.tokens) == 300
+        assert ends in ignored.tokens
+        assert len(ignored.tokens) == 300
 
     bench.run(main())
 
@@ -258,12 +273,11 @@ def _is_text(token: int) -> bool:
 @point(4)
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 def test_swaps_lose_and_repeat_no_request(bench: Bench, kv: str) -> None:
-    async def main() -> None:
+    async def attempt() -> bool:
         tasks = [asyncio.ensure_future(bench.generator.generate([3 + i, 9], LONG)) for i in range(6)]
-        await until_running(bench.generator)
-        first = await swap_until_done(bench, kv, tasks)
+        await until_running(bench.generator, *tasks)
+        await swap_until_done(bench, kv, tasks)
         answers = [await task for task in tasks]
-        assert any(answer.versions[-1] >= first > answer.versions[0] for answer in answers)
         for i, answer in enumerate(answers):
             assert isinstance(answer, Answer)
             assert (answer.stop, len(answer.tokens)) == ("length", LONG.max_tokens)
@@ -273,66 +287,68 @@ def test_swaps_lose_and_repeat_no_request(bench: Bench, kv: str) -> None:
             part = Answer(answer.tokens[:old], answer.logprobs[:old], answer.versions[:old], "abort")
             bench.check([3 + i, 9], part, LONG)
         assert (await bench.generator.health()).running == 0
+        return any(len(set(answer.versions)) > 1 for answer in answers)
 
-    bench.run(main())
+    bench.run(until_hit(attempt))
 
 
 @point(4)
 def test_an_answer_that_a_server_gives_up_in_a_pause_is_completed(bench: Bench) -> None:
     bench.needs("processes")
 
-    async def main() -> Answer:
+    async def attempt() -> bool:
         task = asyncio.ensure_future(bench.generator.generate(PROMPT, LONG))
-        await until_running(bench.generator)
+        await until_running(bench.generator, task)
         async with paused(bench.generator, "abort"):
-            pass
-        return await task
+            await bench.generator.health()
+            was_ended = not task.done()
+        answer = await task
+        assert (answer.stop, len(answer.tokens)) == ("length", LONG.max_tokens)
+        bench.check(PROMPT, answer, LONG)
+        return was_ended
 
-    answer = bench.run(main())
-    assert (answer.stop, len(answer.tokens)) == ("length", LONG.max_tokens)
-    bench.check(PROMPT, answer, LONG)
+    bench.run(until_hit(attempt))
 
 
 @point(5)
 def test_abort_returns_what_there_is_and_frees_the_places(bench: Bench) -> None:
-    async def main() -> None:
+    async def attempt() -> bool:
         assert await bench.generator.abort() == 0
-        before = await bench.count_aborted()
         tasks = [asyncio.ensure_future(bench.generator.generate(PROMPT, LONG)) for _ in range(4)]
-        await until_running(bench.generator, 4)
-        assert await bench.generator.abort() == 4
+        await until_running(bench.generator, *tasks)
+        assert await bench.generator.abort() <= 4
         answers = [await task for task in tasks]
         for answer in answers:
             assert answer.stop == "abort" or len(answer.tokens) == LONG.max_tokens
             bench.check(PROMPT, answer, LONG)
-        count = sum(answer.stop == "abort" for answer in answers)
-        assert count
-        await until_idle(bench, before + count)
+        await until_idle(bench.generator)
         assert len((await bench.generator.generate(PROMPT, Sampling(max_tokens=5, ignore_eos=True))).tokens) == 5
+        return any(answer.stop == "abort" for answer in answers)
 
-    bench.run(main())
+    bench.run(until_hit(attempt))
 
 
 @point(5)
 def test_a_task_that_is_cancelled_frees_its_place(bench: Bench) -> None:
-    async def main() -> None:
-        before = await bench.count_aborted()
+    async def attempt() -> bool:
+        before = await bench.count_tokens()
         task = asyncio.ensure_future(bench.generator.generate(PROMPT, Sampling(max_tokens=600, ignore_eos=True)))
-        await until_running(bench.generator)
-        task.cancel()
+        await until_running(bench.generator, task)
+        if not task.cancel():
+            return False
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until_idle(bench, before + 1)
+        await until_idle(bench.generator)
+        await bench.generator.generate(PROMPT, Sampling(max_tokens=5, ignore_eos=True))
+        return await bench.count_tokens() - before < 600
 
-    bench.run(main())
+    bench.run(until_hit(attempt))
 
 
-async def until_idle(bench: Bench, aborted: float) -> None:
-    """Until the generator has nothing to do, and as many requests have been aborted where it counts them."""
-
+async def until_idle(generator: Generator) -> None:
     async def is_idle() -> bool:
-        health = await bench.generator.health()
-        return health.running == health.waiting == 0 and await bench.count_aborted() >= aborted
+        health = await generator.health()
+        return health.running == health.waiting == 0
 
     await until(is_idle)
 
@@ -349,7 +365,7 @@ def test_weights_that_cannot_be_read_leave_the_old_ones(bench: Bench, tmp_path: 
     async def main() -> None:
         version = await bench.swap()
         task = asyncio.ensure_future(bench.generator.generate(PROMPT, LONG))
-        await until_running(bench.generator)
+        await until_running(bench.generator, task)
         for bad in (tmp_path / "missing", empty, damaged):
             with pytest.raises(StorageError):
                 await bench.generator.update(bad, version + 1000)
@@ -386,7 +402,7 @@ def test_pauses_may_be_repeated_and_requests_wait(bench: Bench) -> None:
 
     async def main() -> None:
         begun = asyncio.ensure_future(bench.generator.generate(PROMPT, LONG))
-        await until_running(bench.generator)
+        await until_running(bench.generator, begun)
         async with paused(bench.generator), paused(bench.generator):
             late = asyncio.ensure_future(bench.generator.generate(PROMPT, Sampling(max_tokens=5, ignore_eos=True)))
             # It is refused at once or never; several looks later it would have been answered.
@@ -445,14 +461,13 @@ class Kill:
         await self._ask(server, name, ids, sampling, part)
 
 
-async def killed(bench: Bench, client: VLLMClient) -> tuple[Kill, Answer]:
+async def killed(client: VLLMClient) -> tuple[Kill, Answer]:
     """An answer whose server died before it was complete. The last tokens may have been on their way already."""
-    for _ in range(5):
+    for _ in range(10):
         await until(lambda: all(server.is_ready for server in client.servers))
         kill = Kill(client)
         answer = await client.generate(PROMPT, LONG)
         client._ask = kill._ask  # type: ignore[method-assign]
-        assert kill.pid is None
         if len(kill.asked) > 1:
             return kill, answer
     raise AssertionError("every answer was complete before its server was dead")
@@ -469,7 +484,8 @@ def test_a_killed_server_costs_no_token(bench: Bench, count: int) -> None:
         try:
             await client.health()
             version = await bench.swap(generator=client)
-            kill, answer = await killed(bench, client)
+            kill, answer = await killed(client)
+            assert kill.pid is None
             assert (answer.stop, len(answer.tokens)) == ("length", LONG.max_tokens)
             # Sent again with the tokens so far, to another server or to the one that was started again.
             (first, _, part), (second, length, _) = kill.asked
@@ -496,5 +512,3 @@ def test_scores_of_an_answer_are_its_logprobs(bench: Bench) -> None:
         assert await bench.generator.score([5]) == []
 
     bench.run(main())
-
-

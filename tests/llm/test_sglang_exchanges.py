@@ -92,7 +92,8 @@ def test_settings_by_the_names_of_sglang() -> None:
 
 def test_the_command_has_what_the_client_needs() -> None:
     command = sglang_server("m", "--tp", "2", key="a-key").command
-    assert "--incremental-streaming-output" in command and command[-4:] == ["--api-key", "a-key", "--tp", "2"]
+    assert "--incremental-streaming-output" in command
+    assert command[-4:] == ["--api-key", "a-key", "--tp", "2"]
     with pytest.raises(SchemaError, match="--port"):
         sglang_server("m", "--port", "1")
 
@@ -193,7 +194,9 @@ def test_a_request_and_scores_over_http() -> None:
         answer = await client.generate(recorded.PROMPT, Sampling(max_tokens=3))
         assert (answer.tokens, answer.versions, answer.stop) == ([19, 10, 38], [0, 0, 0], "length")
         path, body = playback.asked[-1]
-        assert path == "/generate" and body["input_ids"] == recorded.PROMPT and body["return_logprob"] is True
+        assert path == "/generate"
+        assert body["input_ids"] == recorded.PROMPT
+        assert body["return_logprob"] is True
         assert await client.score([5, 6, 14]) == [-4.31, -4.52]
         assert playback.asked[-1][1]["logprob_start_len"] == 0
         with pytest.raises(SchemaError, match="out of the vocabulary"):
@@ -214,7 +217,8 @@ def test_an_update_pauses_swaps_and_goes_on(kv: Any, mode: str, is_flushed: bool
         assert playback.asked[0][1] == {"mode": mode}
         body = playback.asked[1][1]
         assert (body["model_path"], body["weight_version"]) == ("/weights/one", "1")
-        assert body["flush_cache"] is is_flushed and body["abort_all_requests"] is False
+        assert body["flush_cache"] is is_flushed
+        assert body["abort_all_requests"] is False
         playback.update = (recorded.NOT_UPDATED, 400)
         with pytest.raises(StorageError, match="no such folder"):
             await client.update("/weights/two", 2, kv=kv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import secrets
@@ -23,6 +24,7 @@ from .sampling import Sampling
 __all__ = ["Client"]
 
 _STARTS = 3  # of a program that ends before it answers
+
 
 class _Call:
     """One answer on its way."""
@@ -45,10 +47,9 @@ class _Wanted(NamedTuple):
 class Client(ABC):
     """Answers from servers at one or several addresses.
 
-    A request goes to the server with the fewest requests of this client. A server that dies, or that ends an answer on
-    its own (a pause that aborts), loses nothing: the request is sent again with the tokens so far appended to the prompt,
-    to another server or to the same one when it is back. A server that comes back with older weights gets the newest ones
-    of `update` first.
+    A request goes to the server with the fewest requests of this client. When a server dies, or ends an answer on its
+    own (a pause that aborts), the request is sent again with the tokens so far appended to the prompt: to another one,
+    or to the same one when it is back. A server that comes back with older weights gets the newest ones of `update`.
 
     Args:
         servers: Addresses ("http://host:port") of running servers, or `ServerProcess` for those to be started.
@@ -87,9 +88,7 @@ class Client(ABC):
         """Asks a server what it is: sets `kind` and `limit`."""
 
     @abstractmethod
-    async def _ask(
-        self, server: Remote, name: str, ids: list[int], sampling: Sampling, part: Partial
-    ) -> None:
+    async def _ask(self, server: Remote, name: str, ids: list[int], sampling: Sampling, part: Partial) -> None:
         """Fills `part` while tokens come in. Returns with `part.stop` set; raises with the tokens so far in it."""
 
     @abstractmethod
@@ -165,7 +164,7 @@ class Client(ABC):
             raise SchemaError(f"update(): kv={kv!r}, expected 'keep' or 'recompute'")
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise SchemaError(f"update(): version={version!r}, expected an integer of at least 0")
-        # A folder of the servers' machine may not be visible here; where it is, damage is found before anything changes.
+        # The servers' folder may not be visible here. Where it is, damage is found before anything changes.
         if os.path.isdir(path):
             await asyncio.to_thread(check_folder, path)
         await self._choose(None)
@@ -267,7 +266,7 @@ class Client(ABC):
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), left)
-            except asyncio.TimeoutError:  # noqa: UP041  (another class in Python 3.10)
+            except asyncio.TimeoutError:
                 continue
 
     def _patience(self, patience_s: float) -> float:
@@ -335,10 +334,8 @@ class Client(ABC):
         """Lets something go on without a caller that waits for it."""
 
         async def quietly() -> None:
-            try:
+            with contextlib.suppress(Gone, Refused):
                 await work
-            except (Gone, Refused):
-                pass
 
         task = asyncio.get_running_loop().create_task(quietly())
         self._loose.add(task)

@@ -36,8 +36,8 @@ class _Call:
 class HFGenerator:
     """A model of transformers behind the generator's calls. Needs transformers 5.22 or newer.
 
-    transformers knows no versions: they are counted. The events of tokens and of swaps reach the event loop in the order
-    in which they happened, so a token that arrives after a swap was made by the new weights.
+    transformers has no versions, so they are counted. Tokens and swaps reach the event loop in the order in which they
+    happened: a token that arrives after a swap was made by the new weights.
 
     Args:
         model: A transformers model. The generator writes new weights into it.
@@ -69,7 +69,9 @@ class HFGenerator:
         self._calls: dict[str, _Call] = {}
         self._names = itertools.count()
         self._swap = threading.Lock()  # the weights are read, or written
-        self._written = version  # of the weights that are in the model; `version` follows when the event loop gets to it
+        self._written = (
+            version  # of the weights that are in the model; `version` follows when the event loop gets to it
+        )
         self._is_closed = False
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
@@ -168,7 +170,7 @@ class HFGenerator:
     def _switch(self, version: int, kv: str) -> None:
         self.version = version
         if kv == "recompute":
-            # A request that is sent again, with its tokens so far in the prompt, has all its keys and values computed anew.
+            # For a request that is sent again, with its tokens so far in the prompt, all keys and values are computed.
             for call in list(self._calls.values()):
                 if not call.done.done():
                     self._drop(call)
@@ -218,9 +220,10 @@ class HFGenerator:
             from transformers import ContinuousBatchingConfig, GenerationConfig
 
             # Settings of a request count only where the batch has them, too; these are never used.
-            drawn = {"temperature": 0.5, "top_k": self._vocabulary, "top_p": 0.5}
+            drawn = {} if greedy else {"temperature": 0.5, "top_k": self._vocabulary, "top_p": 0.5}
+            settings = GenerationConfig(do_sample=not greedy, eos_token_id=-1, **drawn)  # type: ignore[no-untyped-call]
             batch = self.model.init_continuous_batching(
-                generation_config=GenerationConfig(do_sample=not greedy, eos_token_id=-1, **({} if greedy else drawn)),
+                generation_config=settings,
                 continuous_batching_config=ContinuousBatchingConfig(
                     return_logprobs=True,
                     per_request_processors=True,

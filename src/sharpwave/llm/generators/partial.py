@@ -34,8 +34,8 @@ class Partial:
     def rest(self, sampling: Sampling) -> Sampling:
         """The settings for the tokens that are missing.
 
-        The seed changes: with the old one the first random numbers would be drawn again, and the new tokens would depend
-        on the old ones in a way that sampling does not have.
+        The seed changes: with the old one the same random numbers would be used again, and the new tokens would not be
+        independent draws.
         """
         if not self.tokens:
             return sampling

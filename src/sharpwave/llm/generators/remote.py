@@ -15,7 +15,7 @@ from .launch import ServerProcess
 
 __all__ = ["Failed", "Gone", "Refused", "Remote"]
 
-# A machine that vanishes sends nothing. The kernel asks it for a sign of life, and the connection breaks after a minute.
+# A machine that loses its power sends nothing. The kernel probes it, and breaks the connection after a minute.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 for _name, _value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
     if hasattr(socket, _name):
@@ -41,8 +41,8 @@ class Refused(SchemaError):
 class Remote:
     """The connection to one server.
 
-    `is_ready` says that it may be given work: it was reached, and has the newest weights. `version` is that of the weights
-    that it had when we last knew; `limit` is the longest sequence that it takes, None where it does not say.
+    `is_ready` says that it may be given work: it was reached, and has the newest weights. `version` is that of its
+    weights as far as the client knows; `limit` is the longest sequence that it takes, None where it does not say.
     """
 
     def __init__(self, where: str | ServerProcess, key: str | None) -> None:
@@ -62,7 +62,10 @@ class Remote:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
             # Any number at a time: a request that waits here for another's answer is one that the server cannot batch.
-            transport=httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None), socket_options=_KEEPALIVE),
+            # None is used twice: servers close idle ones after seconds, and after an error of their own.
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0), socket_options=_KEEPALIVE
+            ),
             headers=headers,
             timeout=httpx.Timeout(None, connect=10.0),
             trust_env=False,

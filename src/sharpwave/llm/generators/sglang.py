@@ -22,10 +22,10 @@ class SGLangClient(Client):
     """A generator behind SGLang servers. See `Client` for the arguments.
 
     Log-probabilities are those after the temperature. SGLang does not apply top_k, top_p and min_p to them, so requests
-    with these settings are refused, and one that wants the likeliest token gets the log-probability of the model itself.
+    with these settings are refused. For temperature 0 they are the model's own.
 
-    A server that is started with --incremental-streaming-output sends each token once; without it, each event repeats the
-    whole answer, and long answers cost much. `sglang_server` sets it.
+    A server that is started with --incremental-streaming-output sends each token once. Without it, each event repeats
+    the whole answer, and long answers cost much. `sglang_server` sets it.
     """
 
     async def _meet(self, server: Remote) -> None:
@@ -66,7 +66,7 @@ class SGLangClient(Client):
         return read_scores(answer, ids)
 
     async def _put(self, server: Remote, path: str, version: int, kv: str) -> None:
-        # "in_place" goes on over the old keys and values; "retract" puts requests back to the queue and computes them anew.
+        # "in_place" goes on over the old keys and values; "retract" puts requests back into the queue.
         await server.ask("POST", "/pause_generation", {"mode": "in_place" if kv == "keep" else "retract"})
         try:
             body = {
@@ -119,8 +119,10 @@ def read_event(event: dict[str, Any], part: Partial, version: int, number: Any) 
     # Events repeat the whole answer, or have only what is new: then they are shorter than the count.
     tokens = tokens[had:] if len(tokens) == count else tokens
     entries = entries[had:] if len(entries) == count else entries
-    if had + len(tokens) != count or len(entries) != len(tokens) or any(
-        entry[1] != token for entry, token in zip(entries, tokens, strict=True)
+    if (
+        had + len(tokens) != count
+        or len(entries) != len(tokens)
+        or any(entry[1] != token for entry, token in zip(entries, tokens, strict=True))
     ):
         raise Gone(f"/generate: {len(tokens)} tokens and {len(entries)} log-probabilities after {had}, of {count}")
     part.add(tokens, [float(entry[0]) for entry in entries], version)

@@ -25,8 +25,8 @@ class VLLMClient(Client):
     vLLM has to be started with VLLM_SERVER_DEV_MODE=1, --enable-scale-out and --logprobs-mode processed_logprobs;
     `vllm_server` does that. See `Client` for the arguments.
 
-    Answers are streamed, so the tokens until a server's death are known. vLLM names the versions of an answer's tokens in
-    the last event only: for an answer whose server died, they are those that this client knew when the tokens arrived.
+    Answers are streamed, so the tokens until a server's death are known. vLLM names the versions of tokens in the last
+    event only: for an answer whose server died, they are those that this client knew when the tokens arrived.
     """
 
     async def _meet(self, server: Remote) -> None:

@@ -18,7 +18,16 @@ from ...errors import SchemaError, StorageError
 from .config import ModelConfig
 from .transformer import Transformer
 
-__all__ = ["check_folder", "check_state", "copy_companions", "load_model", "load_state", "read_state", "save_model", "write_state"]
+__all__ = [
+    "check_folder",
+    "check_state",
+    "copy_companions",
+    "load_model",
+    "load_state",
+    "read_state",
+    "save_model",
+    "write_state",
+]
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 # The files that make a folder usable besides config and weights: tokenizer, chat template, generation settings.
