@@ -1,7 +1,6 @@
 """The engine behind its thread: answers, pieces, aborts, pauses, new weights and steps that fail."""
 
 import asyncio
-import threading
 from contextlib import aclosing
 
 import numpy as np
@@ -12,7 +11,7 @@ from patience import HANG_S, seconds_of_other_threads, until_thread_waits
 
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.generators import Answer, Engine, LocalGenerator, Sampling
-from sharpwave.llm.generators.scores import log_probabilities
+from sharpwave.llm.generators.likelihood import log_probabilities
 from sharpwave.llm.model import save_model
 
 LONG = Sampling(max_tokens=120, ignore_eos=True)
@@ -390,27 +389,3 @@ def test_an_idle_thread_uses_no_processor_time():
         assert seconds_of_other_threads(0.3) < 0.1
 
     run(main)
-
-
-def test_submits_and_aborts_of_many_threads_do_not_disturb_each_other():
-    """An abort looks for its request in the queue while other threads append to it."""
-    engine = Engine(made(num_hidden_layers=1), slots=1, context=20)
-    submitted, failed = [], []
-
-    def work():
-        try:
-            for _ in range(150):
-                (request,) = engine.submit(prompt_of(3), Sampling(max_tokens=1))
-                submitted.append(request)
-                engine.abort(request)
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        engine.step()
-    engine.run()
-    assert not failed
-    assert all(request.answer is not None for request in submitted)

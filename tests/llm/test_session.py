@@ -18,16 +18,32 @@ openai = pytest.importorskip("openai")
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
+CLIENTS = []
+
+
 def run(main):
-    async def bounded():
+    async def with_engine():
         async with local() as generator:
-            await asyncio.wait_for(main(generator), HANG_S)
+            await main(generator)
+
+    run_alone(with_engine)
+
+
+def run_alone(main):
+    async def bounded():
+        try:
+            await asyncio.wait_for(main(), HANG_S)
+        finally:
+            while CLIENTS:
+                await CLIENTS.pop().close()
 
     asyncio.run(bounded())
 
 
-def client(session):
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=HANG_S, max_retries=0)
+def client(session, key=None):
+    made = openai.AsyncOpenAI(base_url=session.base_url, api_key=key or session.api_key, timeout=HANG_S, max_retries=0)
+    CLIENTS.append(made)
+    return made
 
 
 class Scripted:
@@ -87,7 +103,10 @@ def test_several_turns_are_recorded_as_the_model_saw_them():
 
 def test_streams_of_a_blocking_client_are_recorded_before_their_end():
     def agent(base_url, api_key, calls):
-        api = openai.OpenAI(base_url=base_url, api_key=api_key, timeout=HANG_S, max_retries=0)
+        with openai.OpenAI(base_url=base_url, api_key=api_key, timeout=HANG_S, max_retries=0) as api:
+            return texts_of(api, calls)
+
+    def texts_of(api, calls):
         texts = []
         for kind, given in (
             (api.chat.completions, {"messages": [{"role": "user", "content": "hi"}]}),
@@ -133,9 +152,8 @@ def test_sessions_at_one_server_have_records_of_their_own():
                 assert [call.prompt for call in session.calls] == [tokenizer().encode(f"{number}")] * 2 * (number + 1)
             await sessions[0].close()
             for key in (sessions[0].api_key, "sw-wrong"):
-                api = openai.AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0)
                 with pytest.raises(openai.AuthenticationError, match="key of an open session"):
-                    await api.models.list()
+                    await client(server, key).models.list()
             assert (await client(sessions[1]).models.list()).data[0].id == "sharpwave"
 
     run(main)
@@ -257,7 +275,7 @@ def test_tools_are_called_and_answered_through_the_template(is_stream):
             assert [one.answer.versions[0] for one in session.calls] == [3, 3, 3]
             assert session.calls[0].tools == TOOLS
 
-    asyncio.run(asyncio.wait_for(main(), HANG_S))
+    run_alone(main)
 
 
 def test_with_another_generator_a_call_is_recorded_whole_after_the_caller_has_left():
@@ -274,7 +292,7 @@ def test_with_another_generator_a_call_is_recorded_whole_after_the_caller_has_le
             await until_async(lambda: session.calls)
             assert tokenizer().decode(session.calls[0].answer.tokens) == "never read"
 
-    asyncio.run(asyncio.wait_for(main(), HANG_S))
+    run_alone(main)
 
 
 def test_a_tokenizer_of_transformers_serves_as_well(tmp_path):

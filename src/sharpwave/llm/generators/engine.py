@@ -22,9 +22,9 @@ from ..model.transformer import Transformer
 from ..weights import Published
 from .answer import Request
 from .held_tokens import HeldTokens
+from .likelihood import check_tokens, log_probabilities
 from .sampler import Sampler
 from .sampling import Sampling
-from .scores import check_tokens, log_probabilities
 
 __all__ = ["Engine", "Step"]
 
@@ -219,6 +219,12 @@ class Engine:
             if kv == "recompute":
                 self._ready = [0] * self.slots
 
+    def run(self, steps: int | None = None) -> None:
+        """Steps until nothing is left to do, or so many times."""
+        while self.is_busy and (steps is None or steps > 0):
+            self.step()
+            steps = None if steps is None else steps - 1
+
     def clear_cache(self) -> None:
         """Forgets all keys and values. Those of answers on their way are computed again."""
         with self._door, self._lock:
@@ -234,6 +240,7 @@ class Engine:
             self._request = [None] * self.slots
             self._idle = deque(range(self.slots))
             for slot in range(self.slots):
+                self._count[slot] = 0
                 self._sampler.clear(slot)
             self._forget()
             for request in dropped:
@@ -253,15 +260,9 @@ class Engine:
             return log_probabilities(self.model, tokens)
 
     def _forget(self) -> None:
-        self._ready = [0] * self.slots
         for slot in range(self.slots):
+            self._ready[slot] = 0
             self._held.drop(slot, 0)
-
-    def run(self, steps: int | None = None) -> None:
-        """Steps until nothing is left to do, or so many times."""
-        while self.is_busy and (steps is None or steps > 0):
-            self.step()
-            steps = None if steps is None else steps - 1
 
     @torch.no_grad()
     def step(self) -> list[Request]:
@@ -316,19 +317,14 @@ class Engine:
             request = self._aborted.popleft()
             if request in self._request:
                 self._end(self._request.index(request), request, "abort")
-            elif self._leave_queue(request):
+            elif request in self._waiting:
+                with self._intake:
+                    self._waiting.remove(request)
                 request.finish("abort")
             else:
                 continue
             done.append(request)
         return done
-
-    def _leave_queue(self, request: Request) -> bool:
-        with self._intake:  # a submit in the meantime would end the search with an error
-            if request not in self._waiting:
-                return False
-            self._waiting.remove(request)
-            return True
 
     def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
         request.finish(stop, matched)
