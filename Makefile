@@ -13,7 +13,7 @@ PY_PLACES := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-python test-cpp test-cpp-release test-cpp-address test-cpp-thread test-python-address \
-	test-aarch64 compat check tidy api format bench soak clean
+	test-aarch64 compat backends check tidy api format bench soak clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -161,6 +161,15 @@ $(BIN)/.compat: $(BIN)/.test
 # AREAL, RLINF and APEXRL are paths to checkouts, e.g. make compat AREAL=../AReaL; those not given are left out.
 compat: $(BIN)/.compat  ## run other projects' own tests on our classes: AREAL=, RLINF=, APEXRL= are their checkouts
 	$(BIN)/python -m tests.originals $(if $(AREAL),--areal $(AREAL)) $(if $(RLINF),--rlinf $(RLINF)) $(if $(APEXRL),--apexrl $(APEXRL))
+
+# About 3.4 GB, made once. vLLM's CPU build is for Python 3.11: VLLM_PYTHON= is another one's path.
+VLLM_PYTHON ?= python3.11
+.venvs/vllm/.ready: tests/llm/get_vllm.sh
+	tests/llm/get_vllm.sh .venvs/vllm $(VLLM_PYTHON)
+	@touch $@
+
+backends: $(BIN)/.test .venvs/vllm/.ready  ## the conformance suite of generators with real vLLM on the CPU; writes its table
+	SHARPWAVE_VLLM=$(CURDIR)/.venvs/vllm/bin/vllm $(BIN)/python tests/llm/conformance_table.py
 
 format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/clang-format -i $(CPP_FILES)

@@ -18,7 +18,16 @@ from ...errors import SchemaError, StorageError
 from .config import ModelConfig
 from .transformer import Transformer
 
-__all__ = ["check_state", "copy_companions", "load_model", "load_state", "read_state", "save_model", "write_state"]
+__all__ = [
+    "check_folder",
+    "check_state",
+    "copy_companions",
+    "load_model",
+    "load_state",
+    "read_state",
+    "save_model",
+    "write_state",
+]
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 # The files that make a folder usable besides config and weights: tokenizer, chat template, generation settings.
@@ -124,17 +133,28 @@ def read_state(folder: str | Path) -> dict[str, Tensor]:
     Raises:
         StorageError: A file is missing or damaged, or a shard lacks a tensor that the index promises.
     """
-    folder = Path(folder)
     state: dict[str, Tensor] = {}
+    for file, names in _files(Path(folder)):
+        for name in names:
+            state[name] = file.get_tensor(name)
+    return state
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raises StorageError where `read_state` would. Reads the files' headers, not the tensors."""
+    for _ in _files(Path(folder)):
+        pass
+
+
+def _files(folder: Path) -> Iterator[tuple[Any, list[str]]]:
+    """Each file, open, with the names of its tensors."""
     for path, promised in _shards(folder):
         with _opened(path) as file:
             found = set(file.keys())
             missing = sorted(set(promised) - found)
             if missing:
                 raise StorageError(f"{path} lacks {_some(missing)}, which {_INDEX} promises")
-            for name in sorted(found):
-                state[name] = file.get_tensor(name)
-    return state
+            yield file, sorted(found)
 
 
 def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:

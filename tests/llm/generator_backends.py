@@ -1,0 +1,161 @@
+"""Every generator that the conformance suite runs over, and what each of them promises.
+
+A back end that cannot run here stands in the list with its reason. `make test` runs those in process and our server;
+`make backends` also runs real vLLM, whose program is given by SHARPWAVE_VLLM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sharpwave.llm.generators import Engine, Generator
+from sharpwave.llm.generators.vllm import VLLMClient, sharpwave_server, vllm_server
+from sharpwave.llm.model import load_model, save_model, small_model, small_tokenizer
+
+CONTEXT = 640
+_VLLM = os.environ.get("SHARPWAVE_VLLM", "")
+
+
+class Weights:
+    """Folders with weights that differ much. Version v is in folder v % 3."""
+
+    def __init__(self, place: Path) -> None:
+        self.folders, self.models = [], []
+        for number in range(3):
+            # Heads of 32: vLLM's attention on a CPU has no smaller ones.
+            model = small_model("qwen3", seed=number, head_dim=32, max_position_embeddings=1024)
+            with torch.no_grad():
+                model.lm_head.weight[2] *= 4  # the end of text is often likely: the tests wait for it
+            folder = place / f"weights-{number}"
+            save_model(model, folder)
+            small_tokenizer(folder)
+            self.folders.append(folder)
+            self.models.append(model)
+
+    def folder(self, version: int) -> Path:
+        return self.folders[version % 3]
+
+    def model(self, version: int) -> Any:
+        return self.models[version % 3]
+
+
+@dataclass(frozen=True)
+class BackEnd:
+    """How a generator is opened for `count` servers, and what it does beyond what all of them do.
+
+    `lacks` has a reason for each ability that it has not: "seed" (the same seed, the same answer), "stop strings",
+    "pause" (calls of its own for it), "processes" (servers that can be killed).
+    """
+
+    name: str
+    open: Callable[[Weights, Path, int], Generator]
+    lacks: dict[str, str] = field(default_factory=dict)
+    missing: str = ""  # why it cannot run here
+
+
+def _open_local(weights: Weights, place: Path, count: int) -> Generator:
+    from tokenizers import Tokenizer
+
+    from sharpwave.llm.generators import LocalGenerator
+
+    tokenizer = Tokenizer.from_file(str(weights.folder(0) / "tokenizer.json"))
+    model = load_model(weights.folder(0))
+    return LocalGenerator(Engine(model, slots=8, context=CONTEXT, tokenizer=tokenizer))
+
+
+def _open_transformers(weights: Weights, place: Path, count: int) -> Generator:
+    from transformers import AutoModelForCausalLM
+
+    from sharpwave.llm.generators.hf import HFGenerator
+
+    model = AutoModelForCausalLM.from_pretrained(weights.folder(0), dtype=torch.float32)
+    return HFGenerator(model, blocks=8 * CONTEXT // 16, context=CONTEXT)
+
+
+def _open_own_server(weights: Weights, place: Path, count: int) -> Generator:
+    arguments = ["--slots", "8", "--context", str(CONTEXT)]
+    logs = [place / f"own-{number}.log" for number in range(count)]
+    return VLLMClient([sharpwave_server(weights.folder(0), *arguments, log=log) for log in logs])
+
+
+def _open_vllm(weights: Weights, place: Path, count: int) -> Generator:
+    arguments = ["--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager", "--served-model-name", "m"]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": "",
+    }
+    servers = [
+        vllm_server(
+            weights.folder(0),
+            "--max-model-len",
+            str(CONTEXT),
+            *arguments,
+            program=_VLLM,
+            env=env,
+            log=place / f"vllm-{number}.log",
+        )
+        for number in range(count)
+    ]
+    return VLLMClient(servers)
+
+
+_IN_PROCESS = "it runs in this process"
+BACK_ENDS = [
+    BackEnd("ours, in process", _open_local, {"processes": _IN_PROCESS}),
+    BackEnd("ours, over HTTP", _open_own_server),
+    BackEnd(
+        "transformers, in process",
+        _open_transformers,
+        {
+            "seed": "one seed for all requests",
+            "stop strings": "no such setting",
+            "pause": "only around a swap",
+            "processes": _IN_PROCESS,
+        },
+        missing="" if importlib.util.find_spec("transformers") else "transformers is not installed",
+    ),
+    BackEnd("vLLM", _open_vllm, missing="" if _VLLM else "`make backends` runs it: SHARPWAVE_VLLM is not set"),
+]
+
+
+async def tokens_of_vllm(generator: Generator) -> float:
+    """Tokens that vLLM says it has made."""
+    assert isinstance(generator, VLLMClient)
+    text = await generator.servers[0].ask("GET", "/metrics")
+    return sum(float(count) for count in re.findall(r"^vllm:generation_tokens_total\S* (\S+)", text, re.MULTILINE))
+
+
+async def post(generator: Generator, path: str, **query: Any) -> None:
+    """A call of another client to every server."""
+    assert isinstance(generator, VLLMClient)
+    for server in generator.servers:
+        await server.ask("POST", path, query=query)
+
+
+@contextlib.asynccontextmanager
+async def paused(generator: Generator, mode: str = "keep") -> Any:
+    """Generation stands still, by a pause that the generator did not ask for."""
+    if isinstance(generator, VLLMClient):
+        await post(generator, "/pause", mode=mode)
+    else:
+        await generator.pause(mode)
+    try:
+        yield
+    finally:
+        if isinstance(generator, VLLMClient):
+            await post(generator, "/resume")
+        else:
+            await generator.resume()
