@@ -329,9 +329,7 @@ def _policy_columns(given: GRPO | PPO, batch: TokenBatch, advantages: Array) -> 
     return columns
 
 
-def _policy_loss(
-    given: GRPO | PPO, scores: Scores, columns: Mapping[str, Tensor]
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _policy_loss(given: GRPO | PPO, scores: Scores, columns: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     behaviour = columns["behaviour"]
     proximal = columns.get("proximal", behaviour)
     made = clipped_loss(

@@ -51,8 +51,10 @@ class TokenBatch:
         wanted = {IDS, MASK, *keys}
         missing = sorted(wanted - batch.keys)
         if missing:
-            raise SchemaError(f"{where}: the batch lacks {', '.join(missing)}; put or amend them, or add them to the "
-                              "consumer's inputs")  # fmt: skip
+            raise SchemaError(
+                f"{where}: the batch lacks {', '.join(missing)}; put or amend them, or add them to the "
+                "consumer's inputs"
+            )
         by_datum = batch.seqlens[IDS]
         names = [name for name, row in zip(batch.ids, by_datum, strict=True) for _ in row]
         lens = np.array([length for row in by_datum for length in row], np.int64)
@@ -64,8 +66,10 @@ class TokenBatch:
         early = np.flatnonzero(learned[starts[lens > 0]])
         if len(early):
             name = np.array(names)[lens > 0][early[0]]
-            raise SchemaError(f"{where}: {name!r}: {MASK} is True on the first token of a sequence, which is predicted "
-                              "from nothing; set it False")  # fmt: skip
+            raise SchemaError(
+                f"{where}: {name!r}: {MASK} is True on the first token of a sequence, which is predicted "
+                "from nothing; set it False"
+            )
         made = cls(names, lens, _groups(batch, by_datum), learned, _fresh(where, batch, lens, learned), columns)
         made._check_finite(where)
         return made
@@ -78,8 +82,10 @@ class TokenBatch:
             if bad.any():
                 at = int(bad.argmax())
                 name = self.names[int(np.searchsorted(np.cumsum(self.lens), at, side="right"))]
-                raise SchemaError(f"{where}: {name!r}: {key} is {column[at]} at token {at} of the batch; "
-                                  f"{int(bad.sum())} values of {key} are not finite")  # fmt: skip
+                raise SchemaError(
+                    f"{where}: {name!r}: {key} is {column[at]} at token {at} of the batch; "
+                    f"{int(bad.sum())} values of {key} are not finite"
+                )
             if key != REWARDS:
                 column[~self.learned] = 0
 
@@ -103,8 +109,11 @@ def _column(where: str, batch: SequenceSample, key: str) -> Array:
     lens, expected = batch.seqlens[key], batch.seqlens[IDS]
     if lens != expected:
         at = next(at for at, pair in enumerate(zip(lens, expected, strict=True)) if pair[0] != pair[1])
-        raise SchemaError(f"{where}: {batch.ids[at]!r}: {key} has lengths {list(lens[at])}, {IDS} {list(expected[at])}; "
-                          "each token needs one value")  # fmt: skip
+        raise SchemaError(
+            f"{where}: {batch.ids[at]!r}: {key} has lengths {list(lens[at])}, "
+            f"{IDS} {list(expected[at])}; "
+            "each token needs one value"
+        )
     column = _array(batch[key])
     if column.ndim != 1:
         raise SchemaError(f"{where}: {key}: expected one value a token, got shape {column.shape}")
@@ -127,8 +136,10 @@ def _rewards(where: str, batch: SequenceSample, lens: Array) -> Array:
         return _column(where, batch, REWARDS).astype(np.float32)
     for name, row, sequences in zip(batch.ids, given, batch.seqlens[IDS], strict=True):
         if list(row) != [1] * len(sequences) and list(row) != [len(sequences)]:
-            raise SchemaError(f"{where}: {name!r}: {REWARDS} has lengths {list(row)} for {len(sequences)} sequences; "
-                              "expected one reward a sequence, or one a token")  # fmt: skip
+            raise SchemaError(
+                f"{where}: {name!r}: {REWARDS} has lengths {list(row)} for {len(sequences)} sequences; "
+                "expected one reward a sequence, or one a token"
+            )
     rewards = np.zeros(int(lens.sum()), np.float32)
     rewards[np.cumsum(lens) - 1] = _array(batch[REWARDS]).reshape(-1)
     return rewards
