@@ -80,7 +80,7 @@ class Packing:
     @cached_property
     def positions_flat(self) -> Array:
         """Position of each token in its sequence, flat."""
-        return np.arange(self.lens.sum()) - np.repeat(np.cumsum(self.lens) - self.lens, self.lens)
+        return np.asarray(np.arange(self.lens.sum()) - np.repeat(np.cumsum(self.lens) - self.lens, self.lens))
 
     @cached_property
     def _at(self) -> Array:

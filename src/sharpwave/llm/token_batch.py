@@ -58,19 +58,20 @@ class TokenBatch:
         by_datum = batch.seqlens[IDS]
         names = [name for name, row in zip(batch.ids, by_datum, strict=True) for _ in row]
         lens = np.array([length for row in by_datum for length in row], np.int64)
+        if not lens.all():
+            raise SchemaError(f"{where}: {names[int(lens.argmin())]!r} has a sequence without tokens")
         columns = {}
         for key in sorted(wanted | (set(optional) & batch.keys)):
             columns[key] = _rewards(where, batch, lens) if key == REWARDS else _column(where, batch, key)
         learned = columns.pop(MASK).astype(bool)
         starts = np.cumsum(lens) - lens
-        early = np.flatnonzero(learned[starts[lens > 0]])
+        early = np.flatnonzero(learned[starts])
         if len(early):
-            name = np.array(names)[lens > 0][early[0]]
             raise SchemaError(
-                f"{where}: {name!r}: {MASK} is True on the first token of a sequence, which is predicted "
+                f"{where}: {names[early[0]]!r}: {MASK} is True on the first token of a sequence, which is predicted "
                 "from nothing; set it False"
             )
-        made = cls(names, lens, _groups(batch, by_datum), learned, _fresh(where, batch, lens, learned), columns)
+        made = cls(names, lens, _groups(batch, by_datum), learned, _fresh(where, batch, learned), columns)
         made._check_finite(where)
         return made
 
@@ -125,8 +126,8 @@ def _array(values: Any) -> Array:
     if hasattr(values, "detach"):
         values = values.detach()
         values = (values.float() if values.is_floating_point() else values).cpu().numpy()
-    values = np.asarray(values)
-    return values.astype(np.float32 if values.dtype.kind == "f" else values.dtype, copy=True)
+    array: Array = np.array(values)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
 def _rewards(where: str, batch: SequenceSample, lens: Array) -> Array:
@@ -154,10 +155,12 @@ def _groups(batch: SequenceSample, by_datum: Any) -> Array:
     return np.repeat(np.array(each, np.int64), [len(row) for row in by_datum])
 
 
-def _fresh(where: str, batch: SequenceSample, lens: Array, learned: Array) -> Array:
+def _fresh(where: str, batch: SequenceSample, learned: Array) -> Array:
     if FRESH not in batch:
         return learned
     if batch.seqlens[FRESH] == batch.seqlens[IDS]:
-        return learned & _column(where, batch, FRESH).astype(bool)
-    by_datum = np.array([sum(row) for row in batch.seqlens[IDS]], np.int64)
-    return learned & np.repeat(_array(batch[FRESH]).astype(bool), by_datum)
+        fresh = _column(where, batch, FRESH)
+    else:  # the buffer gives one a datum where samples have no versions
+        fresh = np.repeat(_array(batch[FRESH]), [sum(row) for row in batch.seqlens[IDS]])
+    kept: Array = learned & fresh.astype(bool)
+    return kept
