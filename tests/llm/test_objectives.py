@@ -77,7 +77,9 @@ def test_value_loss_and_its_gradient_are_the_oracle_s(value, old, target, clip):
     tensor = torch.tensor(value, dtype=torch.float64, requires_grad=True)
     made = value_loss(tensor, *(torch.tensor(each, dtype=torch.float64) for each in (old, target)), clip)
     made.backward()
-    assert (float(made.detach()), float(tensor.grad)) == pytest.approx(oracle.fitted(value, old, target, clip), abs=1e-9)
+    assert (float(made.detach()), float(tensor.grad)) == pytest.approx(
+        oracle.fitted(value, old, target, clip), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -167,7 +167,7 @@ class Learner:
         tokens = TokenBatch.read("step()", batch, self.objective.inputs, self.objective.optional)
         self._check_lens(tokens)
         columns = self.objective.prepare(tokens)
-        trained = np.flatnonzero(np.bincount(tokens.sequence_of, tokens.fresh, len(tokens.lens)) > 0)
+        trained = np.flatnonzero(np.bincount(tokens.sequence_of, tokens.learned, len(tokens.lens)) > 0)
         if self.objective.has_proximal and "proximal" not in columns and self.minibatches > 1:
             columns["proximal"] = self.scorer.flat(tokens.columns[IDS], tokens.lens)
         columns = {IDS: tokens.columns[IDS], **columns}
@@ -198,8 +198,12 @@ class Learner:
 
     def _update(self, tokens: TokenBatch, columns: Mapping[str, Array], part: Array) -> dict[str, Any]:
         """One update of the weights, from the sequences of a minibatch."""
-        chosen = np.isin(tokens.sequence_of, part)
         share = _token_shares(tokens, part, self.objective.level)
+        # Sequences without a fresh token count in the mean, but need no pass.
+        part = part[np.bincount(tokens.sequence_of, tokens.fresh, len(tokens.lens))[part] > 0]
+        if not len(part):
+            return {"refusal": _NO_TOKENS}
+        chosen = np.isin(tokens.sequence_of, part)
         own = {name: column[chosen] for name, column in columns.items()}
         packing = self.scorer.pack(tokens.lens[part])
         self.optimizer.zero_grad(set_to_none=True)
@@ -235,20 +239,21 @@ class Learner:
         return made
 
     def _report(self, tokens: TokenBatch, rate: float, updates: list[dict[str, Any]]) -> StepReport:
-        done = [update for update in updates if update["refusal"] is None]
+        refusals = [update["refusal"] for update in updates if update["refusal"]] if updates else [_NO_TOKENS]
+        count, updates = len(updates), [update for update in updates if "loss" in update]
         names = [name for name in (updates[0] if updates else {}) if name not in _OWN]
         return StepReport(
             step=self.steps,
             loss=_mean([update["loss"] for update in updates]),
             grad_norm=_mean([update["grad_norm"] for update in updates]),
             learning_rate=rate,
-            updates=len(done),
+            updates=count - len(refusals) if count else 0,
             sequences=len(tokens.lens),
             tokens=int(tokens.lens.sum()),
             learned_tokens=int(tokens.learned.sum()),
             stale_tokens=int((tokens.learned & ~tokens.fresh).sum()),
             fill=_mean([update["fill"] for update in updates]),
-            refusals=[update["refusal"] for update in updates if update["refusal"]] if updates else [_NO_TOKENS],
+            refusals=refusals,
             statistics={name: _statistic(name, updates) for name in names},
         )
 
