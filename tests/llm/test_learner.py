@@ -83,6 +83,14 @@ def test_activations_computed_again_give_the_same_step():
     assert torch.allclose(weights_of(plain), weights_of(again), atol=1e-7)
 
 
+def test_matrix_products_in_bfloat16_give_about_the_same_step():
+    batch = batch_of()
+    wide, narrow = learner_of(), learner_of(autocast=True)
+    assert narrow.step(batch).grad_norm == pytest.approx(wide.step(batch).grad_norm, rel=0.05)
+    assert {parameter.dtype for parameter in narrow.model.parameters()} == {torch.float32}
+    assert not torch.equal(weights_of(wide), weights_of(narrow))
+
+
 def test_one_minibatch_needs_no_pass_for_proximal_log_probabilities():
     batch = own_logprobs(batch_of(), small_model(seed=1))
     alone, given = learner_of(), learner_of()

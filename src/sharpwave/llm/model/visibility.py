@@ -39,7 +39,8 @@ def _compiled() -> Any:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, enable_gqa: bool) -> Tensor:
-    # Without the compiler it computes every block, which is for tests on a CPU only.
-    attend = _compiled() if q.is_cuda else flex_attention
+    # Without the compiler it computes every block, which is for tests on a CPU only. Inside of a compiled layer it is
+    # compiled with the layer.
+    attend = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     # Under autocast the rotation of q and k gives float32; unlike PyTorch's other attention, this one does not convert.
     return attend(q.to(v.dtype), k.to(v.dtype), v, block_mask=blocks, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
