@@ -108,16 +108,15 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, 
     assert not stranger.optimizer.state
 
 
-def test_the_last_ones_are_kept_and_steps_only_grow(tmp_path):
+def test_the_last_ones_are_kept_and_the_newest_save_counts(tmp_path):
     learner, checkpoints = learner_of(), Checkpoints(tmp_path, keep=2)
-    for step in (1, 5, 8):
-        checkpoints.save({"policy": learner}, step=step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000005", "step-000000000008"]
-    with pytest.raises(SchemaError, match=r"save\(\): step=8, but 8 is saved; steps only grow"):
-        checkpoints.save({"policy": learner}, step=8)
+    for step in (1, 5, 8, 5):  # a run that was set back saves a step again
+        checkpoints.save({"policy": learner}, step=step, mark=f"m{step}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000002-step-000000000008", "000003-step-000000000005"]
+    assert (checkpoints.latest().step, checkpoints.latest().mark) == (5, "m5")
     with pytest.raises(SchemaError, match="position: expected what JSON holds"):
         checkpoints.save({"policy": learner}, step=9, position={1, 2})
-    assert checkpoints.latest().step == 8
+    assert checkpoints.latest().step == 5
 
 
 @pytest.mark.parametrize("file", ["policy/optimizer.safetensors", "policy/model.safetensors"])
@@ -208,7 +207,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_its_mark(tmp_path):
     lines = said.stdout.splitlines()
     assert len(lines) == 3
     assert all("cannot be written" in line and "File too large" in line for line in lines)
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-000000000001"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["000000-step-000000000001"]
     checkpoint = Checkpoints(tmp_path / "saved").latest()
     checkpoint.load({"policy": learner_of()})
     # A failed save makes no mark: three of them would have pushed out the one that fits the checkpoint.

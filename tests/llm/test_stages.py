@@ -10,11 +10,14 @@ from learner_batches import batch_of
 
 import sharpwave as sw
 from sharpwave.errors import NotReady, SchemaError
+from sharpwave.llm.checkpoints import Checkpoints
 from sharpwave.llm.learner import Learner, OptimizerConfig
 from sharpwave.llm.model import ValueModel, small_model
 from sharpwave.llm.objectives import GRPO, PPO, SFT, ValueFit
+from sharpwave.llm.run_learner import RunLearner
 from sharpwave.llm.scorer import Scorer
 from sharpwave.llm.stages import add_key, train_once, training_flow
+from sharpwave.llm.weights import Weights
 
 torch.set_num_threads(1)
 ROWS = {"row_tokens": 32, "rows": 2}
@@ -87,3 +90,35 @@ def test_a_stage_that_fails_gives_its_batch_back():
     buffer.amend(handles, made.select(["logprobs"]))
     assert asyncio.run(train_once(buffer, learner, timeout=0)).updates == 1
     assert len(buffer) == 0
+
+
+class Moment:
+    """The controller's part of a checkpoint."""
+
+    mark, step = "m3", 3
+
+    def to_json(self):
+        return {"mark": self.mark, "step": self.step, "version": 1}
+
+
+def test_a_run_s_learner_trains_publishes_saves_and_resumes(tmp_path):
+    def made(seed):
+        values = learner_of(ValueFit(), ValueModel.like(small_model(seed=seed)))
+        weights, saved = Weights(tmp_path / "weights"), Checkpoints(tmp_path / "saved")
+        return RunLearner(learner_of(PPO(), small_model(seed=seed)), weights, saved, values=values)
+
+    async def run(learner):
+        line = await learner.train(batch_of())
+        assert all(isinstance(value, float) for value in line.values())
+        assert {"loss", "values_loss", "clip_share", "entropy", "tokens", "refused"} <= set(line)
+        assert [await learner.publish(), await learner.publish()] == [0, 1]
+        await learner.save(Moment())
+
+    first, again = made(0), made(1)
+    assert first.resume() is None
+    asyncio.run(run(first))
+    assert again.resume() == {"mark": "m3", "step": 3, "version": 1}
+    assert asyncio.run(first.train(batch_of(1))) == asyncio.run(again.train(batch_of(1)))
+    assert asyncio.run(again.publish()) == 2
+    with pytest.raises(SchemaError, match=r"give RunLearner\(checkpoints=\)"):
+        asyncio.run(RunLearner(first.policy, first.weights).save(Moment()))

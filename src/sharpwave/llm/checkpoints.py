@@ -26,7 +26,7 @@ from .model.folder import read_state, write_state
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
-_NAME = re.compile(r"step-(\d{12})")
+_NAME = re.compile(r"(\d{6,})-step-(\d{12})")  # the number of the save, and the step
 _STATE, _OPTIMIZER, _CONFIG = "state.json", "optimizer.safetensors", "config.json"
 
 
@@ -135,25 +135,27 @@ class Checkpoints:
         *,
         step: int,
         buffer: SequenceBuffer | None = None,
+        mark: str | None = None,
         position: Any = None,
     ) -> Checkpoint:
         """Saves. No lease of a trainer may be acknowledged meanwhile: it would be in the mark and not in the weights.
 
         Args:
             learners: By name: `{"policy": learner}`.
-            step: Higher than that of every earlier checkpoint.
+            step: Of the run. It may be that of an earlier checkpoint: the one that was saved last counts.
             buffer: Is marked with the checkpoint's name.
+            mark: Or a mark that was just made by the process that has the buffer.
             position: Anything that JSON holds: where the data loader is, the version, ...
 
         Raises:
-            SchemaError: The step does not grow, or JSON does not hold the position. Nothing was changed.
+            SchemaError: JSON does not hold the position, or both a buffer and a mark are given. Nothing was changed.
             StorageError: The folder cannot be written. The checkpoints that were there stay.
         """
         step = whole("save()", "step", step, 0, 10**12 - 1)
-        steps = self._steps()
-        if steps and step <= steps[-1]:
-            raise SchemaError(f"save(): step={step}, but {steps[-1]} is saved; steps only grow")
-        place = self._place(step)
+        if buffer is not None and mark is not None:
+            raise SchemaError("save(): expected buffer= or mark=, got both")
+        saved = self._saved()
+        place = self.folder / f"{saved[-1][0] + 1 if saved else 0:06}-step-{step:012}"
         try:
             said = json.dumps(position)
         except (TypeError, ValueError) as error:
@@ -162,7 +164,7 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
         aside = self.folder / f".new-{uuid.uuid4().hex}"
         try:
-            self._write(aside, learners, place.name if buffer is not None else None, json.loads(said))
+            self._write(aside, learners, place.name if buffer is not None else mark, json.loads(said))
             if buffer is not None:
                 buffer.checkpoint(place.name)
                 buffer.flush()
@@ -174,14 +176,14 @@ class Checkpoints:
             raise StorageError(f"save(): {self.folder} cannot be written: {error}") from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)  # gone after the rename
-        for old in [*steps, step][: -self.keep]:
+        for old in [*(one.path for _, one in saved), place][: -self.keep]:
             self._remove(old)
         return Checkpoint(step, place)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None."""
-        steps = self._steps()
-        return Checkpoint(steps[-1], self._place(steps[-1])) if steps else None
+        """The checkpoint that was saved last, or None."""
+        saved = self._saved()
+        return saved[-1][1] if saved else None
 
     def _write(self, aside: Path, learners: Mapping[str, Learner], mark: str | None, position: Any) -> None:
         aside.mkdir(mode=0o700)
@@ -204,19 +206,21 @@ class Checkpoints:
         for path in [*aside.rglob("*"), aside]:
             sync_to_disk(path)
 
-    def _steps(self) -> list[int]:
+    def _saved(self) -> list[tuple[int, Checkpoint]]:
+        """Numbers and checkpoints, the oldest first."""
         try:
             names = os.listdir(self.folder)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be read: {error.strerror}; it was there before") from error
-        return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+        found = [(match, self.folder / name) for name in names if (match := _NAME.fullmatch(name))]
+        return sorted(
+            ((int(match[1]), Checkpoint(int(match[2]), path)) for match, path in found), key=lambda one: one[0]
+        )
 
-    def _place(self, step: int) -> Path:
-        return self.folder / f"step-{step:012}"
-
-    def _remove(self, step: int) -> None:
+    def _remove(self, path: Path) -> None:
+        # Renamed first: no reader sees a checkpoint without some of its files.
         gone = self.folder / f".old-{uuid.uuid4().hex}"
-        self._place(step).rename(gone)
+        path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
