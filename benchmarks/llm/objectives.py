@@ -5,9 +5,9 @@
     python benchmarks/llm/objectives.py --quick                # a few steps: does it run?
 
 A small transformer learns to sort digits by GRPO. Every batch is made by the weights of `lag` versions ago, the worst
-case that a bound on staleness allows; the score is the share of exact answers of the *current* policy, so the lag itself
-is not measured. All members (cell x objective x seed) have one more leading axis in every tensor. The transformer and
-`clipped_loss` are those of the package. Writes `results/objectives.json`.
+case that a bound on staleness allows. The score is the share of exact answers of the *current* policy, so the lag
+itself is not measured. All members (cell x objective x seed) have one more leading axis in every tensor. The transformer
+and `clipped_loss` are those of the package. Writes `results/objectives.json`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Member:
 
 
 class Sorter(nn.Module):
-    """The package's transformer over question, separator and answer; logits of digits behind the last `count` tokens."""
+    """The package's transformer over question, separator and answer; gives digits behind the last `count` tokens."""
 
     def __init__(self, digits: int) -> None:
         super().__init__()
@@ -171,7 +171,9 @@ class Study:
         for _ in range(self.setting.supervised):
             questions, right = self.questions(len(seeds), 256)
             ids = torch.cat([questions, right], -1)
-            crowd.update(self.gradients(crowd.state, lambda now, ids=ids: -self.logprobs(now, ids).mean((1, 2)).sum()), 1.0)
+            crowd.update(
+                self.gradients(crowd.state, lambda now, ids=ids: -self.logprobs(now, ids).mean((1, 2)).sum()), 1.0
+            )
         at = torch.tensor([seeds.index(member.seed) for member in self.members], device=self.device)
         return {name: weight[at] for name, weight in crowd.state.items()}
 
@@ -191,21 +193,18 @@ class Study:
         curves, drift, clipped, began = [self.evaluate(crowd.state)], 0.0, 0.0, time.time()
         for step in range(setting.steps):
             kept = [*kept[1:], crowd.state]
-            acting = {name: torch.where(_like(lag, kept[-1][name]) == 0, kept[-1][name], kept[0][name]) for name in kept[0]}
+            acting = {
+                name: torch.where(_like(lag, kept[-1][name]) == 0, kept[-1][name], kept[0][name]) for name in kept[0]
+            }
             ids, behaviour, advantages = self.batch(acting, count)
             with torch.no_grad():
                 proximal = self.logprobs(crowd.state, ids)
             drift = drift + (proximal - behaviour).abs().mean((1, 2)) / setting.steps
             order = torch.randperm(ids.shape[1], generator=self.stream, device=self.device)
             for part in order.chunk(setting.minibatches):
-                given = [column[:, part] for column in (behaviour, proximal, advantages)]
-                share: list[Tensor] = []
-                gradients = self.gradients(
-                    crowd.state,
-                    lambda now, part=part, given=given, share=share: self.loss(now, ids[:, part], given, each["clip"], share),
-                )
-                clipped = clipped + torch.cat(share) / setting.steps / setting.minibatches
-                crowd.update(gradients, min(1.0, (step + 1) / setting.warmup))
+                given = [column[:, part] for column in (ids, behaviour, proximal, advantages)]
+                share = self.update(crowd, given, each["clip"], min(1.0, (step + 1) / setting.warmup))
+                clipped = clipped + share / setting.steps / setting.minibatches
             if (step + 1) % setting.evaluations == 0:
                 curves.append(self.evaluate(crowd.state))
                 say(f"step {step + 1}: {time.time() - began:.0f} s, mean {sum(curves[-1]) / count:.3f}", flush=True)
@@ -220,16 +219,23 @@ class Study:
         advantages = (rewards - rewards.mean(-1, keepdim=True)).view(count, -1, 1) * setting.advantage_scale
         return ids, behaviour, advantages.expand_as(behaviour)
 
-    def loss(self, state: dict[str, Tensor], ids: Tensor, given: list[Tensor], clip: Tensor, share: list[Tensor]) -> Tensor:
-        """The sum over members of their mean loss; the share of clipped tokens goes to `share`."""
-        logprobs, total = self.logprobs(state, ids), torch.zeros((), device=self.device)
-        for method, at in self.slices():
-            made = clipped_loss(
-                logprobs[at], *(column[at] for column in given), method=method, clip=clip[at].view(-1, 1, 1), cap=self.setting.cap
-            )  # fmt: skip
-            total = total + made.loss.mean((1, 2)).sum()
-            share.append(made.is_clipped.float().mean((1, 2)))
-        return total
+    def update(self, crowd: Crowd, given: list[Tensor], clip: Tensor, scale: float) -> Tensor:
+        """One update of every member. Returns the share of its tokens that the clip held."""
+        ids, *columns = given
+        shares: list[Tensor] = []
+
+        def loss(state: dict[str, Tensor]) -> Tensor:
+            """The sum over members of their mean loss."""
+            logprobs, total = self.logprobs(state, ids), torch.zeros((), device=self.device)
+            for method, at in self.slices():
+                own = [column[at] for column in (logprobs, *columns)]
+                made = clipped_loss(*own, method=method, clip=clip[at].view(-1, 1, 1), cap=self.setting.cap)
+                total = total + made.loss.mean((1, 2)).sum()
+                shares.append(made.is_clipped.float().mean((1, 2)))
+            return total
+
+        crowd.update(self.gradients(crowd.state, loss), scale)
+        return torch.cat(shares)
 
     def results(self, curves: list[list[float]], drift: Tensor, clipped: Tensor, took_s: float) -> dict[str, Any]:
         scores = torch.tensor(curves)
@@ -265,6 +271,15 @@ def summary(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+def told(line: dict[str, Any]) -> str:
+    scores = []
+    for objective in (name for name in OBJECTIVES if name in line):
+        share = line[objective].get("share_of_gain")
+        scores.append(f"{objective} {line[objective]['mean']:.3f}" + ("" if share is None else f" ({share:.0%})"))
+    cell = f"eps {line['eps']:g}, clip {line['clip']:g}, rate {line['learning_rate']:g}"
+    return f"{cell}: start {line['start']:.3f}, {', '.join(scores)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", choices=("bold", "all"), default="all")
@@ -290,9 +305,7 @@ def main() -> None:
     }  # fmt: skip
     document["cells"] = summary(document["members"])
     for line in document["cells"]:
-        scores = "  ".join(f"{o} {line[o]['mean']:.3f}" + (f" ({line[o]['share_of_gain']:.0%})" if "share_of_gain" in line[o] else "")
-                           for o in OBJECTIVES if o in line)  # fmt: skip
-        print(f"eps {line['eps']:g} clip {line['clip']:g} lr {line['learning_rate']:g}: start {line['start']:.3f}  {scores}")
+        print(told(line))
     if not chosen.quick:
         chosen.results.mkdir(parents=True, exist_ok=True)
         (chosen.results / "objectives.json").write_text(json.dumps(document, indent=1) + "\n")
