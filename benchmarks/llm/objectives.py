@@ -6,7 +6,7 @@
 
 A small transformer learns to sort digits by GRPO. Every batch is made by the weights of `lag` versions ago, the worst
 case that a bound on staleness allows. The score is the share of exact answers of the *current* policy, so the lag
-itself is not measured. All members (cell x objective x seed) have one more leading axis in every tensor. The transformer
+itself is not measured. All members (cell x objective x seed) are one more leading axis in every tensor. The transformer
 and `clipped_loss` are those of the package. Writes `results/objectives.json`.
 """
 
@@ -189,10 +189,10 @@ class Study:
         lag = torch.tensor([0 if member.objective == "sync" else setting.lag for member in self.members])
         lag = lag.to(self.device)
         crowd = Crowd(self.start(), each["learning_rate"], each["eps"])
-        kept = [crowd.state] * (setting.lag + 1)  # the newest last
+        kept = [dict(crowd.state)] * (setting.lag + 1)  # the newest last
         curves, drift, clipped, began = [self.evaluate(crowd.state)], 0.0, 0.0, time.time()
         for step in range(setting.steps):
-            kept = [*kept[1:], crowd.state]
+            kept = [*kept[1:], dict(crowd.state)]
             acting = {
                 name: torch.where(_like(lag, kept[-1][name]) == 0, kept[-1][name], kept[0][name]) for name in kept[0]
             }

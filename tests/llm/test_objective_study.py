@@ -37,9 +37,11 @@ def test_members_train_apart_and_a_lag_of_zero_is_sync(study):
 
 
 def test_a_short_run_gives_a_line_for_each_cell(study, monkeypatch):
-    setting = study.Setting(steps=2, lag=1, prompts=4, group=2, minibatches=2, supervised=2, evaluations=1)
+    setting = study.Setting(steps=3, lag=1, prompts=16, group=4, minibatches=2, supervised=2, evaluations=3, warmup=1)
     members = [study.Member(o, *cell, 0) for o in study.OBJECTIVES for cell in study.BOLD]
     document = study.Study(members, setting, "cpu").run(say=lambda *_, **__: None)
+    for one in document["members"]:  # the data of lagging members are of older weights, those of sync are not
+        assert (one["drift"] > 1e-5) == (one["objective"] != "sync")
     cells = study.summary(document["members"])
     assert [cell["is_bold"] for cell in cells] == [True] * 3
     assert all({*study.OBJECTIVES} <= set(cell) for cell in cells)

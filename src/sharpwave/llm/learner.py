@@ -105,7 +105,7 @@ class Learner:
         minibatches: Updates of a step.
         row_tokens, rows, temperature, head_tokens, autocast: As of `Scorer`.
         recompute_layers: Activations are computed again in the backward pass: less memory, about a third more time.
-        compile: Layers through `torch.compile`. None: on CUDA only.
+        compile: Layers and the head through `torch.compile`. None: on CUDA only.
         seed: Of the order of sequences.
 
     Example:
@@ -152,8 +152,7 @@ class Learner:
         )  # fmt: skip
         self.scorer.transformer.recomputes_layers = recompute_layers
         if on_cuda if compile is None else compile:
-            for layer in self.scorer.transformer.model.layers:
-                layer.compile()
+            self.scorer.compile()
         self.random = np.random.default_rng(seed)
         self.steps = 0
 
@@ -181,7 +180,8 @@ class Learner:
 
     def publish(self, weights: Weights, version: int) -> Published:
         """Publishes the model's weights as a version for generators."""
-        assert isinstance(self.model, Transformer), "a value model has no generators"
+        if not isinstance(self.model, Transformer):
+            raise SchemaError("publish(): a ValueModel generates nothing; publish the policy's learner")
         return weights.publish(self.model, version)
 
     def _check_lens(self, tokens: TokenBatch) -> None:

@@ -69,12 +69,19 @@ class Scorer:
                 f"Scorer(): row_tokens={row_tokens}, but the model's positions depend on the longest one "
                 f"above {most} (dynamic scaling); lower row_tokens="
             )
+        self._logprobs = _logprobs
         if model.device.type == "cuda":
             self.transformer.packed_attention = "flex"
 
     @property
     def transformer(self) -> Transformer:
         return self.model.transformer if isinstance(self.model, ValueModel) else self.model
+
+    def compile(self) -> None:
+        """Compiles the layers, each for itself, and the head: their shapes never change."""
+        for layer in self.transformer.model.layers:
+            layer.compile()
+        self._logprobs = torch.compile(_logprobs, dynamic=False)
 
     def pack(self, lens: Array) -> Packing:
         return Packing.of(lens, row_tokens=self.row_tokens, multiple=self.rows)
@@ -113,8 +120,8 @@ class Scorer:
         assert isinstance(self.model, Transformer)
         given = (self.model, hidden, wanted, self.temperature, entropy_learns)
         if torch.is_grad_enabled() and hidden.requires_grad:
-            return checkpoint(_logprobs, *given, use_reentrant=False)  # type: ignore[no-any-return]
-        return _logprobs(*given)
+            return checkpoint(self._logprobs, *given, use_reentrant=False)  # type: ignore[no-any-return]
+        return self._logprobs(*given)
 
     @torch.no_grad()
     def flat(self, ids: Array, lens: Array) -> Array:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..errors import SchemaError
 from ..sequences.sample import SequenceSample
-from ..sequences.staleness import FRESH, VERSIONS
+from ..sequences.staleness import FRESH
 
 __all__ = ["TokenBatch"]
 
@@ -90,7 +91,7 @@ class TokenBatch:
             if key != REWARDS:
                 column[~self.learned] = 0
 
-    @property
+    @cached_property
     def sequence_of(self) -> Array:
         """The number of each token's sequence."""
         return np.repeat(np.arange(len(self.lens)), self.lens)
@@ -99,11 +100,6 @@ class TokenBatch:
     def sequence_rewards(self) -> Array:
         """The sum of each sequence's rewards."""
         return np.bincount(self.sequence_of, self.columns[REWARDS], len(self.lens))
-
-    def staleness(self, version: int) -> Array | None:
-        """How many versions old each learned token is; None without the key `versions`."""
-        made = self.columns.get(VERSIONS)
-        return None if made is None else version - made[self.learned]
 
 
 def _column(where: str, batch: SequenceSample, key: str) -> Array:
