@@ -264,9 +264,9 @@ def summary(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 line[objective] = {"mean": sum(scores) / len(scores), "least": min(scores), "most": max(scores)}
         start = sum(one["start"] for one in own) / len(own)
         line["start"] = start
-        for objective in OBJECTIVES[1:]:
-            if objective in line and "sync" in line:
-                line[objective]["share_of_gain"] = (line[objective]["mean"] - start) / (line["sync"]["mean"] - start)
+        gain = line["sync"]["mean"] - start if "sync" in line else 0.0
+        for objective in (name for name in OBJECTIVES[1:] if name in line and gain > 0):
+            line[objective]["share_of_gain"] = (line[objective]["mean"] - start) / gain
         lines.append(line)
     return lines
 
