@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_batches import batch_of
 
+import sharpwave as sw
 from sharpwave.errors import SchemaError
 from sharpwave.llm.learner import _token_shares
 from sharpwave.llm.objectives import GRPO, PPO, SFT, Scores, ValueFit, clipped_loss, reference_kl, value_loss
@@ -202,6 +203,30 @@ def test_ppo_and_its_values_of_a_batch_are_the_oracle_s(chosen, seed, stale, gam
         assert not advantages[~learned[at]].any()
 
 
+def test_rewards_within_an_answer_belong_to_the_token_before():
+    """Two sequences: a prompt token, then an answer with a tool's output in it. Rewards on the tool's tokens count."""
+    mask = [False, True, False, False, True, False, True, True]
+    lens = [[5, 3]]
+    data = {
+        "input_ids": np.arange(8),
+        "loss_mask": np.array(mask),
+        "logprobs": np.zeros(8, np.float32),
+        "values": np.array([9, 0.5, 9, 9, 0.25, 9, 1, 2], np.float32),
+        "rewards": np.array([0, 1, 2, 4, 8, 0, 16, 32], np.float32),
+    }
+    objective = PPO(gamma=0.9, gae_lambda=0.8, normalise=False)
+
+    def advantages(**changes):
+        given = {**data, **changes}
+        batch = sw.SequenceSample(["a"], dict.fromkeys(given, lens), given)
+        return objective.prepare(TokenBatch.read("test", batch, objective.inputs))["advantages"]
+
+    expected = oracle.estimated([7, 8], [0.5, 0.25], 0.9, 0.8) + oracle.estimated([16, 32], [1, 2], 0.9, 0.8)
+    assert advantages()[mask].tolist() == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(SchemaError, match="'a': rewards has a reward before the first token with loss_mask; no token"):
+        advantages(rewards=np.array([0, 1, 2, 4, 8, 3, 16, 32], np.float32))
+
+
 def test_normalised_advantages_of_fresh_tokens_have_mean_0_and_deviation_1():
     batch = batch_of(stale=0.3, values=0.0)
     objective = PPO()
@@ -223,7 +248,7 @@ def test_sft_is_the_mean_negative_log_probability():
             for part, own in zip(pieces(tokens, lp.detach()), pieces(tokens, tokens.learned), strict=True)
         ]
         expected = -lp[torch.from_numpy(tokens.learned)].mean() if level == "token" else np.mean(parts)
-        assert float(made.detach()) == pytest.approx(float(expected), abs=1e-5)
+        assert float(made.detach()) == pytest.approx(float(torch.as_tensor(expected).detach()), abs=1e-5)
 
 
 def test_data_of_one_group_are_compared_with_each_other():

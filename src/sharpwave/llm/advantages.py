@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..errors import SchemaError
 from ..returns import gae, group_relative_advantages
-from .token_batch import REWARDS, TokenBatch
+from .token_batch import MASK, REWARDS, TokenBatch
 
 __all__ = ["estimated_advantages", "group_advantages"]
 
@@ -30,6 +31,9 @@ def estimated_advantages(
 
     Tokens that are not learned (a prompt, the output of a tool) are no steps: the state after a token is the one in
     which the next learned token of the sequence is chosen. Rewards on them go to the learned token before.
+
+    Raises:
+        SchemaError: A token before the first learned one of its sequence has a reward.
     """
     at = np.flatnonzero(batch.learned)
     advantages, targets = np.zeros(len(batch.learned), np.float32), np.zeros(len(batch.learned), np.float32)
@@ -39,6 +43,10 @@ def estimated_advantages(
     # Each token's reward belongs to the last learned token that is not behind it, of the same sequence.
     before = np.searchsorted(at, np.arange(len(batch.learned)), side="right") - 1
     owned = (before >= 0) & (sequence[at[before]] == sequence)
+    early = ~owned & (batch.columns[REWARDS] != 0) & np.isin(sequence, sequence[at])
+    if early.any():
+        name = batch.names[sequence[early.argmax()]]
+        raise SchemaError(f"{name!r}: {REWARDS} has a reward before the first token with {MASK}; no token earned it")
     rewards = np.bincount(before[owned], batch.columns[REWARDS][owned], len(at)).astype(np.float32)
     ends = np.append(sequence[at[1:]] != sequence[at[:-1]], True)
     # All sequences as one stream: nothing passes an end backwards.
