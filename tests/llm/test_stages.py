@@ -31,7 +31,7 @@ def test_an_objective_says_which_stages_it_needs():
     def names(flow):
         return {consumer.name: (set(consumer.inputs), set(consumer.outputs)) for consumer in flow}
 
-    assert list(names(training_flow(SFT(), batch_size=2))) == ["train"]
+    assert names(training_flow(SFT(), batch_size=2)) == {"train": ({"input_ids", "loss_mask"}, set())}
     flow = training_flow(GRPO(kl=0.1), batch_size=2, proximal=True, reward=True)
     assert list(names(flow)) == ["reward", "reference", "proximal", "train"]
     assert names(flow)["reference"] == ({"input_ids"}, {"ref_logprobs"})

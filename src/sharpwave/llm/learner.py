@@ -56,7 +56,7 @@ class OptimizerConfig:
         number(where, "eps", self.eps, 0, 1e3)
         number(where, "weight_decay", self.weight_decay, 0, 1e3)
         if self.max_grad_norm is not None:
-            number(where, "max_grad_norm", self.max_grad_norm, 0, 1e9)
+            number(where, "max_grad_norm", self.max_grad_norm, 1e-9, 1e9)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

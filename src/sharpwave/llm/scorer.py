@@ -37,7 +37,7 @@ class Scorer:
         temperature: Logits are divided by it, as the generator did. Filters (top-k, top-p) are not repeated here.
         head_tokens: Logits are computed for so many tokens at a time. In training they are computed again in the
             backward pass, so the logits of all tokens are never in memory together.
-        autocast: Matrix products in bfloat16. None: on CUDA only.
+        autocast: Matrix products in bfloat16. None: on CUDA devices that have it.
 
     Example:
         >>> import numpy as np, sharpwave as sw
@@ -62,7 +62,8 @@ class Scorer:
         self.rows = whole("Scorer()", "rows", rows)
         self.temperature = number("Scorer()", "temperature", temperature, 1e-6, 1e6)
         self.head_tokens = whole("Scorer()", "head_tokens", head_tokens)
-        self.autocast = model.device.type == "cuda" if autocast is None else autocast
+        has_bfloat16 = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.autocast = has_bfloat16 if autocast is None else autocast
         most = self.transformer.config.max_position_embeddings
         if row_tokens > most and self.transformer.config.rope.scaling == "dynamic":
             raise SchemaError(

@@ -25,7 +25,7 @@ def training_flow(
     proximal: bool = False,
     reward: bool = False,
 ) -> Dataflow:
-    """The consumers that an objective needs. The generator puts `input_ids`, `loss_mask`, `logprobs`, `versions`.
+    """The consumers that an objective needs. The generator puts `input_ids`, `loss_mask`, `logprobs` and `versions`.
 
     | consumer | makes | is there |
     |---|---|---|
@@ -48,7 +48,8 @@ def training_flow(
         >>> [consumer.name for consumer in training_flow(PPO(kl=0.1), batch_size=8, values=ValueFit())]
         ['reference', 'values', 'train', 'train_values']
     """
-    inputs = {IDS, MASK, "versions", *objective.inputs}
+    # SFT learns from data that no policy made.
+    inputs = {IDS, MASK, *objective.inputs} | ({"versions"} if "logprobs" in objective.inputs else set())
     if proximal and objective.has_proximal:
         inputs.add("prox_logprobs")
     consumers = [Consumer("reward", {IDS, MASK}, {REWARDS}, batch_size)] if reward else []
