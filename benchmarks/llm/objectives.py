@@ -54,7 +54,7 @@ class Setting:
     prompts: int = 64
     group: int = 8
     minibatches: int = 4
-    supervised: int = 35  # steps before the study, so that the first policy is right now and then
+    supervised: int = 45  # steps before the study, so that the first policy is right now and then
     supervised_rate: float = 1.5e-3
     warmup: int = 10
     advantage_scale: float = 3.0  # centred and not divided by their deviation
@@ -79,7 +79,7 @@ class Sorter(nn.Module):
         super().__init__()
         config = ModelConfig(
             model_type="llama", vocab_size=11, hidden_size=32, intermediate_size=88, num_hidden_layers=2,
-            num_attention_heads=2, max_position_embeddings=2 * digits + 1, initializer_range=0.18,
+            num_attention_heads=2, max_position_embeddings=2 * digits + 1, initializer_range=0.05,
         )  # fmt: skip
         self.model = Transformer(config)
 
