@@ -466,6 +466,15 @@ def overheads_goals(document: Document | None) -> Iterator[Verdict]:
         yield at_most(f"a step of sw.collect over a {by_hand}, {environment},", 1.3, over(ours, loop), ratio)
 
 
+def objectives_goals(document: Document | None) -> Iterator[Verdict]:
+    """Where clips are small against the movement over the lag."""
+    for cell in (document or {}).get("cells", []):
+        if cell["is_bold"] and all("share_of_gain" in cell.get(name, {}) for name in ("decoupled", "naive")):
+            title = f"eps {cell['eps']:g}, clip {cell['clip']:g}, rate {cell['learning_rate']:g}, share of sync's gain:"
+            yield at_least(f"{title} decoupled", 0.95, cell["decoupled"]["share_of_gain"], percent)
+            yield at_most(f"{title} naive", 0.45, cell["naive"]["share_of_gain"], percent)
+
+
 def no_goals(document: Document | None) -> Iterator[Verdict]:
     """For figures that are told and not judged."""
     del document
@@ -498,6 +507,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "gpu_replay": gpu_replay_goals,
     "sequences": sequences_goals,
     "service": service_goals,
+    "objectives": objectives_goals,
 }
 
 

@@ -45,6 +45,7 @@ from names import (
 
 # The benchmarks of features that a contest measures, in the order of the table.
 FEATURES = ("prioritized", "nstep", "hindsight", "frames")
+OBJECTIVES = ("sync", "decoupled", "naive", "recompute")
 SEQUENCE_CALLS = ("put", "get", "amend")
 GPU_TABLES = (
     ("uniform", "cases", "uniform draws of"),
@@ -349,6 +350,31 @@ def gpu_returns(document: Document) -> str:
     return "\n\n".join(
         [table(head, rows), f"A whole rollout and its returns: {kind}.", table(["", ""], whole), small(line)]
     )
+
+
+def objectives(document: Document) -> str:
+    settings, facts = document["settings"], document["machine"]
+    names = [name for name in OBJECTIVES if any(name in cell for cell in document["cells"])]
+
+    def said(cell: Document, name: str) -> str:
+        if name not in cell:
+            return ""
+        one, share = cell[name], cell[name].get("share_of_gain")
+        spread = f"{one['mean']:.3f} ({one['least']:.2f} to {one['most']:.2f})"
+        return spread if share is None else f"{spread}, {percent(share)}"
+
+    rows = []
+    for cell in document["cells"]:
+        kind = f"{cell['eps']:g}, {cell['clip']:g}, {cell['learning_rate']:g}"
+        rows.append([f"**{kind}**" if cell["is_bold"] else kind, *(said(cell, name) for name in names)])
+    start = sum(cell["start"] for cell in document["cells"]) / len(document["cells"])
+    line = (
+        f"{facts['device']}, torch {facts['torch']}. Share of exact answers of the current policy at the end: mean of "
+        f"{settings['seeds']} seeds, the least and the most in brackets, then the share of sync's gain. Sorting "
+        f"{settings['digits']} digits; {settings['steps']} steps of {settings['prompts'] * settings['group']} answers "
+        f"in {settings['minibatches']} minibatches, {start:.2f} at the start; lag {settings['lag']} except for sync."
+    )
+    return "\n\n".join([table(["Adam's eps, clip, learning rate", *names], rows), small(line)])
 
 
 def sequences(measured: Document) -> str:
