@@ -1,0 +1,473 @@
+"""`Controller`: admits items, takes samples in, hands batches out, and counts versions and steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..buffers.sequence import SequenceBuffer
+from ..checks import one_of, told, whole
+from ..errors import NotReady, SchemaError, StaleHandle
+from ..sequences.dataflow import Consumer, Dataflow
+from ..sequences.leases import Lease
+from ..sequences.sample import SequenceSample
+from .clock import Clock
+from .cut import Cut
+from .explanation import State, explain
+from .items import Items
+from .permits import Permit, Permits, derive_seed
+from .position import Position
+
+__all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
+
+SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
+_STALE = {"mask": "mask", "drop": "evict"}  # ours, and the buffer's word
+
+
+def train_flow(batch: int) -> Dataflow:
+    """The smallest dataflow: the learner alone, which reads what agents make."""
+    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
+
+
+class Controller:
+    """The one part of a run that knows all others. For one event loop.
+
+    At most `(max_staleness + 1) * batch` items are started and not trained. `max_staleness=0` is synchronous training.
+    Every item is settled once an epoch: trained, without signal, or rejected. A process that dies is named to `lose`:
+    its permits and leases come back.
+
+    Args:
+        items: The data.
+        clock: Time.
+        batch: Items of one training step. An item's group of answers is one sample.
+        max_staleness: Most versions between the weights that made a token and those that train on it.
+        stale: "mask" trains on the rest of a sample that has tokens which are too old (key `fresh`); "drop" throws the
+            sample away, and its item is made again.
+        epochs: How often each item is trained; None for ever.
+        seed: Of the order of items and of all answers.
+        shuffle: Whether epochs have random orders.
+        skip_no_signal: Whether a group whose rewards are all equal is left out; another item takes its place.
+        max_losses: How often the work on an item may be lost, to dead agents or to staleness, before it is rejected.
+        max_running: Most items that agents work on at once; None for no other bound than that of staleness.
+        owner_timeout_s: An owner that was not heard for so long is lost; None leaves it to the launcher to say so.
+        watchdog_s: Waiting calls raise after so long without any progress; None for never.
+        flow: The consumers of samples; the learner's is called "train". None for the learner alone.
+        journal: The file in which samples survive this process.
+        cut: The checkpoint to go on from.
+        resume: Whether the learner goes on from `cut`, too: then what it trained since is undone. False where only the
+            controller was restarted.
+        version: At least this version is published.
+        log: Called with each event.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        clock: Clock,
+        *,
+        batch: int,
+        max_staleness: int,
+        stale: str = "mask",
+        epochs: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        skip_no_signal: bool = True,
+        max_losses: int = 10,
+        max_running: int | None = None,
+        owner_timeout_s: float | None = None,
+        watchdog_s: float | None = None,
+        flow: Dataflow | None = None,
+        journal: str | Path | None = None,
+        cut: Cut | None = None,
+        resume: bool = True,
+        version: int = 0,
+        log: Callable[..., None] | None = None,
+    ) -> None:
+        where = "Controller()"
+        self.batch = whole(where, "batch", batch)
+        self.max_staleness = whole(where, "max_staleness", max_staleness, 0)
+        self.limit = (self.max_staleness + 1) * self.batch
+        self._drops = one_of(where, "stale", stale, tuple(_STALE)) == "drop"
+        self._max_running = None if max_running is None else whole(where, "max_running", max_running)
+        self._max_losses = whole(where, "max_losses", max_losses, 0)
+        self._items, self._clock, self._seed, self._skips = items, clock, seed, skip_no_signal
+        self._owner_timeout_s, self._watchdog_s = owner_timeout_s, watchdog_s
+        self._log = log if log is not None else lambda event, **about: None
+        self._flow = train_flow(self.batch) if flow is None else flow
+        if self._flow["train"].batch_size != self.batch:
+            raise SchemaError(f"{where}: flow: expected batch_size={batch} for 'train', as batch= says")
+        self.buffer = SequenceBuffer(
+            2 * self.limit,
+            flow=self._flow,
+            max_staleness=self.max_staleness,
+            stale=_STALE[stale],
+            journal=None if journal is None else str(journal),
+            resume=cut.mark if cut is not None and resume and journal is not None else None,
+        )
+        self.position = Position(items, epochs=epochs, seed=seed, shuffle=shuffle)
+        self.step = 0 if cut is None else cut.step
+        self._has_journal = journal is not None
+        self.buffer.set_version(max(version, self.buffer.version, 0 if cut is None else cut.version))
+        if cut is not None or journal is not None:
+            said = None if cut is None else cut.position
+            self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
+        self._permits = Permits()
+        self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
+        self._starters: deque[tuple[str, asyncio.Future[Permit | None]]] = deque()
+        self._takers: list[tuple[str, int, asyncio.Future[None]]] = []
+        self._leases: dict[str, tuple[Lease, float]] = {}
+        self._heard: dict[str, float] = {}
+        self._moved_at: float | None = None
+        self._failure: str | None = None
+        self._is_stopped = False
+
+    # ---- agents ------------------------------------------------------------------------------------------------------
+
+    async def start(self, owner: str) -> Permit | None:
+        """The next item, as soon as one may start. None where the run is over: no item will ever come again.
+
+        Raises:
+            NotReady: Nothing has moved for `watchdog_s`, or the run failed.
+        """
+        self._check("start()", owner)
+        waiting: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
+        self._starters.append((owner, waiting))
+        self._serve()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                permit = waiting.result()
+                if permit is not None and self._permits.has(permit):
+                    self._permits.end(permit)
+                    self.position.give_back(permit.key)
+            with suppress(ValueError):
+                self._starters.remove((owner, waiting))
+            self._serve()
+            raise
+
+    async def finish(self, permit: Permit, sample: SequenceSample) -> str:
+        """The work on an item is done: its sample, with one sequence for each answer of the group.
+
+        Returns:
+            "kept": The learner will get it. "no_signal": all rewards are equal; the item is settled. "stale": it is too
+            old already, and comes again. "unwanted": the permit was lost, and the item is another agent's or settled.
+
+        Raises:
+            SchemaError: The sample is not one of this item, or lacks keys. The permit stays.
+        """
+        self._check("finish()", permit.owner)
+        rewards = self._read_rewards(permit, sample)
+        if not self._permits.has(permit):
+            if self.capacity() < 1 or not self.position.claim(permit.key):
+                self._log("unwanted", key=permit.key, owner=permit.owner)
+                return "unwanted"
+            self._permits.out[permit.number] = permit  # begun before a restart, or by an owner taken for dead
+        if permit.number in self._closing:
+            raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
+        if self._skips and len(rewards) > 1 and (rewards == rewards[0]).all():
+            self._permits.end(permit)
+            self.position.settle(permit.key, "no_signal")
+            return self._told("no_signal", permit)
+        self._closing.add(permit.number)
+        try:
+            births = [self.position.birth(permit.key)]
+            handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+        finally:
+            self._closing.discard(permit.number)
+        self._permits.end(permit)
+        if int(handles[0]) not in self.buffer:
+            self._lose_item(permit.key)
+            return self._told("stale", permit)
+        return self._told("kept", permit)
+
+    async def reject(self, permit: Permit, why: str) -> None:
+        """Every try at the item failed: it is left out of this epoch, and counted."""
+        self._check("reject()", permit.owner)
+        if self._permits.has(permit) and permit.number not in self._closing:
+            self._permits.end(permit)
+            self.position.settle(permit.key, "rejected")
+            self._log("why", key=permit.key, why=why)
+            self._told("rejected", permit)
+
+    def _read_rewards(self, permit: Permit, sample: SequenceSample) -> np.ndarray[Any, Any]:
+        where = f"finish(): {permit.key!r}"
+        if list(sample.ids) != [permit.key]:
+            raise SchemaError(f"{where}: expected one sample with the permit's key as its id, got {told(sample.ids)}")
+        if lacking := sorted(self._flow.given_keys - sample.keys):
+            raise SchemaError(f"{where}: the sample lacks {', '.join(lacking)}")
+        rewards = np.asarray(sample["rewards"])
+        if not np.isfinite(rewards).all():
+            raise SchemaError(f"{where}: rewards: expected finite numbers, got {told(rewards.tolist())}")
+        return rewards
+
+    def _told(self, event: str, permit: Permit) -> str:
+        self._log(event, key=permit.key, owner=permit.owner)
+        self._moved()
+        return event
+
+    # ---- the learner -------------------------------------------------------------------------------------------------
+
+    async def take(self, owner: str) -> Lease | None:
+        """The next batch, oldest items first. The last one of all epochs may be smaller. None where the run is over.
+
+        Raises:
+            NotReady: Nothing has moved for `watchdog_s`, or the run failed.
+        """
+        while True:
+            self._check("take()", owner)
+            if self.is_over:
+                return None
+            count = self._next_count()
+            lease = await self._get(owner, count) if count else await self._wait_for_change(owner, 0)
+            if lease is not None:
+                self._leases[owner] = (lease, self._clock.now())
+                self._log("take", keys=list(lease.batch.ids), version=self.version)
+                self._moved()
+                return lease
+
+    async def _get(self, owner: str, count: int) -> Lease | None:
+        """A batch from the buffer; None where another size is right meanwhile."""
+        getting = asyncio.ensure_future(self.buffer.get_async("train", batch_size=count, owner=owner))
+        change = asyncio.ensure_future(self._wait_for_change(owner, count))
+        try:
+            await asyncio.wait([getting, change], return_when=asyncio.FIRST_COMPLETED)
+            return getting.result() if getting.done() else None
+        except asyncio.CancelledError:
+            if getting.done() and getting.exception() is None:
+                getting.result().release()
+            raise
+        finally:
+            getting.cancel()
+            change.cancel()
+            with suppress(asyncio.CancelledError):
+                await getting
+
+    async def _wait_for_change(self, owner: str, count: int) -> None:
+        """Until a batch of another size is right, or no batch will come."""
+        taker = (owner, count, asyncio.get_running_loop().create_future())
+        self._takers.append(taker)
+        try:
+            await taker[2]
+        finally:
+            self._takers.remove(taker)
+
+    def _next_count(self) -> int:
+        """How many items the next batch has: `batch`, or at the end of the last epoch what is left."""
+        if self.position.has_next or len(self._permits):
+            return self.batch
+        return min(self.batch, len(self.buffer) - sum(len(lease) for lease, _ in self._leases.values()))
+
+    async def trained(self, lease: Lease, version: int, step: int | None = None) -> None:
+        """A batch is in the weights of `version`, which are published.
+
+        Args:
+            step: The learner's count of steps, where it is not one more than before.
+
+        Raises:
+            SchemaError: The version is not above the present one. Nothing was changed.
+            StaleHandle: The lease is over: the learner was taken for dead. The items will be trained by another one.
+        """
+        owner = next((name for name, (mine, _) in self._leases.items() if mine is lease), None)
+        if owner is None:
+            raise StaleHandle("trained(): the lease is over: its owner was taken for dead, or it was said before")
+        self._check("trained()", owner)
+        version = whole("trained()", "version", version, self.version + 1)
+        # Before the acknowledgement: an item that starts in the place of a trained one begins with these weights.
+        await self._clock.outside(lambda: self.buffer.set_version(version))
+        await self._clock.outside(lease.ack)
+        self._leases.pop(owner, None)
+        for key in lease.batch.ids:
+            self.position.settle(key, "trained")
+        self.step = self.step + 1 if step is None else step
+        self._collect_dropped()
+        self._log("trained", step=self.step, version=version)
+        self._moved()
+
+    async def checkpoint(self) -> Cut:
+        """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
+        checkpoint, between two steps: both are one cut."""
+        mark = f"step-{self.step}-version-{self.version}"
+        if self._has_journal:
+            await self._clock.outside(lambda: self.buffer.checkpoint(mark))
+        self._log("checkpoint", mark=mark)
+        return Cut(mark, self.step, self.version, self.position.to_json())
+
+    # ---- life and death ----------------------------------------------------------------------------------------------
+
+    def hear(self, owner: str) -> None:
+        """The owner is alive. Every call of it says so, too, and so does a call that waits."""
+        self._heard[owner] = self._clock.now()
+
+    def lose(self, owner: str) -> int:
+        """The owner is dead: its permits and leases come back. Returns how many items that were."""
+        self._heard.pop(owner, None)
+        for starter in [one for one in self._starters if one[0] == owner]:
+            self._starters.remove(starter)
+            starter[1].cancel()
+        lost = [permit for permit in self._permits.of(owner) if permit.number not in self._closing]
+        for permit in lost:
+            self._permits.end(permit)
+            self._lose_item(permit.key)
+        self._leases.pop(owner, None)
+        count = len(lost) + self.buffer.release(owner)
+        self._collect_dropped()
+        self._log("lose", owner=owner, items=count)
+        self._moved()
+        return count
+
+    async def watch(self) -> None:
+        """Looks for silent owners and for standstill until the run is over. Run it beside the others."""
+        times = [one for one in (self._owner_timeout_s, self._watchdog_s) if one is not None]
+        while times and not self.is_over and self._failure is None:
+            await self._clock.sleep(min(times) / 4)
+            now = self._clock.now()
+            if self._owner_timeout_s is not None:
+                waiting = {owner for owner, *_ in (*self._starters, *self._takers)}
+                for owner, heard in list(self._heard.items()):
+                    if now - heard > self._owner_timeout_s and owner not in waiting:
+                        self.lose(owner)
+            since = now - (now if self._moved_at is None else self._moved_at)
+            if self._watchdog_s is not None and since > self._watchdog_s and not self.is_over:
+                self.fail(f"nothing has moved for watchdog_s={self._watchdog_s:g}: {self.explain()}")
+
+    def stop(self) -> None:
+        """No item starts any more, and no batch is handed out: calls that wait return None."""
+        self._is_stopped = True
+        self._moved()
+
+    def fail(self, why: str) -> None:
+        """The run cannot go on: every call that waits, and every later one, raises."""
+        self._failure = why
+        self._log("fail", why=why)
+        self._moved()
+
+    def close(self) -> None:
+        self.stop()
+        self.buffer.close()
+
+    # ---- insight -----------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return self.buffer.version
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every item of every epoch is settled, or the run was stopped."""
+        return self._is_stopped or self.position.is_over
+
+    def capacity(self) -> int:
+        """How many items may start now."""
+        room = self.limit - len(self._permits) - len(self.buffer)
+        return room if self._max_running is None else min(room, self._max_running - len(self._permits))
+
+    def explain(self) -> str:
+        """Who waits for whom, in one sentence."""
+        now, running = self._clock.now(), list(self._permits.out.values())
+        oldest = min(running, key=lambda permit: (permit.began_s, permit.number), default=None)
+        owners = {permit.owner for permit in running} | {owner for owner, _ in self._starters}
+        state = State(
+            limit=self.limit,
+            batch=self._next_count(),
+            running=len(running),
+            longest_s=0.0 if oldest is None else now - oldest.began_s,
+            slowest="" if oldest is None else oldest.owner,
+            owners=len(owners),
+            starters=len(self._starters),
+            held=len(self.buffer),
+            ready=self.buffer.stats()["consumers"]["train"]["ready"],
+            leased=sum(len(lease) for lease, _ in self._leases.values()),
+            learner_s=max((now - began for _, began in self._leases.values()), default=0.0),
+            takers=len(self._takers),
+            max_running=self._max_running,
+            has_next=self.position.has_next,
+            is_over=self.is_over,
+            lacking="; ".join(self.buffer.explain("train").split("\n  ")[1:2]),
+        )
+        return explain(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of items by outcome, what runs and waits, and the buffer's own numbers."""
+        outcomes = {name: self.position.outcomes[name] for name in ("trained", "no_signal", "rejected")}
+        return {
+            **outcomes,
+            "step": self.step,
+            "version": self.version,
+            "epoch": self.position.epoch,
+            "running": len(self._permits),
+            "waiting": len(self._starters),
+            "buffer": self.buffer.stats(),
+        }
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _check(self, where: str, owner: str) -> None:
+        if not isinstance(owner, str) or not owner:
+            raise SchemaError(f"{where}: owner: expected a name, got {told(owner)}")
+        if self._failure is not None:
+            raise NotReady(f"{where}: {self._failure}")
+        self.hear(owner)
+
+    def _collect_dropped(self) -> None:
+        """Items whose samples the buffer has thrown away, because they are too old, come again."""
+        if self._drops:
+            there = {*self.buffer.ids(), *(permit.key for permit in self._permits.out.values())}
+            for key in self.position.missing(there):
+                self._log("stale", key=key)
+                self._lose_item(key)
+
+    def _lose_item(self, key: str) -> None:
+        if not self.position.lose(key, self._max_losses):
+            self._log("rejected", key=key, why=f"lost more than max_losses={self._max_losses} times")
+
+    def _moved(self) -> None:
+        """Something changed: waiting calls that can go on do."""
+        self._moved_at = self._clock.now()
+        if self.position.empty_epoch is not None and self._failure is None:
+            counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
+            self.fail(
+                f"epoch {self.position.empty_epoch} is over and nothing was trained ({counts} so far); easier items, a "
+                "finer reward or skip_no_signal=False would mend it"
+            )
+            return
+        self._serve()
+        count = 0 if self._failure is not None or self.is_over else self._next_count()
+        for taker in self._takers:
+            is_right = taker[1] == count and self._failure is None and not self.is_over
+            if not is_right and not taker[2].done():
+                taker[2].set_result(None)
+
+    def _serve(self) -> None:
+        """Gives permits to waiting agents, first come first served."""
+        while self._starters:
+            owner, waiting = self._starters[0]
+            if self._failure is None and not self.is_over:
+                if self.capacity() < 1 or not self.position.has_next:
+                    return
+            self._starters.popleft()
+            if waiting.done():  # cancelled
+                continue
+            if self._failure is not None:
+                waiting.set_exception(NotReady(f"start(): {self._failure}"))
+            elif self.is_over:
+                waiting.set_result(None)
+            else:
+                waiting.set_result(self._open(owner))
+
+    def _open(self, owner: str) -> Permit:
+        key = self.position.next()
+        _, name = Position.split(key)
+        now, losses = self._clock.now(), self.position.open[key]
+        oldest = max(0, self.version - self.max_staleness)
+        seed = derive_seed(self._seed, key, losses)
+        permit = self._permits.open(key, owner, self._items[name], oldest, seed, now)
+        self._heard[owner], self._moved_at = now, now
+        self._log("start", key=key, owner=owner)
+        return permit

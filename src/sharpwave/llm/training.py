@@ -1,0 +1,95 @@
+"""The learner's lane of a run: take a batch, train, publish, say so, now and then a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ..sequences.sample import SequenceSample
+from .clock import Clock
+from .controller import Controller
+from .cut import Cut
+from .generators.protocol import Generator
+from .weights import Published
+
+__all__ = ["Learns", "Versions", "follow", "train"]
+
+
+class Learns(Protocol):
+    """What trains. Its calls may take long: they do not block the event loop."""
+
+    async def train(self, batch: SequenceSample) -> Mapping[str, float]:
+        """One step. Returns numbers for the log."""
+        ...
+
+    async def publish(self, at_least: int) -> int:
+        """Puts the weights in place. Returns their version: `at_least`, or more where that is published already."""
+        ...
+
+    async def save(self, cut: Cut) -> None:
+        """Writes a checkpoint of model, optimizer and `cut`, completely or not at all."""
+        ...
+
+
+class Versions(Protocol):
+    """Where versions are published; `Weights` is one."""
+
+    def latest(self) -> Published | None: ...
+
+
+async def train(
+    controller: Controller,
+    learner: Learns,
+    *,
+    clock: Clock,
+    owner: str = "learner",
+    steps: int | None = None,
+    save_every: int | None = None,
+    beat_s: float = 5.0,
+) -> None:
+    """Trains until the controller has no more batches, or `steps` steps are made.
+
+    Args:
+        save_every: A checkpoint after so many steps; None for none.
+        beat_s: How often the controller hears that the learner is alive, also during a long step.
+    """
+    beats = asyncio.ensure_future(_beat(controller, owner, clock, beat_s))
+    try:
+        while steps is None or controller.step < steps:
+            lease = await controller.take(owner)
+            if lease is None:
+                return
+            await learner.train(lease.batch)
+            await controller.trained(lease, await learner.publish(controller.version + 1))
+            if save_every is not None and controller.step % save_every == 0:
+                await learner.save(await controller.checkpoint())
+        controller.stop()
+    finally:
+        beats.cancel()
+
+
+async def _beat(controller: Controller, owner: str, clock: Clock, beat_s: float) -> None:
+    while True:
+        await clock.sleep(beat_s)
+        controller.hear(owner)
+
+
+async def follow(
+    versions: Versions,
+    generator: Generator,
+    *,
+    clock: Clock,
+    poll_s: float = 0.002,
+    kv: Literal["keep", "recompute"] = "keep",
+) -> None:
+    """Keeps a generator at the newest published version, for ever. Answers on their way go on."""
+    have = (await generator.health()).version
+    while True:
+        found = versions.latest()
+        if found is not None and found.version > have:
+            await generator.update(found.path, found.version, kv=kv)
+            have = found.version
+        else:
+            await clock.sleep(poll_s)
