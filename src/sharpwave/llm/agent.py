@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import numbers
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -67,7 +68,7 @@ Reward = Callable[[Item, str], "float | Awaitable[float]"]
 async def reward_of(reward: Reward, item: Item, text: str) -> float:
     found = reward(item, text)
     value = await found if inspect.isawaitable(found) else found
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise SchemaError(f"reward: expected a finite number, got {value!r} for {text[:80]!r}")
     return float(value)
 

@@ -111,7 +111,7 @@ class AgentWorker:
             generate = Generate(self._generator, self._tokenizer, self._sampling, seed)
             try:
                 episode = await self._agent(permit.item, generate)
-                to_sample(permit.key, [episode])
+                episode.check(repr(permit.key))
                 return episode
             except NotReady:  # the generator is gone, which is no fault of the item
                 await self._clock.sleep(_RETRY_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .position import Position
 __all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
 
 SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
+_CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
 _STALE = {"mask": "mask", "drop": "evict"}  # ours, and the buffer's word
 
 
@@ -62,7 +63,8 @@ class Controller:
         cut: The checkpoint to go on from.
         resume: Whether the learner goes on from `cut`, too: then what it trained since is undone. False where only the
             controller was restarted.
-        version: At least this version is published.
+        version: The newest version that is published. Leave it out where only the controller was restarted: samples that
+            the learner trains on would be too old, and be thrown away, before it has said so.
         log: Called with each event.
     """
 
@@ -103,7 +105,7 @@ class Controller:
         if self._flow["train"].batch_size != self.batch:
             raise SchemaError(f"{where}: flow: expected batch_size={batch} for 'train', as batch= says")
         self.buffer = SequenceBuffer(
-            2 * self.limit,
+            _CAPACITY,
             flow=self._flow,
             max_staleness=self.max_staleness,
             stale=_STALE[stale],
@@ -283,11 +285,45 @@ class Controller:
         await self._clock.outside(lambda: self.buffer.set_version(version))
         await self._clock.outside(lease.ack)
         self._leases.pop(owner, None)
-        for key in lease.batch.ids:
+        self._settle_trained(lease.batch.ids, version, step)
+
+    async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
+        """The same as `trained`, for a learner whose lease is gone because the controller was restarted meanwhile.
+
+        Raises:
+            StaleHandle: Another learner has one of the items, or has trained it. Nothing was changed.
+        """
+        self._check("confirm()", owner)
+        wanted, used = set(keys), set(self.buffer.used_ids)
+        if wanted <= used and not wanted & self.position.open.keys():
+            return  # it was heard before the restart
+        mine, others = self._lease_singly(wanted, owner)
+        for lease in others if len(mine) == len(wanted) else [*others, *mine]:
+            lease.release()
+        if len(mine) < len(wanted):
+            raise StaleHandle(f"confirm(): {len(wanted) - len(mine)} of the {len(wanted)} items are not free any more")
+        if version > self.version:
+            await self._clock.outside(lambda: self.buffer.set_version(version))
+        for lease in mine:
+            await self._clock.outside(lease.ack)
+        self._settle_trained(list(keys), version, step)
+
+    def _lease_singly(self, wanted: set[str], owner: str) -> tuple[list[Lease], list[Lease]]:
+        """Every sample that is ready, as a lease of its own: those that are wanted, and the others."""
+        mine: list[Lease] = []
+        others: list[Lease] = []
+        with suppress(NotReady):
+            while len(mine) < len(wanted):
+                lease = self.buffer.get("train", batch_size=1, timeout=0, owner=owner)
+                (mine if lease.batch.ids[0] in wanted else others).append(lease)
+        return mine, others
+
+    def _settle_trained(self, keys: Sequence[str], version: int, step: int | None) -> None:
+        for key in keys:
             self.position.settle(key, "trained")
         self.step = self.step + 1 if step is None else step
         self._collect_dropped()
-        self._log("trained", step=self.step, version=version)
+        self._log("trained", step=self.step, version=version, keys=list(keys))
         self._moved()
 
     async def checkpoint(self) -> Cut:

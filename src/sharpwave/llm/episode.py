@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -65,13 +68,21 @@ class Episode:
         self.versions += answer.versions
         self.answers += 1
 
-    def token_versions(self) -> list[int]:
+    def token_versions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """One a token: a token from outside has the version of the next one that the model made, or of the last."""
-        found, rest = [], len(self.versions)
-        for is_made in reversed(self.is_made):
-            rest -= is_made
-            found.append(self.versions[min(rest, len(self.versions) - 1)])
-        return found[::-1]
+        is_made = np.array(self.is_made, bool)
+        following = np.cumsum(is_made) - is_made  # how many the model made before each token
+        return np.array(self.versions, np.int64)[np.minimum(following, len(self.versions) - 1)]
+
+    def check(self, where: str) -> None:
+        """Raises:
+        SchemaError: There is no answer, or the reward is not a finite number.
+        """
+        if not any(self.is_made):
+            raise SchemaError(f"{where}: the episode has no token of the model; call generate(episode)")
+        is_number = isinstance(self.reward, numbers.Real) and not isinstance(self.reward, bool)
+        if not is_number or not math.isfinite(float(self.reward or 0)):
+            raise SchemaError(f"{where}: reward: expected a finite number, got {self.reward!r}")
 
 
 def to_sample(key: str, episodes: Sequence[Episode]) -> SequenceSample:
@@ -80,17 +91,14 @@ def to_sample(key: str, episodes: Sequence[Episode]) -> SequenceSample:
     Raises:
         SchemaError: An episode has no answer, or its reward is not a finite number.
     """
-    for number, episode in enumerate(episodes):
-        if not any(episode.is_made):
-            raise SchemaError(f"{key!r}: episode {number} has no token of the model; call generate(episode)")
-        if episode.reward is None or not np.isfinite(episode.reward):
-            raise SchemaError(f"{key!r}: episode {number}: reward: expected a finite number, got {episode.reward!r}")
+    for episode in episodes:
+        episode.check(repr(key))
     lens = [[len(episode.tokens) for episode in episodes]]
     data = {
         "input_ids": np.concatenate([np.array(one.tokens, np.int64) for one in episodes]),
         "loss_mask": np.concatenate([np.array(one.is_made, bool) for one in episodes]),
         "logprobs": np.concatenate([np.array(one.logprobs, np.float32) for one in episodes]),
-        "versions": np.concatenate([np.array(one.token_versions(), np.int64) for one in episodes]),
+        "versions": np.concatenate([one.token_versions() for one in episodes]),
         "rewards": np.array([one.reward for one in episodes], np.float32),
     }
     seqlens = {**dict.fromkeys(data, lens), "rewards": [[1] * len(episodes)]}

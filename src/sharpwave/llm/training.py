@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
+from ..errors import StaleHandle
 from ..sequences.sample import SequenceSample
 from .clock import Clock
 from .controller import Controller
@@ -24,8 +25,8 @@ class Learns(Protocol):
         """One step. Returns numbers for the log."""
         ...
 
-    async def publish(self, at_least: int) -> int:
-        """Puts the weights in place. Returns their version: `at_least`, or more where that is published already."""
+    async def publish(self) -> int:
+        """Puts the weights in place. Returns their version, above every one that was published before."""
         ...
 
     async def save(self, cut: Cut) -> None:
@@ -45,27 +46,35 @@ async def train(
     *,
     clock: Clock,
     owner: str = "learner",
+    step: int = 0,
     steps: int | None = None,
     save_every: int | None = None,
     beat_s: float = 5.0,
-) -> None:
-    """Trains until the controller has no more batches, or `steps` steps are made.
+) -> int:
+    """Trains until the controller has no more batches, or `steps` steps are made. Returns the number of steps.
 
     Args:
+        step: Steps that the learner has made before.
         save_every: A checkpoint after so many steps; None for none.
         beat_s: How often the controller hears that the learner is alive, also during a long step.
     """
     beats = asyncio.ensure_future(_beat(controller, owner, clock, beat_s))
     try:
-        while steps is None or controller.step < steps:
+        if save_every is not None and step == 0:  # a learner that dies before its first checkpoint begins here
+            await learner.save(await controller.checkpoint())
+        while steps is None or step < steps:
             lease = await controller.take(owner)
             if lease is None:
-                return
+                break
             await learner.train(lease.batch)
-            await controller.trained(lease, await learner.publish(controller.version + 1))
-            if save_every is not None and controller.step % save_every == 0:
+            version, step = await learner.publish(), step + 1
+            try:
+                await controller.trained(lease, version, step)
+            except StaleHandle:  # the controller was restarted, or took this learner for dead
+                await controller.confirm(lease.batch.ids, owner, version, step)
+            if save_every is not None and step % save_every == 0:
                 await learner.save(await controller.checkpoint())
-        controller.stop()
+        return step
     finally:
         beats.cancel()
 
