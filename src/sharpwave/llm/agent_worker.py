@@ -73,6 +73,8 @@ class AgentWorker:
         self._tokenizer, self._clock, self._sampling, self._beat_s = tokenizer, clock, sampling, beat_s
         self._group, self._concurrent = whole(where, "group", group), whole(where, "concurrent", concurrent)
         self._tries = whole(where, "tries", tries)
+        self._seen = -1  # the version that the generator had when it was asked
+        self._asking: asyncio.Future[None] | None = None
         self.failures = 0
         """Episodes that raised."""
 
@@ -83,6 +85,8 @@ class AgentWorker:
             await together([self._lane() for _ in range(self._concurrent)])
         finally:
             beats.cancel()
+            if self._asking is not None:
+                self._asking.cancel()
 
     async def _beat(self) -> None:
         while True:
@@ -98,11 +102,26 @@ class AgentWorker:
                 await self._controller.reject(permit, str(error))
 
     async def _sample(self, permit: Permit) -> SequenceSample:
-        # A generator that follows the weights has this version or will soon have it.
-        while (await self._generator.health()).version < permit.version:
-            await self._clock.sleep(_POLL_S)
+        await self._wait_for_version(permit.version)
         episodes = await together([self._episode(permit, member) for member in range(self._group)])
         return to_sample(permit.key, episodes)
+
+    async def _wait_for_version(self, version: int) -> None:
+        """A generator that follows the weights has this version, or will soon have it."""
+        while self._seen < version:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._ask(version))
+            await asyncio.shield(self._asking)  # one asks for all lanes, which go on at the same moment
+
+    async def _ask(self, version: int) -> None:
+        while True:
+            try:
+                self._seen = (await self._generator.health()).version
+                if self._seen >= version:
+                    return
+                await self._clock.sleep(_POLL_S)
+            except NotReady:
+                await self._clock.sleep(_RETRY_S)
 
     async def _episode(self, permit: Permit, member: int) -> Episode:
         attempt = 0

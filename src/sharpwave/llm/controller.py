@@ -121,6 +121,7 @@ class Controller:
             self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
         self._permits = Permits()
         self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
+        self._leaving: set[str] = set()  # keys whose acknowledgement is being written
         self._starters: deque[tuple[str, asyncio.Future[Permit | None]]] = deque()
         self._takers: list[tuple[str, int, asyncio.Future[None]]] = []
         self._leases: dict[str, tuple[Lease, float]] = {}
@@ -282,10 +283,9 @@ class Controller:
         self._check("trained()", owner)
         version = whole("trained()", "version", version, self.version + 1)
         # Before the acknowledgement: an item that starts in the place of a trained one begins with these weights.
-        await self._clock.outside(lambda: self.buffer.set_version(version))
-        await self._clock.outside(lease.ack)
+        await self._acknowledge([lease], version, step)
         self._leases.pop(owner, None)
-        self._settle_trained(lease.batch.ids, version, step)
+        self._moved()
 
     async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
         """The same as `trained`, for a learner whose lease is gone because the controller was restarted meanwhile.
@@ -302,11 +302,8 @@ class Controller:
             lease.release()
         if len(mine) < len(wanted):
             raise StaleHandle(f"confirm(): {len(wanted) - len(mine)} of the {len(wanted)} items are not free any more")
-        if version > self.version:
-            await self._clock.outside(lambda: self.buffer.set_version(version))
-        for lease in mine:
-            await self._clock.outside(lease.ack)
-        self._settle_trained(list(keys), version, step)
+        await self._acknowledge(mine, max(version, self.version), step)
+        self._moved()
 
     def _lease_singly(self, wanted: set[str], owner: str) -> tuple[list[Lease], list[Lease]]:
         """Every sample that is ready, as a lease of its own: those that are wanted, and the others."""
@@ -318,13 +315,21 @@ class Controller:
                 (mine if lease.batch.ids[0] in wanted else others).append(lease)
         return mine, others
 
-    def _settle_trained(self, keys: Sequence[str], version: int, step: int | None) -> None:
-        for key in keys:
-            self.position.settle(key, "trained")
+    async def _acknowledge(self, leases: Sequence[Lease], version: int, step: int | None) -> None:
+        # The version first: an item that starts in the place of a trained one begins with these weights.
+        await self._clock.outside(lambda: self.buffer.set_version(version))
+        keys = [key for lease in leases for key in lease.batch.ids]
+        self._leaving.update(keys)
+        try:
+            for lease in leases:
+                await self._clock.outside(lease.ack)
+                for key in lease.batch.ids:
+                    self.position.settle(key, "trained")
+        finally:
+            self._leaving.difference_update(keys)
         self.step = self.step + 1 if step is None else step
         self._collect_dropped()
-        self._log("trained", step=self.step, version=version, keys=list(keys))
-        self._moved()
+        self._log("trained", step=self.step, version=version, keys=keys)
 
     async def checkpoint(self) -> Cut:
         """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
@@ -454,7 +459,8 @@ class Controller:
     def _collect_dropped(self) -> None:
         """Items whose samples the buffer has thrown away, because they are too old, come again."""
         if self._drops:
-            there = {*self.buffer.ids(), *(permit.key for permit in self._permits.out.values())}
+            running = (permit.key for permit in self._permits.out.values())
+            there = {*self.buffer.ids(), *self._leaving, *running}
             for key in self.position.missing(there):
                 self._log("stale", key=key)
                 self._lose_item(key)

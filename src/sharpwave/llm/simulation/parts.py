@@ -190,7 +190,10 @@ class SimulatedLearner:
     async def train(self, batch: SequenceSample) -> Mapping[str, float]:
         tokens = sum(map(sum, batch.seqlens["input_ids"]))
         await self._device.use(self._costs.train_s + self._costs.train_token_s * tokens)
-        made = np.asarray(batch["versions"])[np.asarray(batch["loss_mask"])]
+        is_trained = np.asarray(batch["loss_mask"])
+        if "fresh" in batch.keys:
+            is_trained = is_trained & np.asarray(batch["fresh"])
+        made = np.asarray(batch["versions"])[is_trained]
         latest = self._weights.latest()
         self.staleness += ((0 if latest is None else latest.version) - made).tolist()
         self.learnt += batch.ids
