@@ -13,6 +13,7 @@ from sharpwave.llm.episode import Episode
 from sharpwave.llm.events import EventLog
 from sharpwave.llm.generators import Sampling
 from sharpwave.llm.items import Items
+from sharpwave.llm.rules import Rules
 from sharpwave.llm.simulation import (
     Costs,
     Device,
@@ -144,14 +145,16 @@ class System:
         latest = self.weights.latest()
         controller = Controller(
             Items([{"id": f"i{place}"} for place in range(self.items)]),
+            Rules(
+                batch=self.batch,
+                max_staleness=self.max_staleness,
+                stale=self.stale,
+                epochs=self.epochs,
+                seed=self.seed,
+                max_losses=1000,
+                watchdog_s=self.watchdog_s,
+            ),
             self.clock,
-            batch=self.batch,
-            max_staleness=self.max_staleness,
-            stale=self.stale,
-            epochs=self.epochs,
-            seed=self.seed,
-            max_losses=1000,
-            watchdog_s=self.watchdog_s,
             journal=None if self.folder is None else self.folder / "journal",
             cut=None if saved is None else saved[0],
             resume=resume,

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..buffers.sequence import SequenceBuffer
-from ..checks import one_of, told, whole
+from ..checks import told, whole
 from ..errors import NotReady, SchemaError, StaleHandle
 from ..sequences.dataflow import Consumer, Dataflow
 from ..sequences.leases import Lease
 from ..sequences.sample import SequenceSample
+from .batches import Batches
 from .clock import Clock
 from .cut import Cut
 from .explanation import State, explain
 from .items import Items
 from .permits import Permit, Permits, derive_seed
 from .position import Position
+from .rules import Rules
+from .vigil import Vigil
 
 __all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
 
 SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
-_STALE = {"mask": "mask", "drop": "evict"}  # ours, and the buffer's word
 
 
 def train_flow(batch: int) -> Dataflow:
@@ -39,51 +38,29 @@ def train_flow(batch: int) -> Dataflow:
 class Controller:
     """The one part of a run that knows all others. For one event loop.
 
-    At most `(max_staleness + 1) * batch` items are started and not trained. `max_staleness=0` is synchronous training.
-    Every item is settled once an epoch: trained, without signal, or rejected. A process that dies is named to `lose`:
-    its permits and leases come back.
+    At most `(max_staleness + 1) * batch` items are started and not trained. Every item is settled once an epoch:
+    trained, without signal, or rejected. A process that dies is named to `lose`: its permits and leases come back.
 
     Args:
         items: The data.
+        rules: How much may be started, how old it may be, and so on.
         clock: Time.
-        batch: Items of one training step. An item's group of answers is one sample.
-        max_staleness: Most versions between the weights that made a token and those that train on it.
-        stale: "mask" trains on the rest of a sample that has tokens which are too old (key `fresh`); "drop" throws the
-            sample away, and its item is made again.
-        epochs: How often each item is trained; None for ever.
-        seed: Of the order of items and of all answers.
-        shuffle: Whether epochs have random orders.
-        skip_no_signal: Whether a group whose rewards are all equal is left out; another item takes its place.
-        max_losses: How often the work on an item may be lost, to dead agents or to staleness, before it is rejected.
-        max_running: Most items that agents work on at once; None for no other bound than that of staleness.
-        owner_timeout_s: An owner that was not heard for so long is lost; None leaves it to the launcher to say so.
-        watchdog_s: Waiting calls raise after so long without any progress; None for never.
         flow: The consumers of samples; the learner's is called "train". None for the learner alone.
         journal: The file in which samples survive this process.
         cut: The checkpoint to go on from.
         resume: Whether the learner goes on from `cut`, too: then what it trained since is undone. False where only the
             controller was restarted.
-        version: The newest version that is published. Leave it out where only the controller was restarted: samples that
-            the learner trains on would be too old, and be thrown away, before it has said so.
+        version: The newest version that is published. Leave it out where only the controller was restarted: samples
+            that the learner trains on would be too old, and be thrown away, before it has said so.
         log: Called with each event.
     """
 
     def __init__(
         self,
         items: Items,
+        rules: Rules,
         clock: Clock,
         *,
-        batch: int,
-        max_staleness: int,
-        stale: str = "mask",
-        epochs: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        skip_no_signal: bool = True,
-        max_losses: int = 10,
-        max_running: int | None = None,
-        owner_timeout_s: float | None = None,
-        watchdog_s: float | None = None,
         flow: Dataflow | None = None,
         journal: str | Path | None = None,
         cut: Cut | None = None,
@@ -91,42 +68,29 @@ class Controller:
         version: int = 0,
         log: Callable[..., None] | None = None,
     ) -> None:
-        where = "Controller()"
-        self.batch = whole(where, "batch", batch)
-        self.max_staleness = whole(where, "max_staleness", max_staleness, 0)
-        self.limit = (self.max_staleness + 1) * self.batch
-        self._drops = one_of(where, "stale", stale, tuple(_STALE)) == "drop"
-        self._max_running = None if max_running is None else whole(where, "max_running", max_running)
-        self._max_losses = whole(where, "max_losses", max_losses, 0)
-        self._items, self._clock, self._seed, self._skips = items, clock, seed, skip_no_signal
-        self._owner_timeout_s, self._watchdog_s = owner_timeout_s, watchdog_s
-        self._log = log if log is not None else lambda event, **about: None
-        self._flow = train_flow(self.batch) if flow is None else flow
-        if self._flow["train"].batch_size != self.batch:
-            raise SchemaError(f"{where}: flow: expected batch_size={batch} for 'train', as batch= says")
+        self.rules, self._items, self._clock = rules, items, clock
+        self._log: Callable[..., None] = log if log is not None else _no_log
+        self._flow = train_flow(rules.batch) if flow is None else flow
+        if self._flow["train"].batch_size != rules.batch:
+            raise SchemaError(f"Controller(): flow: expected batch_size={rules.batch} for 'train', as the rules say")
         self.buffer = SequenceBuffer(
             _CAPACITY,
             flow=self._flow,
-            max_staleness=self.max_staleness,
-            stale=_STALE[stale],
+            max_staleness=rules.max_staleness,
+            stale="evict" if rules.is_dropping else "mask",
             journal=None if journal is None else str(journal),
             resume=cut.mark if cut is not None and resume and journal is not None else None,
         )
-        self.position = Position(items, epochs=epochs, seed=seed, shuffle=shuffle)
-        self.step = 0 if cut is None else cut.step
         self._has_journal = journal is not None
         self.buffer.set_version(max(version, self.buffer.version, 0 if cut is None else cut.version))
+        self.position = Position(items, epochs=rules.epochs, seed=rules.seed, shuffle=rules.shuffle)
+        self.step = 0 if cut is None else cut.step
         if cut is not None or journal is not None:
             said = None if cut is None else cut.position
             self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
-        self._permits = Permits()
+        self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
         self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
-        self._starters: deque[tuple[str, asyncio.Future[Permit | None]]] = deque()
-        self._takers: list[tuple[str, int, asyncio.Future[None]]] = []
-        self._leases: dict[str, tuple[Lease, float]] = {}
-        self._heard: dict[str, float] = {}
-        self._moved_at: float | None = None
         self._failure: str | None = None
         self._is_stopped = False
 
@@ -139,21 +103,7 @@ class Controller:
             NotReady: Nothing has moved for `watchdog_s`, or the run failed.
         """
         self._check("start()", owner)
-        waiting: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
-        self._starters.append((owner, waiting))
-        self._serve()
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                permit = waiting.result()
-                if permit is not None and self._permits.has(permit):
-                    self._permits.end(permit)
-                    self.position.give_back(permit.key)
-            with suppress(ValueError):
-                self._starters.remove((owner, waiting))
-            self._serve()
-            raise
+        return await self._permits.wait(owner, self._serve, lambda permit: self.position.give_back(permit.key))
 
     async def finish(self, permit: Permit, sample: SequenceSample) -> str:
         """The work on an item is done: its sample, with one sequence for each answer of the group.
@@ -174,7 +124,7 @@ class Controller:
             self._permits.out[permit.number] = permit  # begun before a restart, or by an owner taken for dead
         if permit.number in self._closing:
             raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
-        if self._skips and len(rewards) > 1 and (rewards == rewards[0]).all():
+        if self.rules.skip_no_signal and len(rewards) > 1 and (rewards == rewards[0]).all():
             self._permits.end(permit)
             self.position.settle(permit.key, "no_signal")
             return self._told("no_signal", permit)
@@ -227,45 +177,17 @@ class Controller:
             self._check("take()", owner)
             if self.is_over:
                 return None
-            count = self._next_count()
-            lease = await self._get(owner, count) if count else await self._wait_for_change(owner, 0)
+            lease = await self._batches.take(owner, self._next_count())
             if lease is not None:
-                self._leases[owner] = (lease, self._clock.now())
                 self._log("take", keys=list(lease.batch.ids), version=self.version)
                 self._moved()
                 return lease
 
-    async def _get(self, owner: str, count: int) -> Lease | None:
-        """A batch from the buffer; None where another size is right meanwhile."""
-        getting = asyncio.ensure_future(self.buffer.get_async("train", batch_size=count, owner=owner))
-        change = asyncio.ensure_future(self._wait_for_change(owner, count))
-        try:
-            await asyncio.wait([getting, change], return_when=asyncio.FIRST_COMPLETED)
-            return getting.result() if getting.done() else None
-        except asyncio.CancelledError:
-            if getting.done() and getting.exception() is None:
-                getting.result().release()
-            raise
-        finally:
-            getting.cancel()
-            change.cancel()
-            with suppress(asyncio.CancelledError):
-                await getting
-
-    async def _wait_for_change(self, owner: str, count: int) -> None:
-        """Until a batch of another size is right, or no batch will come."""
-        taker = (owner, count, asyncio.get_running_loop().create_future())
-        self._takers.append(taker)
-        try:
-            await taker[2]
-        finally:
-            self._takers.remove(taker)
-
     def _next_count(self) -> int:
         """How many items the next batch has: `batch`, or at the end of the last epoch what is left."""
         if self.position.has_next or len(self._permits):
-            return self.batch
-        return min(self.batch, len(self.buffer) - sum(len(lease) for lease, _ in self._leases.values()))
+            return self.rules.batch
+        return min(self.rules.batch, len(self.buffer) - self._batches.leased)
 
     async def trained(self, lease: Lease, version: int, step: int | None = None) -> None:
         """A batch is in the weights of `version`, which are published.
@@ -277,14 +199,14 @@ class Controller:
             SchemaError: The version is not above the present one. Nothing was changed.
             StaleHandle: The lease is over: the learner was taken for dead. The items will be trained by another one.
         """
-        owner = next((name for name, (mine, _) in self._leases.items() if mine is lease), None)
+        owner = self._batches.owner_of(lease)
         if owner is None:
             raise StaleHandle("trained(): the lease is over: its owner was taken for dead, or it was said before")
         self._check("trained()", owner)
         version = whole("trained()", "version", version, self.version + 1)
         # Before the acknowledgement: an item that starts in the place of a trained one begins with these weights.
         await self._acknowledge([lease], version, step)
-        self._leases.pop(owner, None)
+        self._batches.leases.pop(owner, None)
         self._moved()
 
     async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
@@ -297,23 +219,9 @@ class Controller:
         wanted, used = set(keys), set(self.buffer.used_ids)
         if wanted <= used and not wanted & self.position.open.keys():
             return  # it was heard before the restart
-        mine, others = self._lease_singly(wanted, owner)
-        for lease in others if len(mine) == len(wanted) else [*others, *mine]:
-            lease.release()
-        if len(mine) < len(wanted):
-            raise StaleHandle(f"confirm(): {len(wanted) - len(mine)} of the {len(wanted)} items are not free any more")
+        mine = self._batches.find(wanted, owner)
         await self._acknowledge(mine, max(version, self.version), step)
         self._moved()
-
-    def _lease_singly(self, wanted: set[str], owner: str) -> tuple[list[Lease], list[Lease]]:
-        """Every sample that is ready, as a lease of its own: those that are wanted, and the others."""
-        mine: list[Lease] = []
-        others: list[Lease] = []
-        with suppress(NotReady):
-            while len(mine) < len(wanted):
-                lease = self.buffer.get("train", batch_size=1, timeout=0, owner=owner)
-                (mine if lease.batch.ids[0] in wanted else others).append(lease)
-        return mine, others
 
     async def _acknowledge(self, leases: Sequence[Lease], version: int, step: int | None) -> None:
         # The version first: an item that starts in the place of a trained one begins with these weights.
@@ -344,19 +252,17 @@ class Controller:
 
     def hear(self, owner: str) -> None:
         """The owner is alive. Every call of it says so, too, and so does a call that waits."""
-        self._heard[owner] = self._clock.now()
+        self._vigil.hear(owner)
 
     def lose(self, owner: str) -> int:
         """The owner is dead: its permits and leases come back. Returns how many items that were."""
-        self._heard.pop(owner, None)
-        for starter in [one for one in self._starters if one[0] == owner]:
-            self._starters.remove(starter)
-            starter[1].cancel()
+        self._vigil.forget(owner)
+        self._permits.dismiss(owner)
         lost = [permit for permit in self._permits.of(owner) if permit.number not in self._closing]
         for permit in lost:
             self._permits.end(permit)
             self._lose_item(permit.key)
-        self._leases.pop(owner, None)
+        self._batches.leases.pop(owner, None)
         count = len(lost) + self.buffer.release(owner)
         self._collect_dropped()
         self._log("lose", owner=owner, items=count)
@@ -365,18 +271,12 @@ class Controller:
 
     async def watch(self) -> None:
         """Looks for silent owners and for standstill until the run is over. Run it beside the others."""
-        times = [one for one in (self._owner_timeout_s, self._watchdog_s) if one is not None]
-        while times and not self.is_over and self._failure is None:
-            await self._clock.sleep(min(times) / 4)
-            now = self._clock.now()
-            if self._owner_timeout_s is not None:
-                waiting = {owner for owner, *_ in (*self._starters, *self._takers)}
-                for owner, heard in list(self._heard.items()):
-                    if now - heard > self._owner_timeout_s and owner not in waiting:
-                        self.lose(owner)
-            since = now - (now if self._moved_at is None else self._moved_at)
-            if self._watchdog_s is not None and since > self._watchdog_s and not self.is_over:
-                self.fail(f"nothing has moved for watchdog_s={self._watchdog_s:g}: {self.explain()}")
+        while self._vigil.period_s is not None and not self.is_over and self._failure is None:
+            await self._clock.sleep(self._vigil.period_s)
+            for owner in self._vigil.silent(self._permits.waiting() | self._batches.waiting()):
+                self.lose(owner)
+            if self._vigil.is_still() and not self.is_over:
+                self.fail(f"nothing has moved for watchdog_s={self.rules.watchdog_s:g}: {self.explain()}")
 
     def stop(self) -> None:
         """No item starts any more, and no batch is handed out: calls that wait return None."""
@@ -406,28 +306,26 @@ class Controller:
 
     def capacity(self) -> int:
         """How many items may start now."""
-        room = self.limit - len(self._permits) - len(self.buffer)
-        return room if self._max_running is None else min(room, self._max_running - len(self._permits))
+        room, most = self.rules.limit - len(self._permits) - len(self.buffer), self.rules.max_running
+        return room if most is None else min(room, most - len(self._permits))
 
     def explain(self) -> str:
         """Who waits for whom, in one sentence."""
-        now, running = self._clock.now(), list(self._permits.out.values())
-        oldest = min(running, key=lambda permit: (permit.began_s, permit.number), default=None)
-        owners = {permit.owner for permit in running} | {owner for owner, _ in self._starters}
+        oldest, now, leases = self._permits.oldest(), self._clock.now(), self._batches.leases.values()
         state = State(
-            limit=self.limit,
+            limit=self.rules.limit,
             batch=self._next_count(),
-            running=len(running),
+            running=len(self._permits),
             longest_s=0.0 if oldest is None else now - oldest.began_s,
             slowest="" if oldest is None else oldest.owner,
-            owners=len(owners),
-            starters=len(self._starters),
+            owners=len(self._permits.owners()),
+            starters=len(self._permits.calls),
             held=len(self.buffer),
             ready=self.buffer.stats()["consumers"]["train"]["ready"],
-            leased=sum(len(lease) for lease, _ in self._leases.values()),
-            learner_s=max((now - began for _, began in self._leases.values()), default=0.0),
-            takers=len(self._takers),
-            max_running=self._max_running,
+            leased=self._batches.leased,
+            learner_s=max((now - began for _, began in leases), default=0.0),
+            takers=len(self._batches.waiting()),
+            max_running=self.rules.max_running,
             has_next=self.position.has_next,
             is_over=self.is_over,
             lacking="; ".join(self.buffer.explain("train").split("\n  ")[1:2]),
@@ -443,7 +341,7 @@ class Controller:
             "version": self.version,
             "epoch": self.position.epoch,
             "running": len(self._permits),
-            "waiting": len(self._starters),
+            "waiting": len(self._permits.calls),
             "buffer": self.buffer.stats(),
         }
 
@@ -458,7 +356,7 @@ class Controller:
 
     def _collect_dropped(self) -> None:
         """Items whose samples the buffer has thrown away, because they are too old, come again."""
-        if self._drops:
+        if self.rules.is_dropping:
             running = (permit.key for permit in self._permits.out.values())
             there = {*self.buffer.ids(), *self._leaving, *running}
             for key in self.position.missing(there):
@@ -466,12 +364,12 @@ class Controller:
                 self._lose_item(key)
 
     def _lose_item(self, key: str) -> None:
-        if not self.position.lose(key, self._max_losses):
-            self._log("rejected", key=key, why=f"lost more than max_losses={self._max_losses} times")
+        if not self.position.lose(key, self.rules.max_losses):
+            self._log("rejected", key=key, why=f"lost more than max_losses={self.rules.max_losses} times")
 
     def _moved(self) -> None:
         """Something changed: waiting calls that can go on do."""
-        self._moved_at = self._clock.now()
+        self._vigil.move()
         if self.position.empty_epoch is not None and self._failure is None:
             counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
             self.fail(
@@ -480,36 +378,34 @@ class Controller:
             )
             return
         self._serve()
-        count = 0 if self._failure is not None or self.is_over else self._next_count()
-        for taker in self._takers:
-            is_right = taker[1] == count and self._failure is None and not self.is_over
-            if not is_right and not taker[2].done():
-                taker[2].set_result(None)
+        self._batches.recount(None if self._failure is not None or self.is_over else self._next_count())
 
     def _serve(self) -> None:
         """Gives permits to waiting agents, first come first served."""
-        while self._starters:
-            owner, waiting = self._starters[0]
-            if self._failure is None and not self.is_over:
-                if self.capacity() < 1 or not self.position.has_next:
-                    return
-            self._starters.popleft()
-            if waiting.done():  # cancelled
+        calls = self._permits.calls
+        while calls:
+            is_ending = self._failure is not None or self.is_over
+            if not is_ending and (self.capacity() < 1 or not self.position.has_next):
+                return
+            owner, call = calls.popleft()
+            if call.done():  # cancelled
                 continue
             if self._failure is not None:
-                waiting.set_exception(NotReady(f"start(): {self._failure}"))
-            elif self.is_over:
-                waiting.set_result(None)
+                call.set_exception(NotReady(f"start(): {self._failure}"))
             else:
-                waiting.set_result(self._open(owner))
+                call.set_result(None if self.is_over else self._open(owner))
 
     def _open(self, owner: str) -> Permit:
         key = self.position.next()
         _, name = Position.split(key)
-        now, losses = self._clock.now(), self.position.open[key]
-        oldest = max(0, self.version - self.max_staleness)
-        seed = derive_seed(self._seed, key, losses)
-        permit = self._permits.open(key, owner, self._items[name], oldest, seed, now)
-        self._heard[owner], self._moved_at = now, now
+        seed = derive_seed(self.rules.seed, key, self.position.open[key])
+        oldest = max(0, self.version - self.rules.max_staleness)
+        permit = self._permits.open(key, owner, self._items[name], oldest, seed, self._clock.now())
+        self._vigil.hear(owner)
+        self._vigil.move()
         self._log("start", key=key, owner=owner)
         return permit
+
+
+def _no_log(event: str, **about: Any) -> None:
+    pass

@@ -22,7 +22,9 @@ class EventLog:
     def __init__(self, clock: Clock, path: str | Path | None = None) -> None:
         self._clock = clock
         self.lines: list[str] = []
-        self._file: IO[str] | None = None if path is None else Path(path).open("a", buffering=1, encoding="utf-8")
+        self._file: IO[str] | None = None
+        if path is not None:
+            self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def __call__(self, event: str, **about: Any) -> None:
         line = json.dumps({"s": round(self._clock.now(), 9), "event": event, **about})

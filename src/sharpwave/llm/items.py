@@ -20,8 +20,8 @@ class Items:
     """Items with ids, in their order.
 
     Args:
-        source: A sequence of dicts, the path of a JSONL file (one object a line), or a folder that `datasets` wrote with
-            `save_to_disk`. A sequence is not copied, so it may read from a disk.
+        source: A sequence of dicts, the path of a JSONL file (one object a line), or a folder that `datasets` wrote
+            with `save_to_disk`. A sequence is not copied, so it may read from a disk.
         id_key: The key that has an item's id. Items without it are numbered by their place.
         split: Of a folder that has several.
 
@@ -48,7 +48,9 @@ class Items:
         self._places = {name: place for place, name in enumerate(self.ids)}
         if len(self._places) < len(self.ids):
             name, count = Counter(self.ids).most_common(1)[0]
-            raise SchemaError(f"Items(): {count} items have the id {name!r}; give each its own, or name another id_key=")
+            raise SchemaError(
+                f"Items(): {count} items have the id {name!r}; give each its own, or name another id_key="
+            )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,8 +1,12 @@
-"""`Permit`: one item that an agent worker may work on; `Permits`: those that are out, by number and by owner."""
+"""`Permit`: one item that an agent worker may work on; `Permits`: those that are out, and calls that wait for one."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +39,13 @@ class Permit:
 
 
 class Permits:
+    """For one event loop."""
+
     def __init__(self) -> None:
         self.out: dict[int, Permit] = {}
         self._next = 0
+        self.calls: deque[tuple[str, asyncio.Future[Permit | None]]] = deque()
+        """Owners that wait for a permit, first come first served."""
 
     def __len__(self) -> int:
         return len(self.out)
@@ -56,6 +64,39 @@ class Permits:
 
     def of(self, owner: str) -> list[Permit]:
         return [permit for permit in self.out.values() if permit.owner == owner]
+
+    def waiting(self) -> set[str]:
+        return {owner for owner, _ in self.calls}
+
+    def owners(self) -> set[str]:
+        return {permit.owner for permit in self.out.values()} | self.waiting()
+
+    def oldest(self) -> Permit | None:
+        return min(self.out.values(), key=lambda permit: (permit.began_s, permit.number), default=None)
+
+    async def wait(self, owner: str, serve: Callable[[], None], give_back: Callable[[Permit], None]) -> Permit | None:
+        """What `serve` gives this call, at once or later. A permit for a call that is cancelled is given back."""
+        call: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
+        self.calls.append((owner, call))
+        serve()
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if call.done() and not call.cancelled() and call.exception() is None:
+                permit = call.result()
+                if permit is not None and self.has(permit):
+                    self.end(permit)
+                    give_back(permit)
+            with suppress(ValueError):
+                self.calls.remove((owner, call))
+            serve()
+            raise
+
+    def dismiss(self, owner: str) -> None:
+        """Ends the calls of an owner that is dead."""
+        for call in [one for one in self.calls if one[0] == owner]:
+            self.calls.remove(call)
+            call[1].cancel()
 
 
 def derive_seed(*parts: Any) -> int:

@@ -73,7 +73,7 @@ def simulate(main: Callable[[VirtualClock], Coroutine[Any, Any, _Result]]) -> _R
         >>> simulate(day)
         86400.0
     """
-    loop: Any = _VirtualLoop()  # type: ignore[abstract]
+    loop: Any = _VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
         try:

@@ -26,7 +26,7 @@ __all__ = ["Costs", "SimulatedGenerator", "SimulatedLearner", "SimulatedWeights"
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. A decode step takes `decode_s + decode_slot_s * slots`, a training step `train_s + train_token_s * tokens`."""
+    """Seconds: `decode_s + decode_slot_s * slots` a decode step, `train_s + train_token_s * tokens` a training step."""
 
     decode_s: float = 2e-4
     decode_slot_s: float = 2e-7
@@ -35,7 +35,9 @@ class Costs:
     swap_s: float = 1e-3
 
 
-def log_normal_lengths(median: float = 64, sigma: float = 1.0, most: int = 1024, least: int = 8) -> Callable[[int], int]:
+def log_normal_lengths(
+    median: float = 64, sigma: float = 1.0, most: int = 1024, least: int = 8
+) -> Callable[[int], int]:
     """Lengths of answers by seed, with a long tail."""
 
     def length(seed: int) -> int:
