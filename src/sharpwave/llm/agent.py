@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import SchemaError
 from .episode import Episode
@@ -16,16 +16,9 @@ from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .items import Item
 from .permits import derive_seed
+from .tokenizer import Tokenizer
 
-__all__ = ["Agent", "Generate", "Reward", "Tokenizer", "several_turns", "single_turn"]
-
-
-class Tokenizer(Protocol):
-    """Text to tokens and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
+__all__ = ["Agent", "Generate", "Reward", "several_turns", "single_turn"]
 
 
 class Generate:
@@ -89,15 +82,15 @@ def single_turn(reward: Reward, *, prompt_key: str = "prompt") -> Agent:
     return agent
 
 
-Tool = Callable[[Item, str], "tuple[str, float | None] | Awaitable[tuple[str, float | None]]"]
+Tool = Callable[[Item, str, int], "tuple[str, float | None] | Awaitable[tuple[str, float | None]]"]
 
 
 def several_turns(tool: Tool, *, turns: int, prompt_key: str = "prompt", late: float = 0.0) -> Agent:
     """An agent that gives each answer to a tool and the tool's text to the model, until the tool gives a reward.
 
     Args:
-        tool: From an item and the text of an answer to the text that the model reads next, and the reward, which ends
-            the episode; None goes on.
+        tool: From an item, the text of an answer and its number, from 0, to the text that the model reads next, and
+            the reward, which ends the episode; None goes on.
         turns: Most answers.
         prompt_key: The item's key that has the first text.
         late: The reward where the last turn brought none.
@@ -109,7 +102,7 @@ def several_turns(tool: Tool, *, turns: int, prompt_key: str = "prompt", late: f
         episode = Episode(generate.encode(item[prompt_key]))
         for turn in range(turns):
             answer = await generate(episode)
-            found = tool(item, generate.decode(answer.tokens))
+            found = tool(item, generate.decode(answer.tokens), turn)
             said, reward = await found if inspect.isawaitable(found) else found
             if reward is not None or turn == turns - 1:
                 episode.reward = late if reward is None else float(reward)

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from ..checks import whole
 from ..errors import NotReady, SchemaError
 from ..sequences.sample import SequenceSample
-from .agent import Agent, Generate, Tokenizer
+from .agent import Agent, Generate
 from .clock import Clock
 from .controller import Controller
 from .episode import Episode, to_sample
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .permits import Permit, derive_seed
+from .tokenizer import Tokenizer
 
 __all__ = ["AgentWorker", "together"]
 

@@ -72,8 +72,9 @@ class Episode:
         """One a token: a token from outside has the version of the next one that the model made, or of the last."""
         is_made = np.array(self.is_made, bool)
         following = np.cumsum(is_made) - is_made  # how many the model made before each token
-        versions: np.ndarray[Any, np.dtype[np.int64]] = np.array(self.versions, np.int64)
-        return versions.take(np.minimum(following, len(self.versions) - 1))
+        versions = np.array(self.versions, np.int64)
+        found: np.ndarray[Any, np.dtype[np.int64]] = versions[np.minimum(following, len(self.versions) - 1)]
+        return found
 
     def check(self, where: str) -> None:
         """Raises:

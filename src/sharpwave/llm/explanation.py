@@ -49,7 +49,7 @@ def _missing(state: State) -> str:
     what = f"{_count(short, 'more item')} ({state.ready} of {state.batch} are ready)"
     if state.running:
         oldest = f"the oldest since {state.longest_s:.1f} s at {state.slowest!r}"
-        return f"{what}, and {_count(state.running, 'item')} run at {_count(state.owners, 'agent worker')}, {oldest}"
+        return f"{what}, and {_running(state)}, {oldest}"
     if not state.owners:
         return f"{what}, but no agent worker is there; start one"
     return f"{what}, and {_agents(state)}"
@@ -60,8 +60,8 @@ def _agents(state: State) -> str:
     if not state.owners:
         return "no agent worker is there"
     if not state.starters:
-        return f"{_count(state.running, 'item')} run at {_count(state.owners, 'agent worker')}"
-    waiting = f"{_count(state.starters, 'call')} of agent workers wait"
+        return _running(state)
+    waiting = f"{_count(state.starters, 'call')} of agent workers {'waits' if state.starters == 1 else 'wait'}"
     if used >= state.limit:
         return (
             f"{waiting} for the learner: {used} items are started and not trained, the most that "
@@ -72,6 +72,11 @@ def _agents(state: State) -> str:
     if not state.has_next:
         return f"{waiting}, because all items are started; those of dead agents would come again"
     return f"{waiting} for their turn"
+
+
+def _running(state: State) -> str:
+    verb = "runs" if state.running == 1 else "run"
+    return f"{_count(state.running, 'item')} {verb} at {_count(state.owners, 'agent worker')}"
 
 
 def _count(number: int, what: str) -> str:
