@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,6 +11,7 @@ from ...errors import SchemaError
 from ..agent import Agent
 from ..generators.sampling import Sampling
 from ..items import Items
+from ..keys import nearest
 from ..tokenizer import Tokenizer
 
 __all__ = ["TASKS", "Task", "load_task"]
@@ -62,9 +62,3 @@ def load_task(name: str, **options: Any) -> Task:
         if key not in known:
             raise SchemaError(f"task {name!r}: unknown key {key!r}{nearest(key, known)}; it has {', '.join(known)}")
     return make(**options)
-
-
-def nearest(key: str, known: Any) -> str:
-    """The known key that was probably meant, for a message."""
-    found = difflib.get_close_matches(str(key), list(known), 1, 0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
