@@ -11,26 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from simulated_system import Letters, System, coin_agent
+from simulated_system import System
 from staleness_reference import async_step_s, sync_step_s
 
 from sharpwave.errors import NotReady
-from sharpwave.llm.agent_worker import AgentWorker
-from sharpwave.llm.controller import Controller
-from sharpwave.llm.generators import Sampling
-from sharpwave.llm.items import Items
 from sharpwave.llm.permits import derive_seed
-from sharpwave.llm.rules import Rules
-from sharpwave.llm.simulation import (
-    Costs,
-    Device,
-    SimulatedGenerator,
-    SimulatedLearner,
-    SimulatedWeights,
-    log_normal_lengths,
-    simulate,
-)
-from sharpwave.llm.training import follow, train
+from sharpwave.llm.simulation import Costs, log_normal_lengths, simulate, simulate_steps
 
 ROLES = ("controller", "learner", "generator", "worker0", "worker1")
 DEATHS = st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from(ROLES)), max_size=10).map(sorted)
@@ -130,30 +116,6 @@ def test_equal_seeds_give_equal_logs():
     )
 
 
-def timed_run(batch, slots, max_staleness, steps, costs, length):
-    """Seconds of a step of the whole system on one shared computer, and its lengths in the order of items."""
-
-    async def main(clock):
-        device, weights = Device(), SimulatedWeights()
-        items = Items([{"id": place} for place in range(steps * batch * 2 + slots)])
-        controller = Controller(items, Rules(batch, max_staleness, shuffle=False), clock)
-        generator = SimulatedGenerator(device, slots=slots, costs=costs, length=length)
-        learner = SimulatedLearner(device, weights, costs)
-        worker = AgentWorker(
-            "worker", controller, generator, coin_agent, tokenizer=Letters(), clock=clock, group=1, concurrent=slots,
-            sampling=Sampling(max_tokens=10**6),
-        )  # fmt: skip
-        lanes = (generator.run(), follow(weights, generator, clock=clock, poll_s=1e-4), worker.run())
-        lanes = [asyncio.ensure_future(one) for one in lanes]
-        await train(controller, learner, clock=clock, steps=steps)
-        controller.stop()
-        for lane in lanes:
-            lane.cancel()
-        return learner.ends
-
-    return simulate(main)
-
-
 def lengths_of(count, length):
     return [length(derive_seed(derive_seed(derive_seed(0, f"0/{place}", 0), 0, 0), 0)) for place in range(count)]
 
@@ -162,12 +124,11 @@ def lengths_of(count, length):
 def test_a_run_takes_as_long_as_the_cost_model_says(sigma):
     batch, steps, warm, costs = 48, 12, 4, Costs()
     length = log_normal_lengths(sigma=sigma)
-    ends = timed_run(batch, batch, 0, steps, costs, length)
-    sync = (ends[-1] - ends[warm - 1]) / (steps - warm)
+    common = {"batch": batch, "steps": steps, "warm_steps": warm, "length": length}
+    sync = simulate_steps(slots=batch, max_staleness=0, **common).step_s
     told = sync_step_s(lengths_of(batch * steps, length)[warm * batch :], batch, costs)
     assert told <= sync < told + 2e-3  # workers look for a new version once a millisecond
-    ends = timed_run(batch, 2 * batch, 4, steps, costs, length)
-    overlapped = (ends[-1] - ends[warm - 1]) / (steps - warm)
+    overlapped = simulate_steps(slots=2 * batch, max_staleness=4, **common).step_s
     told = async_step_s(lengths_of(batch * steps * 2, length), batch, 2 * batch, 4, steps, costs, warm)
     assert overlapped == pytest.approx(told, rel=0.15)  # chunks that overlap the end of a step differ
     assert sync / overlapped > (3 if sigma == 1.0 else 1.3)

@@ -3,6 +3,7 @@
 from .device import Device
 from .loop import VirtualClock, simulate
 from .parts import Costs, SimulatedGenerator, SimulatedLearner, SimulatedWeights, log_normal_lengths
+from .steps import StepTimes, simulate_steps
 
 __all__ = [
     "Costs",
@@ -10,7 +11,9 @@ __all__ = [
     "SimulatedGenerator",
     "SimulatedLearner",
     "SimulatedWeights",
+    "StepTimes",
     "VirtualClock",
     "log_normal_lengths",
     "simulate",
+    "simulate_steps",
 ]
