@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ class HeldTokens:
     def put(self, slot: int, start: int, tokens: Ids, version: int) -> None:
         self._tokens[slot, start : start + len(tokens)] = tokens
         self._versions[slot, start : start + len(tokens)] = version
+
+    def put_each(self, slots: Sequence[int], places: Ids, tokens: Ids, version: int) -> None:
+        """One token of each of these slots, at its place."""
+        self._tokens[slots, places] = tokens
+        self._versions[slots, places] = version
 
     def drop(self, slot: int, start: int) -> None:
         """Forgets the places from `start` on. Needed before another sequence goes on there."""
