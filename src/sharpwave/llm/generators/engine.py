@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import SchemaError
 from ..model.cache import KVCache
-from ..model.folder import check_state, load_state, read_state
+from ..model.folder import load_state, read_state
 from ..model.transformer import Transformer
 from ..weights import Published
 from .answer import Request
@@ -25,6 +25,7 @@ from .decode import decode_of
 from .held_tokens import HeldTokens
 from .sampler import Sampler
 from .sampling import Sampling
+from .weight_stage import WeightStage
 
 __all__ = ["Engine", "Step"]
 
@@ -95,6 +96,7 @@ class Engine:
         self._cache = KVCache(model.config, slots, context, dtype=model.dtype, device=model.device)
         self._held = HeldTokens(slots, context)
         self._sampler = Sampler(slots, model.device)
+        self._stage = WeightStage(model)
         self._decode = decode_of(model, self._cache, self._sampler, chunk)
         self._ids = np.zeros((slots, context + 1), np.int64)  # prompt and answer
         self._count = np.zeros(slots, np.int64)  # tokens in _ids; 0 where the slot is idle
@@ -192,14 +194,10 @@ class Engine:
             state = state.read()
         elif isinstance(state, (str, Path)):
             state = read_state(state)
-        check_state(self.model, state, "update()")
-        for name, tensor in state.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise SchemaError(f"update(): {name} has values that are NaN or infinite; the old weights stay")
-        with self._door, self._lock:
+        with self._stage.put(state, "update()") as ready, self._door, self._lock:
             if version is None or version <= self.version:
                 raise SchemaError(f"update(): version={version}, but the engine has {self.version}; versions only grow")
-            load_state(self.model, state, "update()")
+            load_state(self.model, ready, "update()")
             self.version = version
             if kv == "recompute":
                 self._ready[:] = 0

@@ -101,7 +101,7 @@ def draw(logits: Any, temperature: Any, seeds: Any, counts: Any, tokens: Any, sc
     tops = torch.empty((rows, chunks), device=device)
     masses = torch.empty((rows, chunks), dtype=torch.float64, device=device)
     firsts = torch.empty((rows, chunks), dtype=torch.int32, device=device)
-    _weigh[(rows, chunks)](logits, temperature, tops, masses, firsts, size, chunks, chunk)
+    _weigh[(rows, chunks)](logits, temperature, tops, masses, firsts, size, chunks, chunk, num_warps=8)
     _choose[(rows,)](
         logits,
         temperature,
@@ -116,4 +116,5 @@ def draw(logits: Any, temperature: Any, seeds: Any, counts: Any, tokens: Any, sc
         chunks,
         chunk,
         triton.next_power_of_2(chunks),
+        num_warps=8,
     )

@@ -17,7 +17,7 @@ __all__ = ["FusedForward"]
 class FusedForward:
     """The same numbers as `Transformer.extend`, for rows that belong to any slots: ten kernels a layer.
 
-    A decode step has a row for each slot, a piece of prompts a row for each of its tokens. Rows of one call may be of one
+    A decode step has a row for each slot, a piece of prompts a row for each of its tokens. Several rows may be of one
     slot: all keys and values of a layer are written before its attention reads them. A row at place `context` is idle.
 
     The projections that read the same input become one matrix product: their weights move into one tensor, of which the

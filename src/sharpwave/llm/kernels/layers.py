@@ -74,9 +74,9 @@ def _place_heads(
     turned_low = (low * by_cos - high * by_sin).to(dtype)
     turned_high = (high * by_cos + low * by_sin).to(dtype)
     if head < HEADS:
-        to = queries + (row * HEADS + head) * DIM + i
-        tl.store(to, turned_low, inside)
-        tl.store(to + half, turned_high, inside)
+        query = queries + (row * HEADS + head) * DIM + i
+        tl.store(query, turned_low, inside)
+        tl.store(query + half, turned_high, inside)
     else:
         used = inside & (place + tl.zeros_like(i) < context)
         to = tl.load(slots + row).to(tl.int64) * slot_stride + (head - HEADS) * head_stride + place * DIM + i
