@@ -40,6 +40,8 @@ TABLES = (
     "trajectories",
     "gpu_returns",
     "gpu_replay",
+    "llm_generation",
+    "llm_decode",
 )
 MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->)(?P<line>\n?).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -56,7 +57,7 @@ class GraphDecode:
             inputs = _Inputs(3, rows, device)  # ids, slots, places
             inputs.host[2] = cache.context
             inputs.send()
-            self._prompts[rows] = (inputs, _Graph(lambda given=inputs.device: self._forward(*given), device, pool))
+            self._prompts[rows] = (inputs, _Graph(partial(self._forward, *inputs.device), device, pool))
         self._step = _Graph(self._compute_step, device, pool)
 
     def _compute_step(self) -> Tensor:
@@ -124,8 +125,9 @@ class _Graph(Generic[T]):
     """A function that is captured here and launched at each call. Its result has the same memory each time."""
 
     def __init__(self, function: Callable[[], T], device: torch.device, pool: Any) -> None:
-        self._function, self._graph, self._device = function, None, device
-        if device.type != "cuda":
+        self._device = device
+        self._function: Callable[[], T] | None = None if device.type == "cuda" else function
+        if self._function is not None:
             return
         with torch.no_grad(), torch.cuda.device(device):
             side = torch.cuda.Stream()
@@ -141,7 +143,7 @@ class _Graph(Generic[T]):
         self._graph = graph
 
     def __call__(self) -> T:
-        if self._graph is None:
+        if self._function is not None:
             return self._function()
         with torch.cuda.device(self._device):
             self._graph.replay()

@@ -17,9 +17,11 @@ __all__ = ["WeightStage"]
 
 
 class WeightStage:
-    """On a GPU new weights are copied beside the old ones while steps go on, and checked there. What is left for the time
-    between two steps is a copy within the device. The price is the memory of the weights once more, taken at the first
-    update. On a CPU the given tensors are checked, and copied between two steps.
+    """Checks new weights, on a GPU beside the old ones.
+
+    There they are copied to the device while steps go on, so steps wait for a copy within the device only. The price is
+    the memory of the weights once more, taken at the first update. On a CPU the given tensors are checked, and copied
+    between two steps.
     """
 
     def __init__(self, model: Transformer) -> None:
