@@ -294,16 +294,17 @@ class Engine:
         filling = np.flatnonzero((self._count > 0) & (self._ready != self._count - 1)).tolist()
         for slot in sorted(filling, key=lambda one: self._of(one).number):
             copied += self._copy_shared(slot)
+            if budget == 0 or self._is_ready(slot):
+                continue
             # A request of the same group is on it: its keys and values are copied when they are there.
-            if self._is_ready(slot) or any(self._common(slot, other) > self._ready[slot] for other in unfinished):
+            if any(self._common(slot, other) > self._ready[slot] for other in unfinished):
                 continue
             start = int(self._ready[slot])
             end = min(int(self._count[slot]) - 1, start + budget)
-            if end > start:
-                self._decode.fill(slot, start, self._ids[slot, start:end])
-                self._held.put(slot, start, self._ids[slot, start:end], self.version)
-                self._ready[slot] = end
-                budget -= end - start
+            self._decode.fill(slot, start, self._ids[slot, start:end])
+            self._held.put(slot, start, self._ids[slot, start:end], self.version)
+            self._ready[slot] = end
+            budget -= end - start
             if not self._is_ready(slot):
                 unfinished.append(slot)
         self._decode.flush()

@@ -37,5 +37,11 @@ class HeldTokens:
 
     def shared(self, ids: Ids, version: int) -> Ids:
         """How many first tokens of `ids` each slot holds, made by `version`."""
-        same = (self._tokens[:, : len(ids)] == ids) & (self._versions[:, : len(ids)] == version)
-        return np.where(same.all(axis=1), len(ids), same.argmin(axis=1)) if len(ids) else np.zeros(len(same), np.int64)
+        found = np.zeros(len(self._tokens), np.int64)
+        if not len(ids):
+            return found
+        # Most slots differ in the first token: only the others are looked at whole.
+        rows = np.flatnonzero((self._tokens[:, 0] == ids[0]) & (self._versions[:, 0] == version))
+        same = (self._tokens[rows, : len(ids)] == ids) & (self._versions[rows, : len(ids)] == version)
+        found[rows] = np.where(same.all(axis=1), len(ids), same.argmin(axis=1))
+        return found

@@ -17,6 +17,7 @@ class Sampler:
     def __init__(self, slots: int, device: torch.device | str = "cpu") -> None:
         # Set on the host and sent together before a draw: a write to the device for each setting would cost more.
         self._host = (torch.zeros(3, slots, dtype=torch.double), torch.zeros(3, slots, dtype=torch.long))
+        self._written = tuple(one.numpy() for one in self._host)
         self._sent = tuple(one.to(device) for one in self._host)  # on a CPU the same memory
         self._is_filtered = [False] * slots
         self._has_changed = True
@@ -37,7 +38,7 @@ class Sampler:
         return any(self._is_filtered)
 
     def set(self, slot: int, sampling: Sampling, seed: int) -> None:
-        numbers, whole = (one.numpy() for one in self._host)
+        numbers, whole = self._written
         numbers[:, slot] = sampling.temperature, sampling.top_p, sampling.min_p
         whole[:, slot] = seed, sampling.top_k, sampling.is_filtered
         self._is_filtered[slot] = sampling.is_filtered

@@ -33,18 +33,20 @@ class FusedForward:
         self._model, self._cache, self._kernels = model, cache, kernels
         every = torch.arange(cache.context, device=model.device)
         self._angles = tuple(table.contiguous() for table in model.model.rotary(every, model.dtype))
+        self._layers: list[Any] = list(model.model.layers)
         self._packed = []
-        for layer in model.model.layers:
+        for layer in self._layers:
             attention, mlp = layer.self_attn, layer.mlp
             heads = _pack([attention.q_proj, attention.k_proj, attention.v_proj])
             self._packed.append((heads, _pack([mlp.gate_proj, mlp.up_proj])))
 
     def __call__(self, ids: Tensor, slots: Tensor, places: Tensor) -> Tensor:
         """What the head reads, [rows, hidden_size], for token ids, slots and places of [rows] each."""
-        kernels, model, cache = self._kernels, self._model.model, self._cache
+        kernels, cache = self._kernels, self._cache
+        model: Any = self._model.model
         x = model.embed_tokens(ids)
         added = None
-        for number, (layer, (heads, gates)) in enumerate(zip(model.layers, self._packed, strict=True)):
+        for number, (layer, (heads, gates)) in enumerate(zip(self._layers, self._packed, strict=True)):
             attention, mlp = layer.self_attn, layer.mlp
             keys, values = cache.keys[number], cache.values[number]
             norms = (attention.q_norm.weight, attention.k_norm.weight) if attention.qk_norm else None
