@@ -40,6 +40,7 @@ def step_bytes(model: Any, slots: int, length: int) -> int:
 
 @torch.no_grad()
 def step_case(name: str, slots: int, part: float, bandwidth: float, rounds: int) -> dict[str, Any]:
+    workload.free()
     model = workload.our_model(name)
     engine = Engine(model, slots=slots)
     decode = engine._decode

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def theirs(folder: Path) -> Any:
     return model
 
 
-def by_generate(folder: Path, batch: int, requests: Requests) -> Callable[[], None]:
+def by_generate(folder: Path, batch: int, requests: Requests, ends: ExitStack) -> Callable[[], None]:
     model = theirs(folder)
+    del ends
 
     @torch.no_grad()
     def run() -> None:
@@ -79,7 +81,7 @@ def by_generate(folder: Path, batch: int, requests: Requests) -> Callable[[], No
     return run
 
 
-def by_continuous_batching(folder: Path, batch: int, requests: Requests) -> Callable[[], None]:
+def by_continuous_batching(folder: Path, batch: int, requests: Requests, ends: ExitStack) -> Callable[[], None]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = theirs(folder)
@@ -91,6 +93,7 @@ def by_continuous_batching(folder: Path, batch: int, requests: Requests) -> Call
     if hasattr(manager, "warmup"):
         manager.warmup()
     manager.start()
+    ends.callback(manager.stop, block=True, timeout=60)
 
     def run() -> None:
         for prompt, size in zip(requests.prompts, requests.lengths, strict=True):
@@ -110,7 +113,8 @@ def by_continuous_batching(folder: Path, batch: int, requests: Requests) -> Call
 
 def contest(name: str, batch: int, count: int, median: int, most: int, rounds: int) -> dict[str, Any]:
     requests, left_out = Requests(name, count, median, most), []
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as ends:
+        folder = ends.enter_context(tempfile.TemporaryDirectory())
         save_model(workload.our_model(name), folder)
         calls = {"sharpwave": ours(name, batch, requests)}
         for label, make in (
@@ -118,12 +122,13 @@ def contest(name: str, batch: int, count: int, median: int, most: int, rounds: i
             ("transformers, generate", by_generate),
         ):
             try:
-                call = make(Path(folder), batch, requests)
+                call = make(Path(folder), batch, requests, ends)
                 call()
                 calls[label] = call
             except Exception as error:  # another version, or it does not run on this device
                 left_out.append({"who": f"{label}, {name}", "reason": f"{type(error).__name__}: {error}"[:300]})
-    cases = workload.in_turn(calls, rounds)
+        cases = workload.in_turn(calls, rounds)
+    workload.free()
     print(f"{name}, {batch} side by side, {count} answers of {min(requests.lengths)} to {max(requests.lengths)} tokens")
     for label, took in cases.items():
         print(f"    {label:36}{requests.tokens / took['min_ns'] * 1e9:14,.0f} tokens/s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import gc
 import json
 import math
 import platform
@@ -28,6 +29,7 @@ __all__ = [
     "DTYPE",
     "MODELS",
     "copy_bandwidth",
+    "free",
     "in_turn",
     "lengths",
     "machine",
@@ -91,6 +93,13 @@ def prompts(count: int, size: int, vocabulary: int, seed: int = 1) -> list[list[
 def settle() -> None:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
+
+
+def free() -> None:
+    """Gives back the memory of what is no longer used: graphs keep theirs until they are collected."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
 
 
 def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
