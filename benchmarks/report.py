@@ -41,6 +41,8 @@ TABLES = (
     "gpu_returns",
     "gpu_replay",
     "objectives",
+    "llm_generation",
+    "llm_decode",
 )
 MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->)(?P<line>\n?).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 

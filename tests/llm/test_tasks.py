@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sharpwave.errors import SchemaError
 from sharpwave.llm.agent import Generate
+from sharpwave.llm.characters import Characters
 from sharpwave.llm.generators import Answer
 from sharpwave.llm.tasks import TASKS, load_task
 from sharpwave.llm.tasks.word_problems import final_number
-from sharpwave.llm.characters import Characters
 
 SMALL = {"sort": {"count": 50}, "sums": {"count": 50}, "guess": {"highest": 60}, "math": {"count": 50}}
 

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..errors import SchemaError
+from .characters import Tokenizer
 from .episode import Episode
 from .generators.answer import Answer
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .items import Item
 from .permits import derive_seed
-from .characters import Tokenizer
 
 __all__ = ["Agent", "Generate", "Reward", "several_turns", "single_turn"]
 

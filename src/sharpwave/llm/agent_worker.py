@@ -11,13 +11,13 @@ from ..checks import whole
 from ..errors import NotReady, SchemaError
 from ..sequences.sample import SequenceSample
 from .agent import Agent, Generate
+from .characters import Tokenizer
 from .clock import Clock
 from .controller import Controller
 from .episode import Episode, to_sample
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .permits import Permit, derive_seed
-from .characters import Tokenizer
 
 __all__ = ["AgentWorker", "together"]
 

@@ -16,12 +16,12 @@ from ..checks import whole
 from ..errors import NotReady, StaleHandle, StorageError
 from .agent import Agent, Generate
 from .agent_worker import together
+from .characters import Tokenizer
 from .clock import Clock
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .items import Items
 from .permits import derive_seed
-from .characters import Tokenizer
 from .training import Versions
 from .weights import Published
 

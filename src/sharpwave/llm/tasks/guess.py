@@ -13,9 +13,9 @@ import numpy as np
 from ...checks import whole
 from ...errors import SchemaError
 from ..agent import several_turns
+from ..characters import Characters
 from ..generators.sampling import Sampling
 from ..items import Item, Items
-from ..characters import Characters
 from .task import Task
 
 __all__ = ["make", "oracle"]

@@ -11,9 +11,9 @@ import numpy as np
 
 from ...checks import number, whole
 from ..agent import single_turn
+from ..characters import Characters
 from ..generators.sampling import Sampling
 from ..items import Item
-from ..characters import Characters
 from .drawing import draw_items, share_right
 from .task import Task
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import SchemaError
 from ..agent import Agent
+from ..characters import Tokenizer
 from ..generators.sampling import Sampling
 from ..items import Items
 from ..keys import nearest
-from ..characters import Tokenizer
 
 __all__ = ["TASKS", "Task", "load_task"]
 

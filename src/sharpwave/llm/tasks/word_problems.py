@@ -17,9 +17,9 @@ import numpy as np
 from ...checks import whole
 from ...errors import SchemaError
 from ..agent import single_turn
+from ..characters import to_tokenizer
 from ..generators.sampling import Sampling
 from ..items import Item, Items
-from ..characters import to_tokenizer
 from .drawing import draw_items
 from .task import Task
 
