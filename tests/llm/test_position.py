@@ -122,6 +122,24 @@ def test_an_epoch_in_which_nothing_was_trained_is_noticed():
     assert position.empty_epoch == 1
 
 
+def test_what_the_buffer_holds_is_open_whatever_the_position_says():
+    items = Items([{} for _ in range(3)])
+    position = Position(items, shuffle=False, epochs=2)
+    for _ in range(4):
+        position.settle(position.next(), "trained")
+    said = position.to_json()
+    again = Position(items, shuffle=False, epochs=2)
+    again.restore(said, ["0/1", "1/0"], [])  # one of an epoch that was over
+    assert (again.outcomes["trained"], sorted(again.open)) == (2, ["0/1", "1/0"])
+    again.settle("0/1", "trained")
+    again.settle("1/0", "trained")
+    assert [again.next(), again.next(), again.has_next] == ["1/1", "1/2", False]
+    again.settle("1/1", "no_signal")
+    again.settle("1/2", "no_signal")
+    assert again.is_over
+    assert again.empty_epoch is None
+
+
 def test_an_item_is_settled_once():
     position = Position(Items([{}]))
     key = position.next()
