@@ -55,8 +55,9 @@ class Weights:
 class BackEnd:
     """How a generator is opened for `count` servers, and what it does beyond what all of them do.
 
-    `lacks` has a reason for each ability that it has not: "seed" (the same seed, the same answer), "stop strings",
-    "filters" (top_k, top_p, min_p), "pause" (calls of its own for it), "processes" (servers that can be killed).
+    `lacks` has a reason for each ability that it has not: "seed" (the same seed, the same answer), "stop strings", "both
+    ends" (stop ids beside ignore_eos), "filters" (top_k, top_p, min_p), "pause" (calls of its own for it), "processes"
+    (servers that can be killed).
     """
 
     name: str
@@ -144,7 +145,11 @@ BACK_ENDS = [
     BackEnd(
         "SGLang",
         _open_sglang,
-        {"filters": "no top_k, top_p, min_p", "seed": "seeds need --enable-deterministic-inference"},
+        {
+            "filters": "no top_k, top_p, min_p",
+            "seed": "seeds need --enable-deterministic-inference",
+            "both ends": "no stop ids beside ignore_eos",
+        },
         missing="" if _SGLANG else "by hand: SHARPWAVE_SGLANG is not set",
     ),
     BackEnd("vLLM", _open_vllm, missing="" if _VLLM else "`make backends` runs it: SHARPWAVE_VLLM is not set"),

@@ -76,13 +76,15 @@ def test_scores_leave_out_the_first_token() -> None:
 
 
 def test_settings_by_the_names_of_sglang() -> None:
-    given = Sampling(max_tokens=9, temperature=0.5, seed=3, stop_ids=(4,), stop=("x",), ignore_eos=True)
+    with pytest.raises(SchemaError, match="ignores stop ids"):
+        parameters(Sampling(stop_ids=(4,), ignore_eos=True))
+    given = Sampling(max_tokens=9, temperature=0.5, seed=3, stop_ids=(4,), stop=("x",))
     assert parameters(given) == {
         "max_new_tokens": 9,
         "temperature": 0.5,
         "top_k": -1,
         "stop_token_ids": [4],
-        "ignore_eos": True,
+        "ignore_eos": False,
         "stop": ["x"],
         "sampling_seed": 3,
     }

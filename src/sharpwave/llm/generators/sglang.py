@@ -124,6 +124,10 @@ def parameters(sampling: Sampling) -> dict[str, Any]:
                 f"Sampling({name}={getattr(sampling, name)}): SGLang's log-probabilities are those before {name}, "
                 "not of the distribution that is sampled from; leave it out, or use another server"
             )
+    if sampling.ignore_eos and sampling.stop_ids:
+        raise SchemaError(
+            f"Sampling(ignore_eos=True, stop_ids={sampling.stop_ids}): SGLang then ignores stop ids, too; leave one out"
+        )
     found: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
