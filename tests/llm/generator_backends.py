@@ -55,7 +55,7 @@ class Weights:
 class BackEnd:
     """How a generator is opened for `count` servers, and what it does beyond what all of them do.
 
-    `lacks` has a reason for each ability that it has not: "seed" (the same seed, the same answer), "stop strings", "both
+    `lacks` has a reason for each ability that it has not: "seed" (same seed, same answer), "stop strings", "both
     ends" (stop ids beside ignore_eos), "filters" (top_k, top_p, min_p), "pause" (calls of its own for it), "processes"
     (servers that can be killed).
     """
