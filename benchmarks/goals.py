@@ -430,6 +430,27 @@ def gpu_replay_goals(document: Document | None) -> Iterator[Verdict]:
     yield at_most("a DQN fed by stream(), as a CUDA graph: share of time waiting for data", 0.05, waits, percent)
 
 
+def llm_generation_goals(document: Document | None) -> Iterator[Verdict]:
+    for case in (document or {}).get("contests", []):
+        cases = {"tokens": case["cases"]}
+        title = f"generation on a GPU, {case['model']} parameters, {case['batch']} side by side, transformers"
+        ours, theirs = minimum(cases, "tokens", "sharpwave"), fastest(cases, "tokens", is_of_transformers)
+        yield times_faster(title, 3, ours, theirs)
+
+
+def is_of_transformers(label: str) -> bool:
+    return label.startswith("transformers")
+
+
+def llm_decode_goals(document: Document | None) -> Iterator[Verdict]:
+    for case in (document or {}).get("swaps", []):
+        if case["model"] == "3.4M":
+            taken = minimum({"swap": case["cases"]}, "swap", "from a folder in memory")
+            yield at_most(
+                "weights of 3.4M parameters into a running engine, from a folder in memory", 10e6, taken, duration
+            )
+
+
 def inputs_goals(document: Document | None) -> Iterator[Verdict]:
     cases = cases_of(document, "inputs")
     plain = minimum(cases, "add_1", "plain")
@@ -466,6 +487,15 @@ def overheads_goals(document: Document | None) -> Iterator[Verdict]:
         yield at_most(f"a step of sw.collect over a {by_hand}, {environment},", 1.3, over(ours, loop), ratio)
 
 
+def objectives_goals(document: Document | None) -> Iterator[Verdict]:
+    """Where clips are small against the movement over the lag."""
+    for cell in (document or {}).get("cells", []):
+        if cell["is_bold"] and all("share_of_gain" in cell.get(name, {}) for name in ("decoupled", "naive")):
+            title = f"eps {cell['eps']:g}, clip {cell['clip']:g}, rate {cell['learning_rate']:g}, share of sync's gain:"
+            yield at_least(f"{title} decoupled", 0.95, cell["decoupled"]["share_of_gain"], percent)
+            yield at_most(f"{title} naive", 0.45, cell["naive"]["share_of_gain"], percent)
+
+
 def no_goals(document: Document | None) -> Iterator[Verdict]:
     """For figures that are told and not judged."""
     del document
@@ -496,8 +526,11 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "trajectories": trajectories_goals,
     "gpu_returns": gpu_returns_goals,
     "gpu_replay": gpu_replay_goals,
+    "llm_generation": llm_generation_goals,
+    "llm_decode": llm_decode_goals,
     "sequences": sequences_goals,
     "service": service_goals,
+    "objectives": objectives_goals,
 }
 
 

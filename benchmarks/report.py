@@ -22,7 +22,7 @@ from harness import results
 from harness.environments import BENCHMARKS
 from harness.machine import MOST_LOAD
 
-DOCUMENTS = ("README.md", "docs/performance.md", "docs/decisions")
+DOCUMENTS = ("README.md", "docs/performance.md", "docs/decisions", "docs/how-to/choose-an-objective.md")
 # Documents whose table has their name.
 TABLES = (
     "memory",
@@ -40,6 +40,9 @@ TABLES = (
     "trajectories",
     "gpu_returns",
     "gpu_replay",
+    "objectives",
+    "llm_generation",
+    "llm_decode",
 )
 MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->)(?P<line>\n?).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 

@@ -45,6 +45,7 @@ from names import (
 
 # The benchmarks of features that a contest measures, in the order of the table.
 FEATURES = ("prioritized", "nstep", "hindsight", "frames")
+OBJECTIVES = ("sync", "decoupled", "naive", "recompute")
 SEQUENCE_CALLS = ("put", "get", "amend")
 GPU_TABLES = (
     ("uniform", "cases", "uniform draws of"),
@@ -351,6 +352,31 @@ def gpu_returns(document: Document) -> str:
     )
 
 
+def objectives(document: Document) -> str:
+    settings, facts = document["settings"], document["machine"]
+    names = [name for name in OBJECTIVES if any(name in cell for cell in document["cells"])]
+
+    def said(cell: Document, name: str) -> str:
+        if name not in cell:
+            return ""
+        one, share = cell[name], cell[name].get("share_of_gain")
+        spread = f"{one['mean']:.3f} ({one['least']:.2f} to {one['most']:.2f})"
+        return spread if share is None else f"{spread}, {percent(share)}"
+
+    rows = []
+    for cell in document["cells"]:
+        kind = f"{cell['eps']:g}, {cell['clip']:g}, {cell['learning_rate']:g}"
+        rows.append([f"**{kind}**" if cell["is_bold"] else kind, *(said(cell, name) for name in names)])
+    start = sum(cell["start"] for cell in document["cells"]) / len(document["cells"])
+    line = (
+        f"{facts['device']}, torch {facts['torch']}. Share of exact answers of the current policy at the end: mean of "
+        f"{settings['seeds']} seeds, the least and the most in brackets, then the share of sync's gain. Sorting "
+        f"{settings['digits']} digits; {settings['steps']} steps of {settings['prompts'] * settings['group']} answers "
+        f"in {settings['minibatches']} minibatches, {start:.2f} at the start; lag {settings['lag']} except for sync."
+    )
+    return "\n\n".join([table(["Adam's eps, clip, learning rate", *names], rows), small(line)])
+
+
 def sequences(measured: Document) -> str:
     said = []
     calls = measured["capacities"]
@@ -497,6 +523,52 @@ def gpu_direct(document: Document) -> str:
     head = ["a DQN update on 256 images", "fed by stream()", "on one batch", "waiting for data", "host in next()"]
     line = f"The link carries {figure(link / 1e9)} GB/s. " + gpu_line(document)
     return "\n\n".join([*parts, table(head, fed), small(line)])
+
+
+def llm_line(document: Document, how: str) -> str:
+    facts = document["machine"]
+    where = facts.get("gpu", f"CPU, {facts['threads']} threads")
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton", "transformers") if name in facts)
+    look = " A quick run: a look, not a result." if document["settings"]["quick"] else ""
+    return small(f"{where}, {versions}, Python {facts['python']}, {facts['date']}. {how}{look}")
+
+
+def llm_generation(document: Document) -> str:
+    """Tokens a second; the ratio is to ours."""
+    parts = []
+    for case in document["contests"]:
+        ours, rows = case["cases"]["sharpwave"]["min_ns"], []
+        for label, took in case["cases"].items():
+            called = "**Sharpwave**" if label == "sharpwave" else label
+            rates = (case["tokens"] / took[key] * 1e9 for key in ("min_ns", "median_ns"))
+            best, median = (f"{rate:,.0f}" for rate in rates)
+            rows.append([called, f"{best} ({median})", "" if label == "sharpwave" else ratio(took["min_ns"] / ours)])
+        head = f"{case['model']}, {case['batch']} side by side, {case['requests']:,} answers"
+        about = f"{head} of {figure(case['mean_length'])} tokens on average, {case['longest']:,} at most"
+        parts.append(table([about, "tokens a second", "Sharpwave's over it"], rows))
+    how = f"Best of {document['settings']['rounds']} interleaved runs, the median in brackets."
+    return "\n\n".join([*parts, llm_line(document, how)])
+
+
+def llm_decode(document: Document) -> str:
+    rows = []
+    for case in document["steps"]:
+        taken = case["cases"].values()
+        cells = [f"{duration(one['min_ns'])} ({ratio(one['min_ns'] / case['bytes_ns'])})" for one in taken]
+        what = f"{case['model']}, {case['slots']:,} slots of {case['length']:,} tokens"
+        rows.append([what, size(case["bytes"]), duration(case["bytes_ns"]), *cells])
+    head = ["a decode step", "bytes", "their time", *document["steps"][0]["cases"]]
+    swaps = []
+    for case in document["swaps"]:
+        cells = [
+            f"{duration(one['min_ns'])} ({figure(case['bytes'] / one['min_ns'])} GB/s)"
+            for one in case["cases"].values()
+        ]
+        swaps.append([f"{case['model']}, {size(case['bytes'])}", *cells])
+    how = f"A copy moves {figure(document['copy_bytes_per_s'] / 1e9)} GB/s, reads and writes together. "
+    how += f"Minimum of {document['settings']['rounds']} interleaved runs."
+    parts = [table(head, rows), table(["new weights", *document["swaps"][0]["cases"]], swaps)]
+    return "\n\n".join([*parts, llm_line(document, how)])
 
 
 def drawn_windows(document: Document) -> str:
@@ -724,6 +796,9 @@ def gpu_duels(documents: Documents) -> Iterator[Duel]:
     for kind, what in (("direct", "rows of images"), ("stacked", "rows with stacks of frames")):
         if case := replay.get(kind):
             yield duel(f"{case['size']} {what} to a GPU", case["cases"], begins_ours, begins_theirs)
+    for case in (documents.get("llm_generation") or {}).get("contests", []):
+        what = f"generation, {case['model']}, {case['batch']} side by side"
+        yield duel(what, case["cases"], begins_ours, begins_theirs)
     for case in (documents.get("gpu_returns") or {}).get("gae", []):
         yield duel(f"GAE on a GPU, {case['steps']} x {case['envs']}", case["cases"], begins_ours, begins_theirs)
 

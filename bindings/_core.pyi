@@ -716,3 +716,197 @@ def make_all(type: type, count: int, **values: Any) -> list[Any]:
 
 def set_all(type: type, objects: list[Any], **values: Any) -> None:
     """Sets attributes of objects that make_all() made, with values as there."""
+
+class Zmq:
+    """libzmq's functions, by their addresses in this process."""
+
+def zmq(addresses: dict[str, int]) -> Zmq: ...
+
+class Frame:
+    """A message that came; a buffer of its bytes."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has a head of the protocol."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def verb(self) -> int: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def session(self) -> int: ...
+
+    @property
+    def call(self) -> int: ...
+
+    @property
+    def argument(self) -> int: ...
+
+    @property
+    def body(self) -> memoryview:
+        """What is behind the head."""
+
+class MessageMemory:
+    """
+    Memory for a message, a buffer. It is sent without a copy, and used again afterwards.
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+class Wire:
+    """A connected socket of a client, used by one thread at a time."""
+
+    def __init__(self, zmq: Zmq, socket: int) -> None: ...
+
+    def send(self, message: object | None, version: int, verb: int, flags: int, table: int, session: int, channel: int, stream: int, call: int, oldest: int, timeout: int, argument: int) -> bool:
+        """
+        Sends a message whose first 64 bytes are the space of the head. None: a head alone. False: there is no connection, or no room.
+        """
+
+    def receive(self) -> Frame | None:
+        """The next message. None: nothing came within the socket's timeout."""
+
+class BodyLayout:
+    """Where the arrays of a batch stand in the body of a message."""
+
+    def __init__(self, arrays: list[tuple[Any, list[int]]], names: tuple[str, ...] | None) -> None: ...
+
+    def bytes(self, count: int) -> int:
+        """Of the body of so many examples."""
+
+    def memory(self, begin: int, count: int, more: int) -> MessageMemory:
+        """Memory for a body that begins there, with so many bytes behind it."""
+
+    def over(self, memory: object, begin: int, count: int) -> Any:
+        """
+        The arrays of a body that begins there, as views of the memory: a dict by the names, else a list.
+        """
+
+class HostedTable:
+    """Draws batches into the replies of a server."""
+
+def hosted_table(table: Table, blank: object, arrays: list[Any]) -> HostedTable: ...
+
+class Event:
+    """What the desk of a server hands over."""
+
+    class Kind(enum.Enum):
+        QUIET = 0
+
+        BELL = 1
+
+        HELLO = 2
+
+        BYE = 3
+
+        CALL = 4
+
+        GIVEN_UP = 5
+
+        BROKEN = 6
+
+        KEYS = 7
+
+    @property
+    def kind(self) -> Event.Kind: ...
+
+    @property
+    def came(self) -> float:
+        """When it came, by the monotonic clock."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def verb(self) -> int: ...
+
+    @property
+    def flags(self) -> int: ...
+
+    @property
+    def table(self) -> int: ...
+
+    @property
+    def session(self) -> int: ...
+
+    @property
+    def channel(self) -> int: ...
+
+    @property
+    def stream(self) -> int: ...
+
+    @property
+    def call(self) -> int: ...
+
+    @property
+    def argument(self) -> int: ...
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the call may wait."""
+
+    @property
+    def user(self) -> str:
+        """The public key that its sender has proved."""
+
+    @property
+    def body(self) -> memoryview: ...
+
+class Desk:
+    """
+    Takes the messages of a server, and answers at once what can be answered at once.
+    """
+
+    def __init__(self, zmq: Zmq, socket: int, limits: dict[str, int]) -> None: ...
+
+    def serve(self, until: float) -> Event:
+        """Until something comes that it hands over, or until that time."""
+
+    def host(self, number: int, table: HostedTable) -> None: ...
+
+    def admit(self, session: int, user: str, version: int, roles: int) -> None: ...
+
+    def set_roles(self, session: int, roles: int, is_barred: bool) -> None: ...
+
+    def touch(self, session: int) -> None: ...
+
+    def seen(self, session: int) -> float:
+        """When the client was heard last, by the monotonic clock."""
+
+    def part(self, session: int) -> None: ...
+
+    def watch(self, path: str, device: int, inode: int, bytes: int, modified_ns: int, changed_ns: int) -> None: ...
+
+    def hold(self, session: int, channel: int, call: int) -> None:
+        """A call waits elsewhere; 0: none any more."""
+
+    def oldest(self, session: int, channel: int) -> int: ...
+
+    def drop_call(self, session: int) -> None: ...
+
+    def reply(self, request: Event, memory: object, status: int, argument: int) -> None: ...
+
+    def reply_bare(self, request: Event, status: int, text: str) -> None: ...
+
+    def greet(self, request: Event, session: int, version: int, memory: object) -> None: ...
+
+    def open_stream(self, session: int, table: int, number: int, writer: Writer) -> None: ...
+
+    def close_stream(self, session: int, table: int, number: int) -> None: ...
+
+    def client_stats(self, session: int, names: dict[int, str]) -> dict[str, Any]: ...
+
+    def refused(self) -> dict[str, int]: ...
+
+    @property
+    def waiting_bytes(self) -> int: ...
+
+    @waiting_bytes.setter
+    def waiting_bytes(self, arg: int, /) -> None: ...

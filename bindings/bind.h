@@ -28,6 +28,8 @@ void bind_trajectories(nb::module_& m);
 void bind_launch(nb::module_& m);
 void bind_files(nb::module_& m);
 void bind_sequences(nb::module_& m);
+void bind_wire(nb::module_& m);
+void bind_desk(nb::module_& m);
 
 // The deadline that a `timeout=` stands for: None (or null) is never, else seconds from now.
 sharpwave::Deadline read_deadline(PyObject* timeout);

@@ -125,6 +125,33 @@ std::uint64_t count_new(const RowBatch& batch, std::uint64_t skipped) {
     return rows;
 }
 
+// The rows of a body, with kRowTerminated found from their values.
+struct FlaggedRows {
+    FlaggedRows(const Tree& tree, const sharpwave::Table& table, const std::byte* body, std::uint64_t bytes)
+        : packed({table.layout(), table.width(), table.capacity(), table.given() != nullptr}, body, bytes),
+          batch(packed.batch()),
+          flags(batch.rows) {
+        if (batch.flags) {
+            std::memcpy(flags.data(), batch.flags, batch.rows);
+        } else {
+            std::memset(flags.data(), 0, batch.rows);
+        }
+        flag_dones(tree, batch, flags.data());
+        std::uint8_t any = 0;
+        for (std::size_t i = 0; i < batch.rows; ++i) any |= flags[i];
+        batch.flags = any ? flags.data() : nullptr;
+    }
+
+    sharpwave::PackedRows packed;
+    RowBatch batch;
+    Few<std::uint8_t, 64> flags;
+};
+
+// Of rows that are counted when they are added: those that were accepted before are not.
+std::uint64_t count_unknown(const sharpwave::Writer& writer, const RowBatch& batch, std::uint64_t first_row) {
+    return count_new(batch, std::min<std::uint64_t>(writer.accepted() - first_row, batch.rows));
+}
+
 nb::object append_packed(const BoundWriter& self, nb::handle object, std::uint64_t first_row, bool wants_indices,
                          nb::handle timeout) {
     const std::shared_ptr<sharpwave::Writer> writer = self.writer;  // close() in another thread must not take it away
@@ -134,34 +161,16 @@ nb::object append_packed(const BoundWriter& self, nb::handle object, std::uint64
     const sharpwave::Deadline deadline = read_deadline(timeout.ptr());
     const Body body(object);
     const bool is_large = body.bytes >= kReleaseBytes;
-    std::optional<sharpwave::PackedRows> packed;
-    {
-        const PatientRelease release(is_large);
-        packed.emplace(
-            sharpwave::PackedShape{table.layout(), table.width(), table.capacity(), table.given() != nullptr},
-            body.data, body.bytes);
-    }
-    RowBatch batch = packed->batch();
-    Few<std::uint8_t, 64> flags(batch.rows);
-    if (batch.flags) {
-        std::memcpy(flags.data(), batch.flags, batch.rows);
-    } else {
-        std::memset(flags.data(), 0, batch.rows);
-    }
-    flag_dones(*self.tree, batch, flags.data());
-    std::uint8_t any = 0;
-    for (std::size_t i = 0; i < batch.rows; ++i) any |= flags[i];
-    batch.flags = any ? flags.data() : nullptr;
-
-    writer->check_once(batch, first_row);  // before it waits for a turn
-    const std::uint64_t skipped = std::min<std::uint64_t>(writer->accepted() - first_row, batch.rows);
+    const FlaggedRows rows(*self.tree, table, body.data, body.bytes);
+    writer->check_once(rows.batch, first_row);  // before it waits for a turn
     Indices indices{wants_indices, {}};
-    std::uint64_t* serials = indices.make(batch.rows);
-    PaceTurn turn(self.pace, sharpwave::Pace::Side::add, count_new(batch, skipped), timeout.ptr(), deadline);
+    std::uint64_t* serials = indices.make(rows.batch.rows);
+    PaceTurn turn(self.pace, sharpwave::Pace::Side::add, count_unknown(*writer, rows.batch, first_row), timeout.ptr(),
+                  deadline);
     std::uint64_t accepted = 0;
-    if (is_large || !writer->try_append_once(batch, first_row, serials, accepted)) {
+    if (is_large || !writer->try_append_once(rows.batch, first_row, serials, accepted)) {
         const PatientRelease release;
-        accepted = writer->append_once(batch, first_row, serials, deadline);
+        accepted = writer->append_once(rows.batch, first_row, serials, deadline);
     }
     turn.done = true;
     if (!wants_indices) return nb::int_(accepted);
@@ -169,6 +178,32 @@ nb::object append_packed(const BoundWriter& self, nb::handle object, std::uint64
 }
 
 }  // namespace
+
+bool flags_without_python(const Tree& tree) {
+    for (const std::size_t number : tree.dones()) {
+        if (!is_common(tree.leaves()[number].dtype)) return false;
+    }
+    return true;
+}
+
+bool append_at_once(sharpwave::Writer& writer, const Tree& tree, sharpwave::Pace* pace, const std::byte* body,
+                    std::uint64_t bytes, std::uint64_t first_row, std::uint64_t& accepted) {
+    writer.table().check_open();
+    const FlaggedRows rows(tree, writer.table(), body, bytes);
+    writer.check_once(rows.batch, first_row);
+    const std::uint64_t counted = pace ? count_unknown(writer, rows.batch, first_row) : 0;
+    const auto side = sharpwave::Pace::Side::add;
+    if (counted && !pace->try_reserve(side, counted, sharpwave::Deadline::in(0))) return false;
+    bool done = false;
+    try {
+        done = writer.try_append_once(rows.batch, first_row, nullptr, accepted);
+    } catch (...) {
+        if (counted) pace->settle(side, counted, false);
+        throw;
+    }
+    if (counted) pace->settle(side, counted, done);
+    return done;
+}
 
 void bind_packed(nb::class_<BoundWriter>& writer) {
     writer

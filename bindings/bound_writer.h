@@ -72,5 +72,13 @@ struct BoundWriter : RowIntake {
     std::shared_ptr<sharpwave::Pace> pace;      // null: an add never waits
 };
 
+// Whether the ends of episodes are found in this tree's rows without Python code.
+bool flags_without_python(const Tree& tree);
+
+// Rows that a client packed, without the interpreter and without a wait; see Writer::append_once(). False: it would
+// have to wait, and nothing was added. `body` lies at a multiple of 8.
+bool append_at_once(sharpwave::Writer& writer, const Tree& tree, sharpwave::Pace* pace, const std::byte* body,
+                    std::uint64_t bytes, std::uint64_t first_row, std::uint64_t& accepted);
+
 // Calls that take rows which a client packed; bind_packed.cpp.
 void bind_packed(nb::class_<BoundWriter>& writer);

@@ -46,5 +46,7 @@ NB_MODULE(_core, m) {
     bind_launch(m);
     bind_files(m);
     bind_sequences(m);
+    bind_wire(m);
+    bind_desk(m);
     set_up_waits();
 }

@@ -1,16 +1,12 @@
 #include "results.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
-#include <list>
-#include <map>
 #include <new>
 #include <string>
 #include <type_traits>
 
+#include "base/block_pool.h"
 #include "errors.h"
 #include "input_values.h"
 
@@ -20,105 +16,11 @@ namespace {
 constexpr std::size_t kPooledFrom = 16 << 10;
 // And array objects below this are given out again themselves.
 constexpr std::size_t kSameArrayBelow = 64 << 10;
-constexpr std::size_t kPoolLimit = std::size_t{256} << 20;
-constexpr std::size_t kHugePage = 2 << 20;
-
-// Memory of dead arrays, by size. Only ever touched with the interpreter's lock held.
-//
-// Bounded: where a block would pass the limit, blocks of the size that was not used for longest are freed for it, so
-// sizes that are no longer asked for do not keep the pool full. If that size is the block's own, the block itself is
-// freed: batches that are together larger than the limit keep reusing the part that fits, instead of each block pushing
-// out the one that is needed next.
-class Pool {
-public:
-    void* take(std::size_t bytes) {
-        Size& size = used(bytes);
-        if (!size.blocks.empty()) {
-            void* memory = size.blocks.back();
-            size.blocks.pop_back();
-            held_ -= bytes;
-            return memory;
-        }
-        void* memory = std::aligned_alloc(bytes >= kHugePage ? kHugePage : 64, bytes);
-#if defined(__linux__)
-        if (memory && bytes >= kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
-        return memory;
-    }
-
-    // Called by destructors of Python objects: throws nothing.
-    void give(void* memory, std::size_t bytes) noexcept {
-        try {
-            const bool fits = make_room(bytes);
-            Size& size = used(bytes);
-            if (fits) {
-                size.blocks.push_back(memory);
-                held_ += bytes;
-                return;
-            }
-        } catch (const std::bad_alloc&) {
-            // No memory for the list: the block goes back to the system.
-        }
-        std::free(memory);
-    }
-
-    std::size_t held() const { return held_; }
-
-private:
-    struct Size {
-        std::size_t bytes;
-        std::vector<void*> blocks;
-    };
-    using Sizes = std::list<Size>;
-
-    // The size's entry, now the last one used.
-    Size& used(std::size_t bytes) {
-        const auto found = by_bytes_.find(bytes);
-        if (found != by_bytes_.end()) {
-            sizes_.splice(sizes_.end(), sizes_, found->second);
-        } else {
-            sizes_.push_back({bytes, {}});
-            try {
-                by_bytes_.emplace(bytes, std::prev(sizes_.end()));
-            } catch (...) {
-                sizes_.pop_back();
-                throw;
-            }
-        }
-        return sizes_.back();
-    }
-
-    bool make_room(std::size_t bytes) {
-        if (bytes > kPoolLimit) return false;
-        while (held_ + bytes > kPoolLimit) {
-            Size& oldest = sizes_.front();
-            if (oldest.bytes == bytes) return false;
-            if (oldest.blocks.empty()) {
-                by_bytes_.erase(oldest.bytes);
-                sizes_.pop_front();
-                continue;
-            }
-            std::free(oldest.blocks.back());
-            oldest.blocks.pop_back();
-            held_ -= oldest.bytes;
-        }
-        return true;
-    }
-
-    Sizes sizes_;  // that were not used for longest first
-    std::map<std::size_t, Sizes::iterator> by_bytes_;
-    std::size_t held_ = 0;
-};
-
-Pool& pool() {
-    static Pool* instance = new Pool;  // arrays may die after static destructors have run
-    return *instance;
-}
 
 // Views and torch tensors keep an array's base alive, so its memory comes back only when the last of them is gone.
 void give_back(PyObject* capsule) {
     const auto bytes = reinterpret_cast<std::size_t>(PyCapsule_GetContext(capsule));
-    pool().give(PyCapsule_GetPointer(capsule, nullptr), bytes);
+    sharpwave::give_block(PyCapsule_GetPointer(capsule, nullptr), bytes);
 }
 
 PyArrayObject* new_array(PyArray_Descr* dtype, int dimensions, const npy_intp* shape, std::size_t bytes) {
@@ -128,9 +30,7 @@ PyArrayObject* new_array(PyArray_Descr* dtype, int dimensions, const npy_intp* s
         if (!array) throw nb::python_error();
         return reinterpret_cast<PyArrayObject*>(array);
     }
-    const std::size_t unit = bytes >= kHugePage ? kHugePage : 4096;
-    bytes = (bytes + unit - 1) / unit * unit;
-    void* memory = pool().take(bytes);
+    void* memory = sharpwave::take_block(bytes);
     if (!memory) {
         Py_DECREF(dtype);
         PyErr_NoMemory();
@@ -141,7 +41,7 @@ PyArrayObject* new_array(PyArray_Descr* dtype, int dimensions, const npy_intp* s
     PyObject* base = array ? PyCapsule_New(memory, nullptr, give_back) : nullptr;
     if (!base) {
         Py_XDECREF(array);
-        pool().give(memory, bytes);
+        sharpwave::give_block(memory, bytes);
         throw nb::python_error();
     }
     PyCapsule_SetContext(base, reinterpret_cast<void*>(bytes));
@@ -436,7 +336,7 @@ nb::object pooled_array(PyArray_Descr* dtype, int dimensions, const npy_intp* sh
     return nb::steal(reinterpret_cast<PyObject*>(new_array(dtype, dimensions, shape, bytes)));
 }
 
-std::size_t pooled_bytes() { return pool().held(); }
+std::size_t pooled_bytes() { return sharpwave::pooled_block_bytes(); }
 
 Batch new_batch(const Tree& tree, npy_intp rows, LastArrays* last, bool is_read_back) {
     Batch batch(tree.leaves().size());

@@ -11,9 +11,9 @@
 
 #include "base/wait.h"
 #include "net/document.h"
-#include "net/message.h"
 #include "net/session.h"
 #include "net/socket.h"
+#include "wire/message.h"
 
 namespace sharpwave::net {
 

@@ -15,10 +15,12 @@
 
 #include "base/json.h"
 #include "base/wait.h"
-#include "net/message.h"
 #include "net/socket.h"
+#include "wire/message.h"
 
 namespace sharpwave::net {
+
+using namespace wire;  // the messages, which servers speak, too
 
 class Channel;
 

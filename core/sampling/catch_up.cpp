@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <functional>
 
 #include "base/fault.h"
 #include "sampling/ranks.h"
@@ -29,6 +30,23 @@ bool is_empty(const MassGroup& group) {
 }  // namespace
 
 void CatchUp::run() {
+    const std::atomic<std::uint64_t>& claims = masses_.table.counters().next_ticket.value;
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const std::uint64_t claimed = claims.load(std::memory_order_acquire);
+        look();
+        if (claims.load(std::memory_order_acquire) == claimed && !(masses_.head->rows == 0 && has_moved())) return;
+    }
+}
+
+bool CatchUp::has_moved() const {
+    for (std::uint64_t i = 0; i < positions_.size(); ++i) {
+        const auto [ticket, head] = masses_.table.position(i);
+        if (ticket != positions_[i].ticket || head != positions_[i].head) return true;
+    }
+    return false;
+}
+
+void CatchUp::look() {
     Counters& counters = masses_.table.counters();
     const std::uint64_t origin = counters.origin_ticket.value.load(std::memory_order_acquire);
     const bool rebuilds = counters.index_origin.value.load(std::memory_order_relaxed) != origin;
@@ -42,11 +60,13 @@ void CatchUp::run() {
     }
     ranges_.clear();
     seen_.clear();
+    positions_.clear();
     const std::uint64_t used = counters.writers_used.value.load(std::memory_order_acquire);
     bool chain_broke = rebuilds;  // records may have been made anew too: look at all blocks
     for (std::uint64_t i = 0; i < used; ++i) {
         const Position position = masses_.table.position(i);
         const auto [ticket, head] = position;
+        positions_.push_back(position);
         if (ticket == kNone) continue;
         const std::uint64_t known = masses_.table.writer_record(i).indexed_ticket;
         if (ticket == known &&
@@ -79,13 +99,21 @@ bool CatchUp::follow_chain(std::uint64_t writer, const Position& position) {
     }
 }
 
-// Every block, whatever the chains say.
+// Every block, whatever the chains say. Writers go on meanwhile, and rows that are taken in while some before them are
+// not would not be looked at again when those come. So blocks that are claimed from here on wait for the next time, and
+// the newest of the others comes first, as along a chain.
 void CatchUp::collect_all(std::uint64_t used) {
     const Table& table = masses_.table;
+    const std::uint64_t claimed = table.counters().next_ticket.value.load(std::memory_order_acquire);
     ranges_.clear();
+    tickets_.clear();
     for (std::uint64_t b = 0; b < table.blocks(); ++b) {
         const std::uint64_t ticket = table.block_record(b).ticket.load(std::memory_order_acquire);
-        if (ticket == kNone) continue;
+        if (ticket < claimed) tickets_.push_back(ticket);
+    }
+    std::sort(tickets_.begin(), tickets_.end(), std::greater<>());
+    for (const std::uint64_t ticket : tickets_) {
+        const std::uint64_t b = ticket % table.blocks();
         // Without an owner it is filled, or just claimed.
         const bool is_claimed = table.block_record(b).owner.load(std::memory_order_acquire) != 0;
         std::uint64_t head = is_claimed ? 0 : table.block_length(b);

@@ -18,11 +18,17 @@ public:
     void run();
 
 private:
+    // A writer may claim blocks while a pass looks at them, so that rows it has just taken in are gone again: then
+    // there is another pass. This many at most: only a process that is stopped again and again needs the third.
+    static constexpr int kPasses = 100;
+
     struct Range {
         std::uint64_t slot, count, end;  // `end`: the serial after the last row
         bool is_even;                    // every one of them counts: see BlockRecord::uneven
     };
 
+    void look();
+    bool has_moved() const;
     void rebuild();
     bool follow_chain(std::uint64_t writer, const format::Position& position);
     void collect_all(std::uint64_t used);
@@ -43,6 +49,8 @@ private:
     WaitingRows& waiting_;
     std::vector<Range> ranges_;                                  // rows that are not in the index yet
     std::vector<std::pair<std::uint64_t, std::uint64_t>> seen_;  // writers and the newest of their blocks
+    std::vector<format::Position> positions_;                    // of all writers, as the last pass saw them
+    std::vector<std::uint64_t> tickets_;                         // of the blocks
     // Of the call that runs.
     bool is_many_ = false;                // then sums are refreshed by range, else leaf by leaf
     float leaving_max_ = -1;              // the largest priority among rows that left

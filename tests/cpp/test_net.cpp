@@ -20,7 +20,7 @@
 
 #include "net/address.h"
 #include "net/document.h"
-#include "net/message.h"
+#include "wire/message.h"
 
 using namespace sharpwave;
 

@@ -153,6 +153,33 @@ TEST(Threads, WindowsAreWholeWhileRowsAreWritten) {
     EXPECT_EQ(torn, 0u);
 }
 
+TEST(Threads, NoStartIsMissedWhileAWriterLaps) {
+    for (int round = 0; round < 300; ++round) {
+        auto table = Table::create(with_index(96, true, 8));
+        RowIndexConfig settings = in_order(Order::weighted);
+        settings.starts = {StartRule::Needs::rows, 6, 1, false, false};
+        RowIndex index(*table, settings);
+        const auto forget = [&] { table->counters().index_origin.value.store(format::kNone); };
+        std::atomic<bool> stop{false};
+        std::thread reader([&] {
+            while (!stop) {
+                forget();  // as after a death under the lock: all blocks are looked at, while the writer goes on
+                index.rows();
+            }
+        });
+        {
+            auto writer = table->writer();
+            for (std::uint64_t i = 0; i < 210; i += 3) append(*writer, i, 3);
+            stop = true;
+        }
+        reader.join();
+        const std::uint64_t known = index.rows();
+        forget();
+        EXPECT_EQ(known, index.rows());
+        EXPECT_EQ(known, table->size() - 5);
+    }
+}
+
 TEST(Threads, PaceKeepsBothSidesTogether) {
     auto table = Table::create(config(10'000));
     auto batches = std::make_shared<BatchMaker>(table, BatchConfig{whole_rows()});

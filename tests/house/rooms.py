@@ -41,7 +41,7 @@ class Order:
 CPP = Order(
     layers=(
         ("base", "python", "blosc2", "zmq"),
-        ("schema", "returns", "trajectories"),
+        ("schema", "returns", "trajectories", "wire"),
         ("storage",),
         ("table",),
         ("sampling", "views"),

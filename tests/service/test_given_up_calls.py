@@ -118,3 +118,16 @@ def test_calls_for_more_than_a_message_holds_are_refused_before_memory_is_taken(
         with pytest.raises(SchemaError, match=r"get\(\).*message_bytes"):
             buffer.get(np.repeat(handles, 200))
         assert len(buffer.get(handles)["action"]) == 5
+
+
+@pytest.mark.parametrize("handles", [[2**62, 1], [-1], [[1]], [0.5]])
+def test_positions_of_what_is_no_handle_are_refused(handles: list[Any]) -> None:
+    with (
+        sw.ReplayBuffer(100, obs_shape=(2,)) as buffer,
+        sw.serve({"it": buffer}, "tcp://127.0.0.1:0") as server,
+        sw.open(f"{server.address}/it", direct=False) as remote,
+    ):
+        session, table = remote._rows.session, remote._rows.table
+        assert session.call(table, "positions", {"handles": np.array([3, 4])}).tolist() == [3, 4]
+        with pytest.raises(SchemaError, match="positions"):
+            session.call(table, "positions", {"handles": np.array(handles)})

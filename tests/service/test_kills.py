@@ -9,7 +9,9 @@ pytest.importorskip("zmq")
 import sweep
 
 
-def test_every_acknowledged_row_is_there_once_after_random_kills() -> None:
-    counts = sweep.run(rounds=12, seed=20)
-    assert counts["killed server"] + counts["killed client"] + counts["killed both"] == 12
-    assert counts["acknowledged"] > 0
+@pytest.mark.parametrize(("kind", "kills"), [("rows", 12), ("sequences", 5), ("trajectories", 4)])
+def test_what_was_acknowledged_is_there_once_after_random_kills(kind: str, kills: int) -> None:
+    kinds = tuple(one for one in sweep.KINDS if one.kind == kind)[:1]
+    counts = sweep.run(kills, 20, kinds=kinds)
+    assert counts["killed server"] + counts["killed client"] + counts["killed both"] == kills
+    assert counts[f"{kind} acknowledged"] > 0

@@ -298,6 +298,28 @@ def test_server_that_cannot_write_tells_and_completes_the_call_later(address: st
         assert remote.stats()["unsaved"] == 0
 
 
+def test_adds_made_again_after_a_full_disk_are_stored_once(address: str, tmp_path: Path) -> None:
+    live, away = tmp_path / "live", tmp_path / "away"
+    with (
+        sw.TrajectoryReplayBuffer(live) as buffer,
+        sw.serve({"live": buffer}, address) as server,
+        sw.open(server.address + "/live") as remote,
+    ):
+        remote.add(make(0))
+        live.rename(away)
+        for number in (1, 2, 1, 2, 1):  # the first is taken, and kept in memory; the others are refused before that
+            with pytest.raises(StorageError, match="not saved"):
+                remote.add(make(number))
+        away.rename(live)
+        remote.add(make(1))
+        remote.add(make(2))
+        assert held(remote) == [0, 1, 2]
+        remote.add(make(1))  # not after a failure: it is added
+        assert held(remote) == [0, 1, 2, 1]
+    with sw.TrajectoryReplayBuffer(live) as again:
+        assert held(again) == [0, 1, 2, 1]
+
+
 def test_settings_that_a_server_s_buffer_does_not_have_are_refused(server: ServerProcess) -> None:
     for options in ({"view": sw.Transitions()}, {"recover": True}, {"verify": False}):
         with pytest.raises(SchemaError, match=f"open.*{next(iter(options))}"):

@@ -471,6 +471,18 @@ def test_rm_leaves_a_creator_at_work_alone(shm_address: str) -> None:
     assert files_of(shm_address) == []
 
 
+def test_rm_removes_what_a_creator_left_while_others_look_at_it(shm_address: str) -> None:
+    table = file_of(shm_address)
+    temporary = table.with_name(f"{table.name}.LEFT01")
+    with temporary.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 200_000)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(1)"]
+    with temporary.open("rb") as file, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file) as lister:
+        finished = run_module("rm", shm_address)  # as beside "sharpwave ls", which opens every file
+        assert (finished.returncode, files_of(shm_address)) == (0, []), finished.stderr
+        lister.kill()
+
+
 def test_rm_removes_a_buffer_that_is_open_and_names_who_has_it(live: sw.ReplayBuffer, shm_address: str) -> None:
     assert segments.remove(shm_address).pids == [os.getpid()]
     assert files_of(shm_address) == []

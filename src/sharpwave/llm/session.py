@@ -6,10 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any
 
 from .generators.answer import Answer
 from .generators.local import LocalGenerator
@@ -20,6 +17,9 @@ from .generators.server.http_server import HttpServer
 from .generators.server.job import Asked, Backend, Running
 from .generators.server.refusal import Refusal
 from .generators.server.whole import WholeAnswers
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 __all__ = ["Call", "Session", "SessionServer"]
 
@@ -59,7 +59,7 @@ class SessionServer:
             begin = self._whole.begin
         self._backend = Backend(begin, generator.score, tokenizer, context, takes_any_name=True, record=self._record)
         self._sessions: dict[str, Session] = {}
-        app = build_app(openai_routes(self._backend), self._check, self._health)
+        app = build_app(openai_routes(self._backend), self._check, generator.health)
         self._server = HttpServer(app, "127.0.0.1", port, self._abort)
 
     @property
@@ -107,10 +107,6 @@ class SessionServer:
 
     def _record(self, request: Request, asked: Asked, answer: Answer) -> None:
         request.scope[_SESSION].calls.append(Call(asked.prompt, answer, asked.sampling, asked.messages, asked.tools))
-
-    async def _health(self, request: Request) -> Response:
-        await self.generator.health()
-        return Response()
 
 
 class Session:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _core
 from ..errors import NotReady, SchemaError, StaleHandle, StorageError
+from .manifest import compare, describe, sync_to_disk
 from .model.config import ModelConfig
 from .model.folder import copy_companions, read_state, write_state
 from .model.transformer import Transformer
@@ -29,7 +29,6 @@ __all__ = ["Published", "Weights"]
 _NAME = re.compile(r"v(\d{12})")
 _MANIFEST = "manifest.json"
 _POLL_S = 0.002  # looking into a folder takes some 10 us, so a waiting process uses less than 1 % of a core
-_PIECE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Published:
         try:
             files: dict[str, Any] = json.loads((self.path / _MANIFEST).read_text())["files"]
             for name, said in files.items():
-                _compare(self.path / name, said, check)
+                compare(self.path / name, said, check)
             state = read_state(self.path)
         except (OSError, ValueError, KeyError) as error:
             if not self.path.exists():
@@ -163,7 +162,7 @@ class Weights:
             (aside / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
         if self._companions is not None:
             copy_companions(self._companions, aside)
-        files = {name: _describe(aside / name) for name in names}
+        files = {name: describe(aside / name) for name in names}
         (aside / _MANIFEST).write_text(json.dumps({"version": version, "files": files}, indent=2) + "\n")
         for path in [*aside.iterdir(), aside]:
             self._sync(path)
@@ -186,11 +185,7 @@ class Weights:
 
     def _sync(self, path: Path) -> None:
         if self._is_synced:
-            file = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            sync_to_disk(path)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -212,26 +207,6 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             count = int((~torch.isfinite(tensor)).sum())
             raise SchemaError(f"publish(): {name} has {count} of {tensor.numel()} values that are NaN or infinite")
-
-
-def _describe(path: Path) -> dict[str, int]:
-    return {"bytes": path.stat().st_size, "crc32c": _checksum(path)}
-
-
-def _compare(path: Path, said: Mapping[str, int], check: bool) -> None:
-    size = path.stat().st_size
-    if size != said["bytes"]:
-        raise StorageError(f"{path} has {size} bytes, {said['bytes']} were published")
-    if check and _checksum(path) != said["crc32c"]:
-        raise StorageError(f"{path} is damaged: its checksum is not the published one")
-
-
-def _checksum(path: Path) -> int:
-    crc = 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            crc = _core.crc32c(piece, crc)
-    return crc
 
 
 def _said_dtype(dtype: torch.dtype) -> str:

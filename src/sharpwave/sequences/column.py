@@ -62,6 +62,9 @@ def read_lens(where: str, key: str, value: Any, count: int) -> list[list[int]]:
         if type(inner) is int and inner >= 0:  # what most are
             lens.append([inner])
             continue
+        if type(inner) is list and len(inner) == 1 and type(inner[0]) is int and inner[0] >= 0:  # as files have it
+            lens.append([inner[0]])
+            continue
         row = [inner] if isinstance(inner, (int, np.integer)) else inner
         if not isinstance(row, (list, tuple)):
             raise SchemaError(f"{where}: seqlens[{key!r}][{at}]: expected a list of lengths, got {inner!r}")

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from .. import _core
 from ..rows.protocol import Batch
 
-__all__ = ["BatchLayout", "Places"]
-
-_ALIGNMENT = 64
-
-
-class Places(NamedTuple):
-    arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]  # shape, dtype, offset from the body's start
-    end: int
+__all__ = ["BatchLayout"]
 
 
 class BatchLayout:
@@ -28,39 +22,26 @@ class BatchLayout:
 
     def __init__(self, blank: Batch) -> None:
         leaves = list(_leaves(blank))
-        self._shapes = [array.shape[1:] for _, array in leaves]
-        self._dtypes = [array.dtype for _, array in leaves]
+        self.blank, self.blank_arrays = blank, [array for _, array in leaves]
+        self._shapes = [array.shape[1:] for array in self.blank_arrays]
+        self._dtypes = [array.dtype for array in self.blank_arrays]
         self._paths = [path for path, _ in leaves]
-        self._item_bytes = [array.nbytes for _, array in leaves]
         self._is_flat = all(len(path) == 1 for path in self._paths)
-        self._names = [path[0] for path in self._paths]
+        names = tuple(path[0] for path in self._paths) if self._is_flat else None
+        arrays = [(dtype, list(shape)) for dtype, shape in zip(self._dtypes, self._shapes, strict=True)]
+        self._body = _core.BodyLayout(arrays, names)
         self._build = _builder(blank, iter(range(len(leaves))))
-        self._known: dict[int, Places] = {}
+        self.bytes, self.memory = self._body.bytes, self._body.memory
 
     def describe(self) -> list[Any]:
         """For the reply to OPEN."""
         rows = zip(self._paths, self._dtypes, self._shapes, strict=True)
         return [[list(path), dtype.str, list(shape)] for path, dtype, shape in rows]
 
-    def places(self, count: int) -> Places:
-        found = self._known.get(count)
-        if found is None:
-            at, arrays = 0, []
-            for shape, dtype, size in zip(self._shapes, self._dtypes, self._item_bytes, strict=True):
-                arrays.append(((count, *shape), dtype, at))
-                at = (at + size * count + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-            found = Places(arrays, at)
-            if len(self._known) < 64:
-                self._known[count] = found
-        return found
-
     def over(self, memory: Any, begin: int, count: int) -> Batch:
         """A batch whose arrays are views of ``memory``, a body that begins there."""
-        places = self.places(count).arrays
-        arrays = [np.ndarray(shape, dtype, memory, begin + offset) for shape, dtype, offset in places]
-        if self._is_flat:
-            return dict(zip(self._names, arrays, strict=True))
-        batch: Batch = self._build(arrays)
+        arrays = self._body.over(memory, begin, count)
+        batch: Batch = arrays if self._is_flat else self._build(arrays)
         return batch
 
 

@@ -7,14 +7,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ..errors import NotReady
-from .message import HEAD, HEAD_BYTES, MAGIC, Head, Status, Verb, error_of, to_microseconds
-from .zeromq import load_zmq
+from .message import Status, Verb, error_of, to_microseconds
+from .zeromq import load_zmq, zmq_functions
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Channel", "NoAnswer", "OpenCall", "Reply"]
+__all__ = ["Channel", "NoAnswer", "OpenCall"]
 
 _SILENCE_MS = 1000  # without a word for so long, the client asks what became of its call
 GRACE_S = 0.25  # longer than its timeout waits a call for the server's own answer
@@ -25,7 +26,8 @@ class NoAnswer(NotReady):
 
 
 class OpenCall:
-    """A call without an answer. ``message`` is kept until the answer is there: it may have to be sent again."""
+    """A call without an answer. ``message`` begins with the space of a head, or is None for a head alone. It is kept
+    until the answer is there: it may have to be sent again."""
 
     __slots__ = ("argument", "call", "deadline", "flags", "message", "stream", "table", "timeout", "verb")
 
@@ -38,18 +40,6 @@ class OpenCall:
         self.call = 0
 
 
-class Reply:
-    __slots__ = ("argument", "frame")
-
-    def __init__(self, frame: Any, argument: int) -> None:
-        self.frame, self.argument = frame, argument
-
-    @property
-    def body(self) -> memoryview:
-        view: memoryview = self.frame.buffer[HEAD_BYTES:]
-        return view
-
-
 class Channel:
     """Used by one thread at a time."""
 
@@ -59,7 +49,8 @@ class Channel:
         self._socket = session.connect()
         self._next = 1
         self._open: deque[OpenCall] = deque()
-        self._early: dict[int, tuple[Head, Any]] = {}  # answers to later calls than the first open one
+        self._wire = _core.Wire(zmq_functions(), self._socket.underlying)
+        self._early: dict[int, _core.Frame] = {}  # answers to later calls than the first open one
         # Of the session that the numbers of this channel's calls belong to; another thread may have made a newer one.
         self._generation, self._session_number = session.generation, session.number
         self._wait_ms = _SILENCE_MS
@@ -75,6 +66,13 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close(0)
+
+    def renew(self) -> Channel:
+        """Another channel with the open calls of this one, whose socket is gone. Only for calls that may come twice."""
+        other = self._session.new_channel()
+        for call in self._open:
+            other.begin("add()", call)
+        return other
 
     @property
     def oldest(self) -> int:
@@ -98,7 +96,7 @@ class Channel:
         argument: int = 0,
         flags: int = 0,
         timeout: float | None = None,
-    ) -> Reply:
+    ) -> _core.Frame:
         """One call, with a wait for its answer. A call that is given up is forgotten by both sides."""
         call = OpenCall(verb, message, table, stream, argument, flags, timeout)
         self.is_busy = True
@@ -115,7 +113,8 @@ class Channel:
         """Never waits: what cannot be sent now is sent by ``finish``."""
         self._session.check_open(where)
         if not self._is_stale():
-            self._number(call)
+            call.call = self._next
+            self._next += 1
         self._open.append(call)
         if call.call and not self._is_unsent:  # else in order, when there is a session and a connection
             self._send(call)
@@ -124,15 +123,23 @@ class Channel:
         """Whether the session that this channel knows is over."""
         return self._session.generation != self._generation or self._session_number == 0
 
-    def finish_until(self, where: str, deadline: float | None) -> Reply:
+    def finish_until(self, where: str, deadline: float | None) -> _core.Frame:
         """The answer to the first open call, which had no timeout of its own. NoAnswer: the call stays open."""
         call = self._open[0]
         call.deadline = deadline
         return self.finish(where)
 
-    def finish(self, where: str) -> Reply:
+    def finish(self, where: str) -> _core.Frame:
         """The answer to the first open call. NoAnswer: it did not come until the deadline; the call stays open."""
         call = self._open[0]
+        if not (self._early or self._is_unsent or self._is_stale()):  # the usual way
+            self._set_wait(call)
+            frame = self._wire.take(self._session_number, call.call)
+            if frame is not None:
+                self._open.popleft()
+                return frame
+            if not self._wire.has_early:
+                self._hear_nothing(where, call)
         while True:
             if self._is_stale():
                 self._join(where, call.deadline)
@@ -140,16 +147,13 @@ class Channel:
                 self._wait_for_connection(where, call)
             frame = self._early.pop(call.call, None)
             if frame is None:
-                found = self._receive(where, call)
-                if found is None:
+                frame = self._receive(where, call)
+                if frame is None:
                     continue
-                head, frame = found
-            else:
-                head, frame = frame
-            status = head.status
+            status = frame.status
             if status == Status.OK:
                 self._open.popleft()
-                return Reply(frame, head.argument)
+                return frame
             if status == Status.WORKING:
                 continue
             if status == Status.UNKNOWN_CALL:
@@ -158,7 +162,7 @@ class Channel:
                 self._join(where, call.deadline)
             else:
                 self._open.popleft()
-                raise error_of(status, str(frame.buffer[HEAD_BYTES:], "utf-8", "replace"))
+                raise error_of(status, str(frame.body, "utf-8", "replace"))
 
     def abandon(self) -> None:
         """No answer is wanted any more: the server drops those that it keeps, and does not begin calls that are
@@ -168,20 +172,6 @@ class Channel:
         self._is_unsent = False
 
     # ---- below ------------------------------------------------------------------------------------------------------
-
-    def _number(self, call: OpenCall) -> None:
-        call.call = self._next
-        self._next += 1
-        self._write_head(call)
-
-    def _write_head(self, call: OpenCall) -> None:
-        session = self._session
-        HEAD.pack_into(
-            call.message, 0, MAGIC, session.version, call.verb, 0, call.flags,
-            0 if call.table is None else call.table.number, self._session_number, self.number,
-            0 if call.stream is None else call.stream.number, call.call,
-            self._open[0].call if self._open else call.call, to_microseconds(call.timeout), call.argument,
-        )  # fmt: skip
 
     def _join(self, where: str, deadline: float | None) -> None:
         """Makes the session anew, if no other thread did, and sends all open calls under new numbers."""
@@ -194,7 +184,8 @@ class Channel:
         for call in calls:
             if call.table is not None:
                 call.table.check(where)
-            self._number(call)
+            call.call = self._next
+            self._next += 1
             self._open.append(call)
         if calls:
             self._send_all()
@@ -211,19 +202,21 @@ class Channel:
     def _send_all(self) -> None:
         for call in list(self._open):
             self.resent += 1
-            self._write_head(call)
             if not self._send(call):
                 return
 
     def _send(self, call: OpenCall) -> bool:
         """Never waits; without a connection, all open calls go out when there is one."""
-        message = call.message
-        try:
-            self._socket.send(message, self._zmq.NOBLOCK, copy=len(message) < 64 << 10)
-            self._session.sent_at = time.monotonic()
-        except self._zmq.Again:
-            self._is_unsent = True
-        return not self._is_unsent
+        session, table, stream = self._session, call.table, call.stream
+        is_sent = self._wire.send(
+            call.message, session.version, call.verb, call.flags, 0 if table is None else table.number,
+            self._session_number, self.number, 0 if stream is None else stream.number, call.call, self._open[0].call,
+            to_microseconds(call.timeout), call.argument,
+        )  # fmt: skip
+        if is_sent:
+            session.sent_at = time.monotonic()
+        self._is_unsent = not is_sent
+        return is_sent
 
     def _wait_for_connection(self, where: str, call: OpenCall) -> None:
         while self._is_unsent:
@@ -239,43 +232,37 @@ class Channel:
             return most
         return max(1, min(most, int(1e3 * (call.deadline + GRACE_S - time.monotonic())) + 1))
 
-    def _receive(self, where: str, call: OpenCall) -> tuple[Head, Any] | None:
-        """The next word about the first open call; None: it was about another one, or there was silence."""
-        zmq = self._zmq
-        wait = self._slice(call, _SILENCE_MS)
+    def _set_wait(self, call: OpenCall) -> None:
+        wait = _SILENCE_MS if call.deadline is None else self._slice(call, _SILENCE_MS)
         if wait != self._wait_ms:
-            self._socket.setsockopt(zmq.RCVTIMEO, wait)
+            self._socket.setsockopt(self._zmq.RCVTIMEO, wait)
             self._wait_ms = wait
-        try:
-            frame = self._socket.recv(copy=False)
-        except zmq.Again:
-            self._check_time(where, call)
-            self._probe(call)
+
+    def _receive(self, where: str, call: OpenCall) -> _core.Frame | None:
+        """The next word about the first open call; None: it was about another one, or there was silence."""
+        self._set_wait(call)
+        frame = self._wire.receive()
+        if frame is None:
+            self._hear_nothing(where, call)
             return None
-        if len(frame.buffer) < HEAD_BYTES:
+        if not frame.is_valid or frame.verb == Verb.HELLO:
             return None
-        head = Head._make(HEAD.unpack_from(frame.buffer))
-        if head.magic != MAGIC or head.verb == Verb.HELLO:
+        if frame.session != self._session_number:  # of calls that were given up, in a session before this one
             return None
-        if head.session != self._session_number:  # of calls that were given up, in a session before this one
-            return None
-        if head.status == Status.UNKNOWN_SESSION:
-            return head, frame
-        if head.call == call.call:
-            return head, frame
-        if head.call > call.call and head.status not in (Status.WORKING, Status.UNKNOWN_CALL):
-            self._early[head.call] = head, frame
+        if frame.call == call.call or frame.status == Status.UNKNOWN_SESSION:
+            return frame
+        if frame.call > call.call and frame.status not in (Status.WORKING, Status.UNKNOWN_CALL):
+            self._early[frame.call] = frame
         return None
 
+    def _hear_nothing(self, where: str, call: OpenCall) -> None:
+        self._check_time(where, call)
+        self._probe(call)
+
     def _probe(self, call: OpenCall) -> None:
-        probe = bytearray(HEAD_BYTES)
-        session = self._session
-        HEAD.pack_into(probe, 0, MAGIC, session.version, Verb.PROBE, 0, 0, 0, self._session_number, self.number, 0,
-                       call.call, call.call, 0, 0)  # fmt: skip
-        try:
-            self._socket.send(probe, self._zmq.NOBLOCK)
-        except self._zmq.Again:
-            return  # there is no connection: the next silence asks again
+        """Without a connection it is lost, and the next silence asks again."""
+        self._wire.send(None, self._session.version, Verb.PROBE, 0, 0, self._session_number, self.number, 0, call.call,
+                        call.call, 0, 0)  # fmt: skip
 
     def _check_time(self, where: str, call: OpenCall) -> None:
         self._session.check_open(where)
@@ -287,7 +274,7 @@ class Channel:
                 "without timeout= waits for it"
             )
 
-    def greet(self, where: str, message: Any, deadline: float | None) -> tuple[Head, Any]:
+    def greet(self, where: str, message: Any, deadline: float | None) -> _core.Frame:
         """Says HELLO and waits for the answer."""
         zmq = self._zmq
         while True:
@@ -301,15 +288,12 @@ class Channel:
             try:
                 self._session.check_open(where)
                 self._socket.send(message)
-                while True:
-                    frame = self._socket.recv(copy=False)
-                    if len(frame.buffer) >= HEAD_BYTES:
-                        head = Head._make(HEAD.unpack_from(frame.buffer))
-                        if head.magic == MAGIC and head.verb == Verb.HELLO:
-                            self._socket.setsockopt(zmq.SNDTIMEO, _SILENCE_MS)
-                            return head, frame
             except zmq.Again:
                 continue
+            while (frame := self._wire.receive()) is not None:
+                if frame.is_valid and frame.verb == Verb.HELLO:
+                    self._socket.setsockopt(zmq.SNDTIMEO, _SILENCE_MS)
+                    return frame
 
     def say_goodbye(self, message: Any) -> None:
         """Without a wait for the answer beyond a moment."""
@@ -319,9 +303,8 @@ class Channel:
                 self._socket.setsockopt(option, 200)
             self._wait_ms = 200
             self._socket.send(message)
-            while True:
-                frame = self._socket.recv(copy=False)
-                if len(frame.buffer) >= HEAD_BYTES and HEAD.unpack_from(frame.buffer)[2] == Verb.BYE:
-                    return
         except zmq.ZMQError:
             return
+        while (frame := self._wire.receive()) is not None:
+            if frame.is_valid and frame.verb == Verb.BYE:
+                return

@@ -18,6 +18,7 @@ __all__ = ["Pieces", "decode", "encode"]
 
 _LENGTHS = struct.Struct("<II")
 _ALIGNMENT = 64
+_TEXT_BYTES = 128  # where the arrays begin, unless the JSON is longer
 _KINDS = "biufc"  # of dtypes: numbers and truth values
 
 
@@ -36,11 +37,11 @@ class Pieces:
 
 
 class _Encoder:
-    """Collects the arrays of a value, in their order, while it is made plain."""
+    """Collects the arrays of a value, in their order, while it is made plain. The first one stands at ``first``."""
 
-    def __init__(self) -> None:
-        self.pieces: list[tuple[int, Any]] = []  # offset from the first array, bytes
-        self.end = 0
+    def __init__(self, first: int) -> None:
+        self.pieces: list[tuple[int, Any]] = []  # offset from the body's start, bytes
+        self.end = first
 
     def plain(self, value: Any) -> Any:
         if value is None or isinstance(value, (str, bool)):
@@ -94,36 +95,25 @@ class _Encoder:
 
 def encode(value: Any, room: int = 0) -> bytearray:
     """The value behind ``room`` free bytes, which the head of a message takes."""
-    encoder = _Encoder()
-    plain = encoder.plain(value)
-    # Offsets are from the body's start, and so depend on the length of the JSON: the arrays begin behind the space that
-    # the text would take with the largest offsets.
-    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-    if not encoder.pieces:
-        raw = text.encode()
-        return bytearray(room) + _LENGTHS.pack(len(raw), 0) + raw
-    first = _aligned(_LENGTHS.size + len(text.encode()) + 12 * len(encoder.pieces))
-    raw = json.dumps(_shifted(plain, first), ensure_ascii=False, separators=(",", ":")).encode()
-    assert _LENGTHS.size + len(raw) <= first
-    body = bytearray(room + first + encoder.end)
+    # Offsets are from the body's start, and so depend on the length of the JSON, which has them: the arrays begin
+    # behind a space that most texts fit into, else behind one that is large enough for this one with any offsets.
+    first = _TEXT_BYTES
+    while True:
+        encoder = _Encoder(first)
+        raw = json.dumps(encoder.plain(value), ensure_ascii=False, separators=(",", ":")).encode()
+        if not encoder.pieces:
+            return bytearray(room) + _LENGTHS.pack(len(raw), 0) + raw
+        if _LENGTHS.size + len(raw) <= first:
+            break
+        first = _aligned(_LENGTHS.size + len(raw) + 12 * len(encoder.pieces))
+    body = bytearray(room + encoder.end)
     _LENGTHS.pack_into(body, room, len(raw), 0)
     body[room + _LENGTHS.size : room + _LENGTHS.size + len(raw)] = raw
     view = memoryview(body)
     for offset, data in encoder.pieces:
-        begin = room + first + offset
+        begin = room + offset
         view[begin : begin + len(data)] = data
     return body
-
-
-def _shifted(plain: Any, by: int) -> Any:
-    if isinstance(plain, dict):
-        if "$" in plain:
-            dtype, shape, offset = plain["$"]
-            return {"$": [dtype, shape, offset + by]}
-        if "$bytes" in plain:
-            return {"$bytes": [plain["$bytes"][0] + by, plain["$bytes"][1]]}
-        return {key: _shifted(item, by) for key, item in plain.items()}
-    return [_shifted(item, by) for item in plain] if isinstance(plain, list) else plain
 
 
 def decode(body: Any) -> Any:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .. import _core
 from ..errors import SharpwaveError
 from .document import decode
 from .guest import Guest
 from .hosted import Hosted
 from .limits import Limits
 from .message import VERSIONS, Status
-from .zeromq import load_zmq
 
 __all__ = ["Guests", "Refusal"]
 
-_ROLES = frozenset({"read", "write", "admin"})
+_ROLES = {"read": 1, "write": 2, "admin": 4}  # as the desk has them
 
 
 class Refusal(Exception):
@@ -33,16 +32,20 @@ class Guests:
     """Only the server's thread changes it.
 
     Args:
+        desk: It takes the messages, and knows sessions and roles by number.
         keys: The server's ``Keys``, or None: every client has all roles.
         timeout: Seconds of silence after which a client is dead.
         tables: The hosted buffers, which are told when a client is gone.
     """
 
-    def __init__(self, keys: Any, limits: Limits, timeout: float, tables: Sequence[tuple[str, Hosted]]) -> None:
-        self._keys, self._limits, self._timeout, self._tables = keys, limits, timeout, tables
+    def __init__(
+        self, desk: _core.Desk, keys: Any, limits: Limits, timeout: float, tables: Sequence[tuple[str, Hosted]]
+    ) -> None:
+        self._desk, self._keys, self._limits, self._timeout, self._tables = desk, keys, limits, timeout, tables
         self._by_session: dict[int, Guest] = {}
         self._by_token: dict[bytes, Guest] = {}
         self.lost = 0  # that died
+        self.read_keys()
 
     def __len__(self) -> int:
         return len(self._by_session)
@@ -50,31 +53,31 @@ class Guests:
     def __iter__(self) -> Iterator[Guest]:
         return iter(list(self._by_session.values()))
 
-    def find(self, session: int, frame: Any) -> Guest | None:
-        """The sender of a message, if the session is its own.
+    def find(self, session: int) -> Guest | None:
+        return self._by_session.get(session)
 
-        Raises:
-            Refusal: Its key was revoked meanwhile, or its session is of another key.
-        """
-        guest = self._by_session.get(session)
-        if guest is None or self._keys is None:
-            return guest
-        if guest.user != _user(frame):
-            raise Refusal(Status.UNKNOWN_SESSION, "session of another key", "")
-        roles = self._keys.roles_of(guest.user)  # which may have changed since the last message
-        if roles is None:
-            self._refuse_key(guest)
-        guest.roles = roles
-        return guest
+    def read_keys(self) -> None:
+        """Tells the desk the roles of everybody, and by what it knows that the list of keys has changed since."""
+        if self._keys is None:
+            return
+        self._desk.watch(str(self._keys.list_path), *self._keys.list_state())  # first: what changes now is read again
+        for guest in self:
+            roles = self._keys.roles_of(guest.user)
+            guest.roles = frozenset() if roles is None else roles
+            self._desk.set_roles(guest.session, _number(guest.roles), roles is None)
 
-    def _refuse_key(self, guest: Guest) -> None:
+    def refusal_of(self, guest: Guest) -> Refusal:
+        """For a client whose key is not known (any more)."""
         why = "is not known at present: the list of clients cannot be read"
         if self._keys.problem is None:
             why = "was revoked"
             self.part(guest)
-        raise Refusal(Status.FORBIDDEN, "key", f"the key of {guest.user_name!r} {why}")
+        return Refusal(Status.FORBIDDEN, "key", f"the key of {guest.user_name!r} {why}")
 
-    def admit(self, body: Any, frame: Any) -> Guest:
+    def is_barred(self, guest: Guest) -> bool:
+        return self._keys is not None and self._keys.roles_of(guest.user) is None
+
+    def admit(self, body: Any, user: str) -> Guest:
         """The client that says HELLO; a new one, or the one that has said it before.
 
         Raises:
@@ -91,7 +94,7 @@ class Guests:
             text = "HELLO: expected versions and a token of 16 bytes"
             raise Refusal(Status.BAD_MESSAGE, "hello", text) from None
         version = _common_version(least, most)
-        user, user_name, roles = self._who(frame)
+        user_name, roles = self._who(user)
         guest = self._by_token.get(token)
         if guest is not None and guest.user != user:
             raise Refusal(Status.FORBIDDEN, "token of another key", "HELLO: the token belongs to another client")
@@ -100,25 +103,25 @@ class Guests:
                 text = f"the server has {len(self)} clients, its limit; close some, or give it another limit"
                 raise Refusal(Status.BUSY, "clients", text)
             guest = Guest(secrets.randbits(63) | 1, token, about, user, user_name, roles, version)
+            self._desk.admit(guest.session, user, version, _number(roles))
             self._by_session[guest.session] = self._by_token[token] = guest
-        guest.seen = time.monotonic()
+        self._desk.touch(guest.session)
         return guest
 
-    def _who(self, frame: Any) -> tuple[str, str, frozenset[str]]:
+    def _who(self, user: str) -> tuple[str, frozenset[str]]:
         if self._keys is None:
-            return "", "", _ROLES
-        user = _user(frame)
+            return "", frozenset(_ROLES)
         roles = self._keys.roles_of(user)
         if roles is None:
             raise Refusal(Status.FORBIDDEN, "key", "HELLO: the key was revoked")
-        return user, self._keys.name_of(user) or "", roles
+        return self._keys.name_of(user) or "", roles
 
     def bury(self, now: float) -> None:
         """Parts from those that were silent for too long, or whose keys were revoked."""
+        self.read_keys()
         for guest in self:
-            keys = self._keys
-            is_revoked = keys is not None and keys.roles_of(guest.user) is None and keys.problem is None
-            if now - guest.seen > self._timeout or is_revoked:
+            is_revoked = self.is_barred(guest) and self._keys.problem is None
+            if now - self._desk.seen(guest.session) > self._timeout or is_revoked:
                 self.lost += 1
                 self.part(guest)
 
@@ -128,6 +131,7 @@ class Guests:
             return
         guest.is_gone = True
         del self._by_session[guest.session], self._by_token[guest.token]
+        self._desk.part(guest.session)
         for task in list(guest.tasks):
             task.cancel()  # its end drops the calls behind it
         for _, hosted in self._tables:
@@ -135,12 +139,8 @@ class Guests:
                 hosted.left(guest)
 
 
-def _user(frame: Any) -> str:
-    """The public key that CURVE has authenticated."""
-    try:
-        return str(frame.get("User-Id"))
-    except load_zmq().ZMQError:
-        return ""
+def _number(roles: frozenset[str]) -> int:
+    return sum(_ROLES[role] for role in roles)
 
 
 def _common_version(least: int, most: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from .. import _core
 from ..errors import SchemaError
 from ..files.origin import Origin
 from .guest import Guest, Request
@@ -32,7 +33,6 @@ class Answer(NamedTuple):
 
     memory: Any
     argument: int = 0
-    free: Callable[[Any], None] | None = None  # takes the memory back when the client has the reply
 
 
 class Later(NamedTuple):
@@ -62,6 +62,9 @@ class Hosted(Protocol):
     def verbs(self) -> Mapping[str, HostedVerb]: ...
 
     def describe(self) -> dict[str, Any]: ...
+
+    # The desk may answer calls for the table of this number by itself; only tables of rows have such calls.
+    def attach(self, desk: _core.Desk, number: int) -> None: ...
 
     # ADD, SAMPLE, UPDATE and SETTLE; only tables of rows have them.
     def exchange(self, guest: Guest, request: Request) -> Answer | Later: ...

@@ -31,7 +31,6 @@ from .guest import Guest, Request
 from .hosted import Answer, HostedVerb, Later
 from .machine import boot_id
 from .message import ADD_TELLS_INDICES, HEAD_BYTES, SAMPLE_HOLDS, SAMPLE_TELLS_ODDS, Verb
-from .reply_pool import ReplyPool
 
 if TYPE_CHECKING:
     from .server import Server
@@ -75,7 +74,8 @@ class HostedRows:
         # At least: ragged fields come on top.
         fixed = (field for _, field in spec.schema.leaves if not field.ragged)
         self._row_bytes = 8 + sum(field.stack * field.dtype.itemsize * math.prod(field.shape) for field in fixed)
-        self._pool = None if self._layout is None else ReplyPool(self._layout)
+        self._desk: _core.Desk | None = None
+        self._number = 0  # of the table, at the desk
         self._reserving = threading.Lock()  # a client may go while its call waits in another thread
         self._numbers = itertools.count(1)
         # Rows accepted of streams whose writers are closed: a client that was taken for dead may return.
@@ -88,7 +88,7 @@ class HostedRows:
             "huge_page_bytes": HostedVerb("read", "thread", lambda guest, args: self._rows.huge_page_bytes()),
             "get": HostedVerb("read", "inline", self._get),
             "handles": HostedVerb("read", "inline", lambda guest, args: self._rows.handles()),
-            "positions": HostedVerb("read", "inline", lambda guest, args: self._rows.positions(args["handles"])),
+            "positions": HostedVerb("read", "inline", self._positions),
             "iterate": HostedVerb("read", "inline", self._iterate),
             "next": HostedVerb("read", "inline", self._next),
             "write": HostedVerb("write", "thread", self._write),
@@ -99,6 +99,11 @@ class HostedRows:
             "flush": HostedVerb("write", "thread", lambda guest, args: self._rows.flush()),
             "remove": HostedVerb("admin", "inline", self._remove),
         }
+
+    def attach(self, desk: _core.Desk, number: int) -> None:
+        self._desk, self._number = desk, number
+        if self._layout is not None:
+            desk.host(number, _core.hosted_table(self._rows.table, self._layout.blank, self._layout.blank_arrays))
 
     def describe(self) -> dict[str, Any]:
         rows, spec = self._rows, self._rows.spec
@@ -218,7 +223,7 @@ class HostedRows:
         if not 0 < count < 2**31:
             raise SchemaError(f"sample(): batch_size: expected a whole number from 1 to {2**31 - 1}, got {count}")
         tells = bool(request.flags & SAMPLE_TELLS_ODDS)
-        size = count * self._row_bytes if self._layout is None else self._layout.places(count).end
+        size = count * self._row_bytes if self._layout is None else self._layout.bytes(count)
         self._check_size("sample(): batch_size", count, size)
         draw = self._draw_document if self._layout is None else self._draw
         reserves = holds and self._rows.spec.settles
@@ -251,15 +256,13 @@ class HostedRows:
 
     def _draw(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """A batch in the memory of its reply, with its handles."""
-        pool = self._pool
-        assert pool is not None
-        sheet = pool.take(count)
-        try:
-            self._rows.table.sample_in_turn(count, sheet.batch, timeout, not holds, sheet.odds if tells else None)
-        except BaseException:
-            sheet.free()
-            raise
-        return Answer(sheet.with_odds if tells else sheet.memory, count, sheet.free), sheet.batch["indices"]
+        layout = self._layout
+        assert layout is not None
+        memory: Any = layout.memory(HEAD_BYTES, count, 16 if tells else 0)
+        batch = layout.over(memory, HEAD_BYTES, count)
+        odds = np.frombuffer(memory, np.float64, 2, len(memory) - 16) if tells else None
+        self._rows.table.sample_in_turn(count, batch, timeout, not holds, odds)
+        return Answer(memory, count), batch["indices"]
 
     def _draw_document(self, count: int, holds: bool, tells: bool, timeout: float | None) -> tuple[Answer, Any]:
         """The same for ragged fields, and for goals that functions of the client make new."""
@@ -310,7 +313,7 @@ class HostedRows:
         held = self._held(guest)
         for number, stream in held.streams.items():
             if stream.token == token:  # the client gave up an ADD: what comes late under the former number is refused
-                return self._rename_stream(held, number)
+                return self._rename_stream(guest, held, number)
         known = self._accepted.pop(token, None)
         writer = self._rows.new_writer(token)
         if known is not None and writer.accepted < known:
@@ -319,28 +322,35 @@ class HostedRows:
                 f"open_stream: the table no longer knows which of the {known} rows of this stream it has; open the "
                 "buffer again"
             )
-        return {"stream": self._keep_stream(held, token, writer), "accepted": writer.accepted}
+        return {"stream": self._keep_stream(guest, held, token, writer), "accepted": writer.accepted}
 
-    def _rename_stream(self, held: Held, number: int) -> dict[str, int]:
+    def _rename_stream(self, guest: Guest, held: Held, number: int) -> dict[str, int]:
         stream = held.streams[number]
         if not stream.adding.acquire(blocking=False):
             raise NotReady("add(): rows that were added before wait for another process, which holds the index")
         try:
-            del held.streams[number]
+            self._forget_stream(guest, number)
             return {
-                "stream": self._keep_stream(held, stream.token, stream.writer),
+                "stream": self._keep_stream(guest, held, stream.token, stream.writer),
                 "accepted": stream.writer.accepted,
             }
         finally:
             stream.adding.release()
 
-    def _keep_stream(self, held: Held, token: bytes, writer: _core.Writer) -> int:
+    def _keep_stream(self, guest: Guest, held: Held, token: bytes, writer: _core.Writer) -> int:
         number = next(self._numbers) % 2**32
         held.streams[number] = Stream(token, writer)
+        if self._desk is not None:
+            self._desk.open_stream(guest.session, self._number, number, writer)
         return number
 
+    def _forget_stream(self, guest: Guest, number: int) -> Stream | None:
+        if self._desk is not None:
+            self._desk.close_stream(guest.session, self._number, number)
+        return self._held(guest).streams.pop(number, None)
+
     def _close_stream(self, guest: Guest, args: dict[str, Any]) -> None:
-        stream = self._held(guest).streams.pop(args["stream"], None)
+        stream = self._forget_stream(guest, args["stream"])
         if stream is not None:
             self._end_stream(stream)
 
@@ -354,6 +364,12 @@ class HostedRows:
         handles = as_handles("get()", args["handles"])
         self._check_size("get(): indices", len(handles), len(handles) * self._row_bytes)
         return self._rows.get(handles)
+
+    def _positions(self, guest: Guest, args: dict[str, Any]) -> Any:
+        handles = as_handles("positions()", args["handles"])
+        if len(handles) and not 0 <= handles.min() <= handles.max() < 2**50:
+            raise SchemaError("positions(): handles: expected those of rows")
+        return self._rows.positions(handles)
 
     def _iterate(self, guest: Guest, args: dict[str, Any]) -> dict[str, int]:
         held = self._held(guest)

@@ -97,6 +97,9 @@ class HostedSequences:
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._sequences.store.index.entries), "capacity": self._sequences.options.capacity}
 
+    def attach(self, desk: Any, number: int) -> None:
+        """It has no rows."""
+
     def exchange(self, guest: Guest, request: Request) -> Answer | Later:
         raise SchemaError(f"a {self.face} has no rows; its verbs are {', '.join(self.verbs)}")
 

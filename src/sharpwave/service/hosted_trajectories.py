@@ -91,6 +91,9 @@ class HostedTrajectories:
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._store), "capacity": self._store.capacity}
 
+    def attach(self, desk: Any, number: int) -> None:
+        """It has no rows."""
+
     def exchange(self, guest: Guest, request: Request) -> Answer | Later:
         raise SchemaError(f"a {self.face} has no rows to add or draw by themselves; CALL its verbs")
 

@@ -119,6 +119,9 @@ class HostedInbox:
     def summary(self) -> dict[str, Any]:
         return {"size": len(self._inbox), "capacity": None}
 
+    def attach(self, desk: Any, number: int) -> None:
+        """It has no rows."""
+
     def exchange(self, guest: Guest, request: Request) -> Answer | Later:
         raise SchemaError("an Inbox has no rows; its verb is push")
 

@@ -55,6 +55,7 @@ class _Keeper:
                 if socket is not None:
                     socket.close(0)
                 continue
+            session.dropped.close_aside()
             pause = min(pause, session.client_timeout / 10)
             if session.number and time.monotonic() - session.sent_at > session.client_timeout / 5:
                 with contextlib.suppress(Exception):  # no socket is free: the next look tries again

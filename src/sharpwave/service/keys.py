@@ -100,7 +100,7 @@ class Keys:
     def __init__(self, folder: Path, public: str, secret: str) -> None:
         self.folder, self.public, self.problem = folder, public, None
         self._secret = secret
-        self._list = folder / _CLIENTS
+        self.list_path = folder / _CLIENTS
         # Replaced together in one assignment, so that another thread never sees the one without the other.
         self._read: tuple[Any, Mapping[str, Client]] = (None, MappingProxyType({}))
 
@@ -128,8 +128,7 @@ class Keys:
     def clients(self) -> Mapping[str, Client]:
         """The known clients by public key, as the list has them now."""
         try:
-            info = os.stat(self._list, follow_symlinks=False)
-            version = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+            version = _state(os.stat(self.list_path, follow_symlinks=False))
             if version != self._read[0]:
                 self._read = (version, read_clients(self.folder))
             self.problem = None
@@ -138,6 +137,13 @@ class Keys:
             self._read = (None, MappingProxyType({}))
             self.problem = str(error)
         return self._read[1]
+
+    def list_state(self) -> tuple[int, int, int, int, int]:
+        """What changes when the list of clients does; zeros where there is none."""
+        try:
+            return _state(os.stat(self.list_path, follow_symlinks=False))
+        except OSError:
+            return 0, 0, 0, 0, 0
 
     def protect(self, socket: Any) -> None:
         """Makes a server's socket talk to clients with keys only; call it before ``bind``. It asks a ``Gatekeeper``."""
@@ -162,6 +168,10 @@ class Keys:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Keys hold a secret and are not pickled; pass the path of the folder")
+
+
+def _state(info: os.stat_result) -> tuple[int, int, int, int, int]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def read_clients(folder: Path, where: str = "keys") -> Mapping[str, Client]:

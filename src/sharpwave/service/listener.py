@@ -19,11 +19,9 @@ from .zeromq import load_zmq
 
 __all__ = ["Listener"]
 
-_COPIED_BYTES = 64 << 10  # smaller messages are copied: that costs less than telling when they are sent
-
 
 class Listener:
-    """A bound ROUTER socket. One thread receives and sends; others may ``ring``.
+    """A bound ROUTER socket. A desk receives and sends; any thread may ``ring``.
 
     Args:
         keys: The server's ``Keys``, or None: connections are then neither authenticated nor encrypted.
@@ -31,8 +29,6 @@ class Listener:
 
     def __init__(self, where: str, endpoint: str, keys: Any, limits: Limits) -> None:
         zmq = self._zmq = load_zmq()
-        # Combined once: pyzmq's flags are members of an enum, and slow to combine.
-        self._at_once, self._at_once_more = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
         self._context = zmq.Context()
         self._context.max_sockets = max(1024, 2 * limits.clients)
         socket = self._socket = self._context.socket(zmq.ROUTER)
@@ -83,34 +79,18 @@ class Listener:
                 os.umask(before)
             self._file = path, path.stat().st_ino
 
+    @property
+    def socket_address(self) -> int:
+        """Of libzmq's socket in this process, for the desk."""
+        address: int = self._socket.underlying
+        return address
+
     def wait_at_most(self, milliseconds: int) -> None:
-        """For ``receive``; -1 waits for ever."""
+        """For a message; -1 waits for ever."""
         self._socket.setsockopt(self._zmq.RCVTIMEO, milliseconds)
 
-    def receive(self) -> tuple[bytes, Any] | None:
-        """The sender's connection and its frame. None: nothing came in time. A frame with ``more`` is not of the
-        protocol: the rest of its message was read and dropped."""
-        try:
-            who = self._socket.recv()
-            frame = self._socket.recv(copy=False)
-            rest = frame
-            while rest.more:
-                rest = self._socket.recv(copy=False)
-            return who, frame
-        except self._zmq.Again:
-            return None
-
-    def send(self, who: Any, memory: Any) -> tuple[bool, Any]:
-        """Whether it is on its way, and what tells whether ZeroMQ still reads the memory; None: it has a copy."""
-        is_copied = len(memory) < _COPIED_BYTES
-        try:
-            self._socket.send(who, self._at_once_more)
-            return True, self._socket.send(memory, self._at_once, copy=is_copied, track=not is_copied)
-        except self._zmq.ZMQError:  # its connection is gone, or it does not read
-            return False, None
-
     def ring(self) -> None:
-        """From any thread: ``receive`` returns an empty frame."""
+        """From any thread: an empty message comes."""
         with self._ringing, contextlib.suppress(self._zmq.ZMQError):
             self._bell.send(b"", self._zmq.NOBLOCK)
 

@@ -27,6 +27,9 @@ class _Reserved:
         self.number = number
 
 
+_UNRESERVED = _Reserved(0)
+
+
 class Pipeline:
     """Used by one thread at a time, but for ``settle``, which only notes what the next request tells the server.
 
@@ -37,6 +40,7 @@ class Pipeline:
 
     def __init__(self, rows: RemoteRows, count: int, depth: int) -> None:
         self._rows, self._count, self._depth = rows, count, depth
+        self._settles = rows.spec.settles
         self._channel: Any = None  # made by the thread that takes the first batch
         self._asked: deque[_Reserved] = deque()
         self._held: set[int] = set()  # reservations that the server was not told the end of
@@ -78,11 +82,17 @@ class Pipeline:
     def _ask(self) -> None:
         rows = self._rows
         rows.table.check("batches()")
-        number = next(rows.reservations) if rows.spec.settles else 0
+        if not self._settles and not rows.settled:
+            self._asked.append(_UNRESERVED)
+            call = OpenCall(Verb.SAMPLE, None, rows.table, _UNRESERVED, self._count, 0, None)
+            self._channel.begin("batches()", call)
+            return
+        number = next(rows.reservations) if self._settles else 0
         settled = list(rows.settled)
-        body = b"".join(one.to_bytes(8, "little") for one in settled)
+        message = None
+        if settled:
+            message = bytearray(HEAD_BYTES) + b"".join(one.to_bytes(8, "little") for one in settled)
         reserved = _Reserved(number)
-        message = bytearray(HEAD_BYTES) + body
         flags = SAMPLE_HOLDS if number else 0
         if number:
             self._held.add(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..checks import seconds, whole
-from ..errors import NotReady, SchemaError
+from ..errors import BufferFull, NotReady, SchemaError
 from ..files.save_path import read_save_path
 from ..rows.bell import batches as drawn_ahead
 from ..rows.goals import put_drawn_goals
@@ -113,7 +114,12 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        writer = RemoteWriter(self.session, self.table, self.spec, window)
+        try:
+            writer = RemoteWriter(self.session, self.table, self.spec, window)
+        except BufferFull:  # perhaps by writers of this process that nobody has any more
+            gc.collect()
+            self.session.dropped.close()
+            writer = RemoteWriter(self.session, self.table, self.spec, window)
         if window is not None:
             self._writers.add(writer)
         return writer
@@ -164,7 +170,7 @@ class RemoteRows:
         if not 0 < count < 2**31:
             whole("sample()", "batch_size", count, self.spec.least_batch, 2**31 - 1)
         reply = self.session.exchange(
-            "sample()", Verb.SAMPLE, bytearray(HEAD_BYTES), self.table, stream=_Number(number) if number else None,
+            "sample()", Verb.SAMPLE, None, self.table, stream=_Number(number) if number else None,
             argument=count, flags=flags, timeout=timeout,
         )  # fmt: skip
         return self.read_batch(reply, count, number, bool(flags & SAMPLE_TELLS_ODDS))
@@ -184,14 +190,10 @@ class RemoteRows:
                 raise
             batch: Batch = spread(self.spec, found["batch"])
             return batch, odds
-        memory = reply.frame.buffer
-        first = np.ndarray((1,), np.uint64, memory, HEAD_BYTES)
-        if not first.flags.aligned:  # small frames begin anywhere in ZeroMQ's own memory
-            memory = bytearray(memory)
-        batch = self.layout.over(memory, HEAD_BYTES, count)
+        batch = self.layout.over(reply, HEAD_BYTES, count)
         if self._splits:
             batch = spread(self.spec, batch)
-        return batch, np.frombuffer(memory, np.float64, 2, len(memory) - 16) if tells else None
+        return batch, np.frombuffer(reply.body[-16:], np.float64) if tells else None
 
     def draw(
         self, batch_size: int, *, out: Batch | None = None, device: Any = None, timeout: float | None = None
@@ -345,6 +347,8 @@ class RemoteRows:
         try:
             for writer in list(self._writers):  # rows that are on their way arrive
                 writer.__exit__(*sys.exc_info())  # but an error that leaves the buffer's block is not kept waiting
+            if sys.exc_info()[0] is None:
+                self.session.dropped.close()
             if unlink:
                 self.call("remove")
         finally:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import SharpwaveError
+from ..errors import SharpwaveError, StorageError
 from ..trajectories.incoming import read_incoming
 from ..trajectories.index import Missing
 from ..trajectories.trajectory import Trajectory
+from .document import encode
 from .session import OpenTable, Session
 from .trajectory_document import drawn_of, from_incoming, trajectory_of
 
 __all__ = ["RemoteTrajectories"]
 
 _SUMMARY_S = 1.0  # how long a repr waits for the server
+_MOST_UNSAVED = 256  # adds that the server could not save and that are known when they are made again
 
 
 class RemoteTrajectories:
@@ -37,6 +40,7 @@ class RemoteTrajectories:
         self.address: str | None = address
         self.device: Any = None
         self._iterators = itertools.count(1)
+        self._unsaved: dict[bytes, int] = {}  # numbers of adds that the server could not save, by what they add
 
     # ---- facts --------------------------------------------------------------------------------------------------
 
@@ -85,8 +89,23 @@ class RemoteTrajectories:
     # ---- in and out ---------------------------------------------------------------------------------------------
 
     def add(self, where: str, trajectories: Any) -> None:
+        """A server whose disk is full may have the trajectories in memory, and says that they are not saved. A caller
+        that adds the same ones again makes the same call again: they are stored once."""
         self._session.check_open(where)
-        self._once("add", {"trajectories": [from_incoming(one) for one in read_incoming(where, trajectories)]})
+        args = {"trajectories": [from_incoming(one) for one in read_incoming(where, trajectories)]}
+        again = self._unsaved.pop(_digest(args), None) if self._unsaved else None
+        number, oldest = self._session.next_origin(again)
+        is_over = True
+        try:
+            self._session.call(self._table, "add", {**args, "origin": [number, oldest]})
+        except StorageError:
+            is_over = len(self._unsaved) >= _MOST_UNSAVED
+            if not is_over:
+                self._unsaved[_digest(args)] = number
+            raise
+        finally:
+            if is_over:
+                self._session.done(number)
 
     def _once(self, verb: str, args: dict[str, Any]) -> Any:
         """A call that the server executes once. It is acknowledged when it would survive the server's death."""
@@ -136,8 +155,16 @@ class RemoteTrajectories:
         self._once("clear", {"set_aside": set_aside})
 
     def flush(self, where: str) -> None:
+        unsaved = dict(self._unsaved)
         self._session.call(self._table, "flush", {})
+        for digest, number in unsaved.items():  # what the server had taken is saved
+            if self._unsaved.pop(digest, None) is not None:
+                self._session.done(number)
 
     def close(self, where: str) -> None:
         """Says goodbye to the server. The trajectories stay there."""
         self._session.close()
+
+
+def _digest(args: dict[str, Any]) -> bytes:
+    return hashlib.blake2b(encode(args, 0), digest_size=16).digest()

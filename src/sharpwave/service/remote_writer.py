@@ -45,6 +45,9 @@ class RemoteWriter:
             within its own timeout. Only without a window.
     """
 
+    _is_closed = True  # until it is open
+    _is_dropped = False
+
     def __init__(
         self, session: Session, table: OpenTable, spec: RowSpec, window: int | None, *, opens: bool = True
     ) -> None:
@@ -55,7 +58,6 @@ class RemoteWriter:
         self._acknowledged = 0
         # Whether it is not known which rows the server has: after a call without an answer, and before the first one.
         self._is_unsure = not opens
-        self._is_closed = False
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._unsent = 0  # rows that the packer gave and the channel may not have: an interrupt came between
@@ -71,6 +73,7 @@ class RemoteWriter:
         )  # fmt: skip
         if opens:
             self.reopen(session.channel(), None)
+        self._is_closed = False
         session.also_reopen(self)
         if window is None:
             self.add = self._add_alone
@@ -283,6 +286,8 @@ class RemoteWriter:
         with self._lock:
             if self._is_closed:
                 return
+            if self._is_dropped and self._own is not None:
+                self._own = self._own.renew()  # its socket was collected as well
             try:
                 if not self._session.closed and not self._table.is_lost:
                     self._end(limit)
@@ -300,6 +305,12 @@ class RemoteWriter:
         except NotReady as error:
             left = self._next - self._acknowledged + self._packer.rows
             raise NotReady(f"{error}; {left} rows have no answer") from None
+
+    def __del__(self) -> None:
+        # As a local writer ends when it is collected. Nothing may wait here: the keeper has it closed.
+        if not self._is_closed and self.number and self._process == os.getpid():
+            self._is_dropped = True
+            self._session.dropped.put(self)
 
     def __enter__(self) -> RemoteWriter:
         return self

@@ -11,10 +11,12 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from .. import _core
 from ..errors import ClosedError, NotReady, StorageError
-from .channel import Channel, NoAnswer, Reply
+from .channel import Channel, NoAnswer
 from .doctor import Doctor
 from .document import decode, encode
+from .dropped import Dropped
 from .endpoint import read_endpoint
 from .keeper import keep
 from .message import HEAD, HEAD_BYTES, MAGIC, VERSIONS, Status, Verb, error_of
@@ -96,7 +98,7 @@ class Session:
 
             self._key = ClientKey.read(keys, "open(): keys")
         self._is_closed = False
-        self._reopened: list[Reopened] = []
+        self._tables: list[OpenTable] = []
         self._begin()
         _sessions.add(self)
 
@@ -120,6 +122,8 @@ class Session:
         self._doctor: Doctor | None = None
         self._is_joining = False
         self._joining_thread = 0
+        self._streams: list[weakref.ref[Reopened]] = []
+        self.dropped = Dropped()
 
     # ---- sockets ----------------------------------------------------------------------------------------------------
 
@@ -187,23 +191,24 @@ class Session:
         }
         message = encode(hello, HEAD_BYTES)
         HEAD.pack_into(message, 0, MAGIC, VERSIONS[1], Verb.HELLO, 0, 0, 0, 0, channel.number, 0, 0, 0, 0, 0)
-        head, frame = channel.greet(where, message, deadline)
-        if head.status != Status.OK:
-            text = str(frame.buffer[HEAD_BYTES:], "utf-8", "replace")
-            raise error_of(head.status, f"{where}: {self.server}: {text}")
-        said = decode(frame.buffer[HEAD_BYTES:])
+        answer = channel.greet(where, message, deadline)
+        if answer.status != Status.OK:
+            text = str(answer.body, "utf-8", "replace")
+            raise error_of(answer.status, f"{where}: {self.server}: {text}")
+        said = decode(answer.body)
         self.version, self.life = int(said["version"]), str(said["server"])
         self.client_timeout = float(said["client_timeout"])
         self.message_bytes = int(said["limits"]["message_bytes"])
         opener = Channel(self, next(self._numbers))
         try:
             self._is_joining = True
-            opener.prepare(head.session)
-            for one in list(self._reopened):
+            opener.prepare(answer.session)
+            streams = [found for stream in self._streams if (found := stream()) is not None]
+            for one in [*self._tables, *streams]:
                 left = OPEN_S if deadline is None else deadline - time.monotonic()
                 one.reopen(opener, min(OPEN_S, max(0.0, left)))
             # Other threads use the session from here on: the numbers of tables and streams are those of this session.
-            self.number, self.generation = head.session, self.generation + 1
+            self.number, self.generation = answer.session, self.generation + 1
             keep(self)
             return True
         except (_Interrupted, NotReady):
@@ -211,7 +216,7 @@ class Session:
                 raise NoAnswer(f"{where}: {self.server} did not answer until the timeout") from None
             return False
         except BaseException:
-            opener.say_goodbye(self._goodbye(head.session))
+            opener.say_goodbye(self._goodbye(answer.session))
             self.number = 0  # the next call tries again
             raise
         finally:
@@ -221,11 +226,11 @@ class Session:
     def open_table(self, name: str, timeout: float | None, waits: bool = False) -> OpenTable:
         """Meets the server and opens a table there."""
         table = OpenTable(self, name)
-        self._reopened.append(table)
+        self._tables.append(table)
         try:
             self.meet("open()", timeout, waits)
         except BaseException:
-            self._reopened.remove(table)
+            self._tables.remove(table)
             raise
         return table
 
@@ -254,13 +259,15 @@ class Session:
         """What is known of a connection that gives no answer."""
         return "" if self._doctor is None else self._doctor.tell()
 
-    def also_reopen(self, one: Reopened) -> None:
+    def also_reopen(self, stream: Reopened) -> None:
+        """In new sessions too, as long as there is another reference to it."""
         with self._joining:
-            self._reopened.append(one)
+            self._streams = [one for one in self._streams if one() is not None]
+            self._streams.append(weakref.ref(stream))
 
-    def forget(self, one: Reopened) -> None:
-        with self._joining, contextlib.suppress(ValueError):
-            self._reopened.remove(one)
+    def forget(self, stream: Reopened) -> None:
+        with self._joining:
+            self._streams = [one for one in self._streams if one() not in (None, stream)]
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -272,7 +279,7 @@ class Session:
     def closed(self) -> bool:
         return self._is_closed
 
-    def exchange(self, where: str, verb: int, message: Any, table: OpenTable, **options: Any) -> Reply:
+    def exchange(self, where: str, verb: int, message: Any, table: OpenTable, **options: Any) -> _core.Frame:
         table.check(where)
         channel = self.channel()
         if not channel.is_busy:
@@ -308,11 +315,13 @@ class Session:
             "messages_resent": sum(channel.resent for channel in channels),
         }
 
-    def next_origin(self) -> tuple[int, int]:
-        """The number of a call that must be executed once, and the least of those that are not over."""
+    def next_origin(self, number: int | None = None) -> tuple[int, int]:
+        """The number of a call that must be executed once, and the least of those that are not over. ``number``: of a
+        call that is not over, and is made again."""
         with self._counting:  # a number that comes late among the open ones would be below the oldest that was told
-            number = next(self._origins)
-            self._undone[number] = None
+            if number is None or number not in self._undone:
+                number = next(self._origins)
+                self._undone[number] = None
             return number, next(iter(self._undone))
 
     def done(self, number: int) -> None:
@@ -355,7 +364,6 @@ class Session:
     def leave_to_parent(self) -> None:
         """In a forked child: sockets and streams are the parent's."""
         if not self._is_closed:
-            self._reopened = [one for one in self._reopened if isinstance(one, OpenTable)]
             self._begin()
 
 

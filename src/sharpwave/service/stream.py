@@ -191,13 +191,13 @@ class Pusher:
 
     def _exchange(self, channel: Channel, table: OpenTable) -> None:
         sent: deque[tuple[int, Any]] = deque()
+        under_way = 0  # bytes of those
         while True:
             with self._moved:
                 self._moved.wait_for(lambda: self._waiting or sent or not self._is_open)
                 if not self._is_open:
                     return
                 begun = []
-                under_way = sum(len(message) for _, message in sent)
                 while self._waiting and len(sent) < _MOST_CALLS and (not sent or under_way < _MOST_BYTES):
                     item = self._waiting.popleft()
                     self._open += 1
@@ -213,12 +213,15 @@ class Pusher:
                     self._waiting.extendleft(reversed(sent))
                     self._open -= len(sent)
                     sent.clear()
+                    under_way = 0
                     self._moved.wait_for(lambda: not self._is_open, _AGAIN_S)
                     continue
                 self._open -= 1
                 if error is not None:
                     self._errors.append(type(error)(f"an item that was pushed before is refused, and lost: {error}"))
-                self._session.done(sent.popleft()[0])
+                number, message = sent.popleft()
+                under_way -= len(message)
+                self._session.done(number)
                 self._moved.notify_all()
 
     def _hear(self, channel: Channel) -> SharpwaveError | None:

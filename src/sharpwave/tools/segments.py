@@ -264,7 +264,7 @@ def _is_unfinished(descriptor: int) -> bool:
 
 
 def _is_open_elsewhere(info: os.stat_result) -> bool:
-    """Whether another process has the file open. A creator at work does."""
+    """Whether another process has the file open for writing. A creator at work does; one that lists files reads."""
     for process in Path("/proc").glob("[0-9]*"):
         if process.name == str(os.getpid()):
             continue
@@ -274,11 +274,16 @@ def _is_open_elsewhere(info: os.stat_result) -> bool:
             continue  # it has ended, or belongs to another user, who cannot have this file open
         for descriptor in descriptors:
             try:
-                if os.path.samestat(os.stat(process / "fd" / descriptor), info):
+                if os.path.samestat(os.stat(process / "fd" / descriptor), info) and _writes(process, descriptor):
                     return True
             except OSError:
                 continue
     return False
+
+
+def _writes(process: Path, descriptor: str) -> bool:
+    flags = (process / "fdinfo" / descriptor).read_text().partition("flags:")[2].split()[0]
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------

@@ -17,19 +17,18 @@ from torch import Tensor
 
 from ...errors import SchemaError
 from ..model.cache import KVCache
-from ..model.folder import check_state, load_state, read_state
+from ..model.folder import load_state, read_state
 from ..model.transformer import Transformer
 from ..weights import Published
 from .answer import Request
+from .decode import decode_of
 from .held_tokens import HeldTokens
 from .likelihood import check_tokens, log_probabilities
 from .sampler import Sampler
 from .sampling import Sampling
+from .weight_stage import WeightStage
 
 __all__ = ["Engine", "Step"]
-
-# The part of the cache that a step looks at grows in pieces of this size: few shapes, little to look at.
-_LENGTH_STEP = 64
 
 
 class Step(NamedTuple):
@@ -98,9 +97,11 @@ class Engine:
         self._cache = KVCache(model.config, slots, context, dtype=model.dtype, device=model.device)
         self._held = HeldTokens(slots, context)
         self._sampler = Sampler(slots, model.device)
+        self._stage = WeightStage(model)
+        self._decode = decode_of(model, self._cache, self._sampler, chunk)
         self._ids = np.zeros((slots, context + 1), np.int64)  # prompt and answer
-        self._count = [0] * slots  # tokens in _ids
-        self._ready = [0] * slots  # first tokens of them whose keys and values are in the cache
+        self._count = np.zeros(slots, np.int64)  # tokens in _ids; 0 where the slot is idle
+        self._ready = np.zeros(slots, np.int64)  # first tokens of them whose keys and values are in the cache
         self._request: list[Request | None] = [None] * slots
         self._idle: deque[int] = deque(range(slots))  # the longest idle first
         self._waiting: deque[Request] = deque()
@@ -207,17 +208,13 @@ class Engine:
             state = state.read()
         elif isinstance(state, (str, Path)):
             state = read_state(state)
-        check_state(self.model, state, "update()")
-        for name, tensor in state.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise SchemaError(f"update(): {name} has values that are NaN or infinite; the old weights stay")
-        with self._door, self._lock:
+        with self._stage.put(state, "update()") as ready, self._door, self._lock:
             if version is None or version <= self.version:
                 raise SchemaError(f"update(): version={version}, but the engine has {self.version}; versions only grow")
-            load_state(self.model, state, "update()")
+            load_state(self.model, ready, "update()")
             self.version = version
             if kv == "recompute":
-                self._ready = [0] * self.slots
+                self._ready[:] = 0
 
     def run(self, steps: int | None = None) -> None:
         """Steps until nothing is left to do, or so many times."""
@@ -277,11 +274,12 @@ class Engine:
             copied = self._admit()
             waiting = len(self._waiting)
             prefilled, more = self._fill()
-            decoding = [slot for slot in self._active() if self._is_ready(slot)]
+            # The last token is fed by the decode step, which samples the one after it.
+            decoding = np.flatnonzero(self._ready == self._count - 1).tolist()
             filling = self.slots - len(self._idle) - len(decoding)
             idle = len(self._idle)
             if decoding:
-                done += self._decode(decoding)
+                done += self._decode_step(decoding)
             took, copied = time.perf_counter_ns() - began, copied + more
             slots = (len(decoding), filling, idle)
             self.timeline.append(
@@ -299,12 +297,8 @@ class Engine:
         finally:
             self._lock.release()
 
-    def _active(self) -> list[int]:
-        return [slot for slot, request in enumerate(self._request) if request is not None]
-
     def _is_ready(self, slot: int) -> bool:
-        # The last token is fed by the decode step, which samples the one after it.
-        return self._ready[slot] == self._count[slot] - 1
+        return bool(self._ready[slot] == self._count[slot] - 1)
 
     def end_aborted(self) -> list[Request]:
         """Ends aborted requests without a step, for a time in which there is none. Returns them."""
@@ -329,6 +323,7 @@ class Engine:
     def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
         request.finish(stop, matched)
         self._request[slot] = None
+        self._count[slot] = 0
         self._idle.append(slot)
         self._sampler.clear(slot)
 
@@ -347,40 +342,40 @@ class Engine:
             self._held.drop(slot, self._ready[slot])
             self._request[slot] = request
             self._sampler.set(slot, request.sampling, request.seed)
-            copied += self._ready[slot]
+            copied += int(shared[slot])
         return copied
 
     def _fill(self) -> tuple[int, int]:
         """Computes keys and values of prompts, the oldest request first. Returns tokens computed and copied."""
         budget, copied = self.chunk, 0
         unfinished: list[int] = []
-        filling = [slot for slot in self._active() if not self._is_ready(slot)]
+        filling = np.flatnonzero((self._count > 0) & (self._ready != self._count - 1)).tolist()
         for slot in sorted(filling, key=lambda one: self._of(one).number):
             copied += self._copy_shared(slot)
-            # A request of the same group is on it: its keys and values are copied when they are there.
-            if self._is_ready(slot) or any(self._common(slot, other) > self._ready[slot] for other in unfinished):
+            if budget == 0 or self._is_ready(slot):
                 continue
-            start = self._ready[slot]
-            end = min(self._count[slot] - 1, start + budget)
-            if end > start:
-                ids = torch.from_numpy(self._ids[slot : slot + 1, start:end]).to(self.model.device)
-                places = torch.arange(start, end, device=self.model.device)[None]
-                self.model.extend(ids, places, self._cache, slot=slot, length=end)
-                self._held.put(slot, start, self._ids[slot, start:end], self.version)
-                self._ready[slot] = end
-                budget -= end - start
+            # A request of the same group is on it: its keys and values are copied when they are there.
+            if any(self._common(slot, other) > self._ready[slot] for other in unfinished):
+                continue
+            start = int(self._ready[slot])
+            end = min(int(self._count[slot]) - 1, start + budget)
+            self._decode.fill(slot, start, self._ids[slot, start:end])
+            self._held.put(slot, start, self._ids[slot, start:end], self.version)
+            self._ready[slot] = end
+            budget -= end - start
             if not self._is_ready(slot):
                 unfinished.append(slot)
+        self._decode.flush()
         return self.chunk - budget, copied
 
     def _copy_shared(self, slot: int) -> int:
         """Takes over what another slot holds of this one's tokens."""
         shared = self._held.shared(self._ids[slot, : self._count[slot] - 1], self.version)
         source = int(shared.argmax())
-        start, end = min(self._ready[slot], int(shared[slot])), int(shared[source])
+        start, end = min(int(self._ready[slot]), int(shared[slot])), int(shared[source])
         if source == slot or end <= self._ready[slot]:
             return 0
-        self._cache.copy(source, slot, start, end)
+        self._decode.copy(source, slot, start, end)
         self._held.drop(slot, start)
         self._held.put(slot, start, self._ids[slot, start:end], self.version)
         self._ready[slot] = end
@@ -388,34 +383,28 @@ class Engine:
 
     def _common(self, slot: int, other: int) -> int:
         """How many tokens the two sequences begin with together, of those that both need in the cache."""
-        size = min(self._count[slot], self._count[other]) - 1
+        size = int(min(self._count[slot], self._count[other])) - 1
         same = self._ids[slot, :size] == self._ids[other, :size]
         return size if same.all() else int(same.argmin())
 
-    def _decode(self, decoding: list[int]) -> list[Request]:
+    def _decode_step(self, decoding: list[int]) -> list[Request]:
         """One token for each of these slots. The shapes are those of all slots; idle rows write behind the context."""
-        ids = np.zeros((self.slots, 1), np.int64)
-        places = np.full((self.slots, 1), self.context, np.int64)
-        counts = np.zeros(self.slots, np.int64)
-        for slot in decoding:
-            last = self._count[slot] - 1
-            ids[slot], places[slot] = self._ids[slot, last], last
-            counts[slot] = self._count[slot] - len(self._of(slot).prompt)
-        longest = max(self._count[slot] for slot in decoding)
-        length = min(self.context, math.ceil(longest / _LENGTH_STEP) * _LENGTH_STEP)
-        fed, at, drawn = (torch.from_numpy(array).to(self.model.device) for array in (ids, places, counts))
-        hidden = self.model.extend(fed, at, self._cache, length=length)
-        tokens, logprobs = self._sampler.draw(self.model.logits(hidden[:, 0]), drawn)
-        found, scores = tokens.tolist(), logprobs.tolist()
+        last = self._count[decoding] - 1
+        ids, places, counts = np.zeros((3, self.slots), np.int64)
+        places[:] = self.context
+        fed = ids[decoding] = self._ids[decoding, last]
+        places[decoding] = last
+        counts[decoding] = [len(self._of(slot).tokens) for slot in decoding]
+        tokens, scores = self._decode.step(ids, places, counts)
+        self._held.put_each(decoding, last, fed, self.version)
+        self._ready[decoding] = last + 1
         done = []
-        for slot in decoding:
-            request, last = self._of(slot), self._count[slot] - 1
-            self._held.put(slot, last, self._ids[slot, last : last + 1], self.version)
-            self._ready[slot] = last + 1
-            if not math.isfinite(scores[slot]):
+        for slot, token, score in zip(decoding, tokens[decoding].tolist(), scores[decoding].tolist(), strict=True):
+            request = self._of(slot)
+            if not math.isfinite(score):
                 self._end(slot, request, "error")
             else:
-                self._take(slot, request, found[slot], scores[slot])
+                self._take(slot, request, token, score)
             if request.answer is not None:
                 done.append(request)
         return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,22 @@ class HeldTokens:
         self._tokens[slot, start : start + len(tokens)] = tokens
         self._versions[slot, start : start + len(tokens)] = version
 
+    def put_each(self, slots: Sequence[int], places: Ids, tokens: Ids, version: int) -> None:
+        """One token of each of these slots, at its place."""
+        self._tokens[slots, places] = tokens
+        self._versions[slots, places] = version
+
     def drop(self, slot: int, start: int) -> None:
         """Forgets the places from `start` on. Needed before another sequence goes on there."""
         self._versions[slot, start:] = -1
 
     def shared(self, ids: Ids, version: int) -> Ids:
         """How many first tokens of `ids` each slot holds, made by `version`."""
-        same = (self._tokens[:, : len(ids)] == ids) & (self._versions[:, : len(ids)] == version)
-        return np.where(same.all(axis=1), len(ids), same.argmin(axis=1)) if len(ids) else np.zeros(len(same), np.int64)
+        found = np.zeros(len(self._tokens), np.int64)
+        if not len(ids):
+            return found
+        # Most slots differ in the first token: only the others are looked at whole.
+        rows = np.flatnonzero((self._tokens[:, 0] == ids[0]) & (self._versions[:, 0] == version))
+        same = (self._tokens[rows, : len(ids)] == ids) & (self._versions[rows, : len(ids)] == version)
+        found[rows] = np.where(same.all(axis=1), len(ids), same.argmin(axis=1))
+        return found

@@ -49,12 +49,15 @@ class Ongoing:
         return self._finished()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Pieces as they are made. If the iterator is closed before the last one, the answer is aborted."""
+        """Pieces as they are made. If the iterator is closed before the last one, the answer is aborted.
+
+        A failure is raised after the tokens that were made before it.
+        """
         seen, request = 0, self.request
         try:
             while True:
                 is_done, count = self._is_done, self._count  # in this order: the last count is set before the end
-                if is_done:
+                if is_done and (self._error is None or count == seen):
                     answer = self._finished()
                     rest = answer.tokens[seen:], answer.logprobs[seen:], answer.versions[seen:]
                     yield Piece(*rest, answer.stop, answer.matched)
@@ -81,7 +84,8 @@ class Ongoing:
     def tell(self, error: Exception | None = None) -> bool:
         """Called after a step by the thread that made it. Returns whether `wake` must be called in the loop."""
         self._error = error
-        self._count = len(self.request.tokens)
+        # A step that has raised may have written the token alone.
+        self._count = min(len(self.request.tokens), len(self.request.logprobs), len(self.request.versions))
         self._is_done = error is not None or self.request.answer is not None
         if self._is_told:  # its wake has not run yet, so the reader will see this too
             return False

@@ -50,7 +50,9 @@ class Sampling:
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         _check("max_tokens", self.max_tokens, _is_whole(self.max_tokens, 1), "an integer of at least 1")
         _check("temperature", self.temperature, _is_number(self.temperature, 0.0, 1e6), "a number from 0 to 1e6")
-        _check("top_k", self.top_k, _is_whole(self.top_k, 0), "an integer of at least 0; 0 keeps all tokens")
+        # It goes into a tensor: a larger number would fail a step, and with it the answers of others.
+        allowed = _is_whole(self.top_k, 0) and self.top_k < 2**31
+        _check("top_k", self.top_k, allowed, "an integer from 0 to 2**31 - 1; 0 keeps all tokens")
         allowed = _is_number(self.top_p, 0.0, 1.0) and self.top_p > 0
         _check("top_p", self.top_p, allowed, "a number above 0 and at most 1")
         _check("min_p", self.min_p, _is_number(self.min_p, 0.0, 1.0), "a number from 0 to 1")

@@ -11,12 +11,14 @@ from .config import ModelConfig, Rope
 from .folder import check_state, load_model, load_state, read_state, save_model, write_state
 from .small import small_model, small_tokenizer
 from .transformer import Transformer
+from .value import ValueModel
 
 __all__ = [
     "KVCache",
     "ModelConfig",
     "Rope",
     "Transformer",
+    "ValueModel",
     "check_state",
     "load_model",
     "load_state",

@@ -210,7 +210,9 @@ def load_state(model: Transformer, state: Mapping[str, Tensor], where: str = "lo
     """Copies weights into a model in place, after every one was checked. Values are converted to the model's dtype."""
     check_state(model, state, where)
     for name, parameter in model.named_parameters():
-        parameter.copy_(state[name])
+        parameter.copy_(state[name], non_blocking=True)
+    if model.device.type == "cuda":
+        torch.cuda.current_stream(model.device).synchronize()  # a step may run on another stream
 
 
 def _some(names: Iterable[str]) -> str:

@@ -6,15 +6,19 @@ Parameters have the names of Hugging Face's checkpoints, so a state dict is a ch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.checkpoint import checkpoint
 
 from ...errors import SchemaError
 from .cache import KVCache
 from .config import ModelConfig
 from .rope import RotaryPositions, rotate
+from .visibility import Visible, dense_visibility, flex, flex_visibility
 
 __all__ = ["Transformer"]
 
@@ -33,7 +37,7 @@ class RMSNorm(nn.Module):
 class _Where:
     """What every layer of one call shares: angles, the mask, and the places in the cache."""
 
-    def __init__(self, cos: Tensor, sin: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, cos: Tensor, sin: Tensor, mask: Visible | None) -> None:
         self.cos, self.sin, self.mask = cos[:, None], sin[:, None], mask
         self.cache: KVCache | None = None
         self.slot: int | None = None
@@ -67,7 +71,9 @@ class Attention(nn.Module):
             assert where.positions is not None
             where.cache.write(self.layer, where.slot, where.positions, k, v)
             k, v = where.cache.read(self.layer, where.slot, where.length)
-        if time == 1 and where.mask is not None:
+        if isinstance(where.mask, BlockMask):
+            y = flex(q, k, v, where.mask, self.is_grouped).transpose(1, 2).reshape(batch, time, -1)
+        elif time == 1 and where.mask is not None:
             # The heads of a group as queries of one key-value head: keys are read once, and never repeated in memory.
             grouped = q.view(batch, k.shape[1], -1, self.head_dim)
             y = F.scaled_dot_product_attention(grouped, k, v, attn_mask=where.mask).view(batch, 1, -1)
@@ -116,6 +122,11 @@ class _Body(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only language model.
 
+    Attributes:
+        packed_attention: How packed rows are computed: `"dense"` with a mask of all pairs of tokens, `"flex"` with
+            PyTorch's flex attention, which leaves out the pairs of different sequences and needs CUDA to train.
+        recomputes_layers: Whether activations of layers are computed again in the backward pass instead of kept.
+
     Example:
         >>> from sharpwave.llm.model import small_model
         >>> model = small_model()
@@ -126,6 +137,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.packed_attention: Literal["dense", "flex"] = "dense"
+        self.recomputes_layers = False
         self.model = _Body(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -155,7 +168,9 @@ class Transformer(nn.Module):
         _check_shapes(ids, mask, positions)
         if positions is None:
             positions = _count(ids, mask)
-        visible = None if mask is None else _visible(mask)
+        visible: Visible | None = None
+        if mask is not None:
+            visible = flex_visibility(mask) if self.packed_attention == "flex" else dense_visibility(mask)
         cos, sin = self.model.rotary(positions, self.dtype)
         return self._run(ids, _Where(cos, sin, visible))
 
@@ -184,8 +199,9 @@ class Transformer(nn.Module):
 
     def _run(self, ids: Tensor, where: _Where) -> Tensor:
         x = self.model.embed_tokens(ids)
+        recomputes = self.recomputes_layers and torch.is_grad_enabled()
         for layer in self.model.layers:
-            x = layer(x, where)
+            x = checkpoint(layer, x, where, use_reentrant=False) if recomputes else layer(x, where)
         return self.model.norm(x)  # type: ignore[no-any-return]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -224,9 +240,3 @@ def _count(ids: Tensor, mask: Tensor | None) -> Tensor:
     begins = torch.ones_like(mask, dtype=torch.bool)
     begins[:, 1:] = mask[:, 1:] != mask[:, :-1]
     return places - torch.where(begins, places, 0).cummax(dim=1).values
-
-
-def _visible(mask: Tensor) -> Tensor:
-    """[batch, 1, time, time]: earlier tokens of the same sequence. Padding sees padding, so no row is empty (NaN)."""
-    same = mask[:, :, None] == mask[:, None, :]
-    return same.tril()[:, None]

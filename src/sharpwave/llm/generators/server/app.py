@@ -22,8 +22,6 @@ from .tokens_route import TokensRoute
 
 __all__ = ["bearer", "build_app", "is_key", "openai_routes", "tokens_routes"]
 
-Handler = Callable[[Request], Awaitable[Response]]
-
 
 def openai_routes(backend: Backend) -> list[Route]:
     began = int(time.time())
@@ -43,10 +41,15 @@ def tokens_routes(backend: Backend) -> list[Route]:
     return [Route("/inference/v1/generate", TokensRoute(backend).__call__, methods=["POST"])]
 
 
-def build_app(routes: Sequence[Route], check: Callable[[Request], None], health: Handler) -> Any:
+def build_app(routes: Sequence[Route], check: Callable[[Request], None], health: Callable[[], Awaitable[Any]]) -> Any:
     """An ASGI application. `check` raises `Refusal` for a caller who may not; `/health` is open to all."""
+
+    async def tell_health(request: Request) -> Response:
+        await health()
+        return Response()
+
     app = Starlette(
-        routes=[Route("/health", health), *routes],
+        routes=[Route("/health", tell_health), *routes],
         exception_handlers={Refusal: _refuse, SharpwaveError: _fail, HTTPException: _miss},
     )
 

@@ -6,7 +6,6 @@ import ipaddress
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from ....errors import SchemaError
 from ..local import LocalGenerator
@@ -57,12 +56,12 @@ class GeneratorServer:
         max_body_bytes: int = 16 << 20,
     ) -> None:
         _check_place(host, port, key)
-        self._generator, self._key = generator, key
+        self._key = key
         backend = Backend(
             generator.begin, generator.score, tokenizer, generator.engine.context, name, max_body_bytes=max_body_bytes
         )
         routes = [*tokens_routes(backend), *openai_routes(backend), *Control(backend, generator).routes()]
-        self._server = HttpServer(build_app(routes, self._check, self._health), host, port, generator.abort)
+        self._server = HttpServer(build_app(routes, self._check, generator.health), host, port, generator.abort)
 
     @property
     def address(self) -> str:
@@ -90,10 +89,6 @@ class GeneratorServer:
         elif "origin" in request.headers:
             # Any page that a browser on this machine shows could else call a server without a key.
             raise Refusal("a browser's request needs a server with a key", status=403)
-
-    async def _health(self, request: Request) -> Response:
-        await self._generator.health()
-        return Response()
 
 
 def _check_place(host: str, port: int, key: str | None) -> None:

@@ -12,6 +12,7 @@ from .refusal import Refusal
 __all__ = ["Settings", "check_name", "read_settings", "takes_logprobs", "takes_prompt_logprobs", "takes_usage"]
 
 _MOST_ANSWERS = 1024  # to one prompt
+_MOST_STOPS = 64  # each is looked for after each token
 # Other servers have these; the answer is the same as without them for these values alone.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, 0.0),
@@ -62,6 +63,8 @@ def read_settings(fields: Fields, *, max_tokens: int | None = None) -> Settings:
         names["top_k"] = 0
     names["ignore_eos"] = fields.take("ignore_eos", bool, False)
     names["stop"] = tuple(fields.take_list("stop", str, single=True) or ())
+    if len(names["stop"]) > _MOST_STOPS:
+        raise fields.refusal("stop", f"{len(names['stop'])} strings, expected at most {_MOST_STOPS}")
     names["stop_ids"] = tuple(fields.take_list("stop_token_ids", int) or ())
     n = fields.take("n", int, 1)
     if not 1 <= n <= _MOST_ANSWERS:

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <span>
 
-namespace sharpwave::net {
+namespace sharpwave::wire {
 
 static_assert(std::endian::native == std::endian::little, "heads and arrays are sent as they stand in memory");
 
@@ -25,7 +25,15 @@ enum class Verb : std::uint16_t {
     add = 7,
     sample = 8,
     update = 9,
+    settle = 10,
+    tables = 11,
 };
+inline constexpr int kVerbs = 12;
+
+// Flags of SAMPLE and of ADD.
+inline constexpr std::uint16_t kAddTellsIndices = 1;
+inline constexpr std::uint16_t kSampleHolds = 1;
+inline constexpr std::uint16_t kSampleTellsOdds = 2;
 
 enum class Status : std::uint16_t {
     ok = 0,
@@ -70,4 +78,4 @@ inline bool read_head(std::span<const std::byte> frame, Head& head) {
     return head.magic == kMagic;
 }
 
-}  // namespace sharpwave::net
+}  // namespace sharpwave::wire

@@ -1,0 +1,113 @@
+"""`Agent`: an async function from an item and `generate` to an episode with a reward; two that are often enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ..errors import SchemaError
+from .characters import Tokenizer
+from .episode import Episode
+from .generators.answer import Answer
+from .generators.protocol import Generator
+from .generators.sampling import Sampling
+from .items import Item
+from .permits import derive_seed
+
+__all__ = ["Agent", "Generate", "Reward", "several_turns", "single_turn"]
+
+
+class Generate:
+    """What an agent asks the model with. One for each episode.
+
+    Every answer has a seed of its own, made of the episode's seed and the number of the answer. So an episode that is
+    made again from the same weights is the same.
+    """
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, sampling: Sampling | None = None, seed: int = 0):
+        self._generator, self._tokenizer = generator, tokenizer
+        self._sampling = Sampling() if sampling is None else sampling
+        self.seed = seed
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+    async def __call__(self, episode: Episode, **changes: Any) -> Answer:
+        """One answer to all tokens of the episode so far. It is part of the episode from then on.
+
+        Args:
+            changes: Fields of `Sampling` that differ from the run's, for instance `max_tokens=8`.
+        """
+        seed = derive_seed(self.seed, episode.answers)
+        answer = await self._generator.generate(
+            episode.tokens, dataclasses.replace(self._sampling, **{"seed": seed, **changes})
+        )
+        episode.take(answer)
+        return answer
+
+
+Agent = Callable[[Item, Generate], Awaitable[Episode]]
+Reward = Callable[[Item, str], "float | Awaitable[float]"]
+"""From an item and the text of an answer; `Rewards` calls one in other processes."""
+
+
+async def reward_of(reward: Reward, item: Item, text: str) -> float:
+    found = reward(item, text)
+    value = await found if inspect.isawaitable(found) else found
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise SchemaError(f"reward: expected a finite number, got {value!r} for {text[:80]!r}")
+    return float(value)
+
+
+def single_turn(reward: Reward, *, prompt_key: str = "prompt") -> Agent:
+    """An agent that asks once: the item's prompt, one answer, its reward.
+
+    Example:
+        >>> agent = single_turn(lambda item, text: float(text == item["answer"]))
+    """
+
+    async def agent(item: Item, generate: Generate) -> Episode:
+        episode = Episode(generate.encode(item[prompt_key]))
+        answer = await generate(episode)
+        episode.reward = await reward_of(reward, item, generate.decode(answer.tokens))
+        return episode
+
+    return agent
+
+
+Tool = Callable[[Item, str, int], "tuple[str, float | None] | Awaitable[tuple[str, float | None]]"]
+
+
+def several_turns(tool: Tool, *, turns: int, prompt_key: str = "prompt", late: float = 0.0) -> Agent:
+    """An agent that gives each answer to a tool and the tool's text to the model, until the tool gives a reward.
+
+    Args:
+        tool: From an item, the text of an answer and its number, from 0, to the text that the model reads next, and
+            the reward, which ends the episode; None goes on.
+        turns: Most answers.
+        prompt_key: The item's key that has the first text.
+        late: The reward where the last turn brought none.
+    """
+    if turns < 1:
+        raise SchemaError(f"several_turns(): turns={turns}, expected at least 1")
+
+    async def agent(item: Item, generate: Generate) -> Episode:
+        episode = Episode(generate.encode(item[prompt_key]))
+        for turn in range(turns):
+            answer = await generate(episode)
+            found = tool(item, generate.decode(answer.tokens), turn)
+            said, reward = await found if inspect.isawaitable(found) else found
+            if reward is not None or turn == turns - 1:
+                episode.reward = late if reward is None else float(reward)
+                break
+            episode.tell(generate.encode(said))
+        return episode
+
+    return agent

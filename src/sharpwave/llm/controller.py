@@ -1,0 +1,411 @@
+"""`Controller`: admits items, takes samples in, hands batches out, and counts versions and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..buffers.sequence import SequenceBuffer
+from ..checks import told, whole
+from ..errors import NotReady, SchemaError, StaleHandle
+from ..sequences.dataflow import Consumer, Dataflow
+from ..sequences.leases import Lease
+from ..sequences.sample import SequenceSample
+from .batches import Batches
+from .clock import Clock
+from .cut import Cut
+from .explanation import State, explain
+from .items import Items
+from .permits import Permit, Permits, derive_seed
+from .position import Position
+from .rules import Rules
+from .vigil import Vigil
+
+__all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
+
+SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
+_CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
+
+
+def train_flow(batch: int) -> Dataflow:
+    """The smallest dataflow: the learner alone, which reads what agents make."""
+    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
+
+
+class Controller:
+    """The one part of a run that knows all others. For one event loop.
+
+    At most `(max_staleness + 1) * batch` items are started and not trained. Every item is settled once an epoch:
+    trained, without signal, or rejected. A process that dies is named to `lose`: its permits and leases come back.
+
+    Args:
+        items: The data.
+        rules: How much may be started, how old it may be, and so on.
+        clock: Time.
+        flow: The consumers of samples; the learner's is called "train". None for the learner alone.
+        journal: The file in which samples survive this process.
+        cut: The checkpoint to go on from.
+        resume: Whether the learner goes on from `cut`, too: then what it trained since is undone. False where only the
+            controller was restarted.
+        version: The newest version that is published. Leave it out where only the controller was restarted: samples
+            that the learner trains on would be too old, and be thrown away, before it has said so.
+        log: Called with each event.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        rules: Rules,
+        clock: Clock,
+        *,
+        flow: Dataflow | None = None,
+        journal: str | Path | None = None,
+        cut: Cut | None = None,
+        resume: bool = True,
+        version: int = 0,
+        log: Callable[..., None] | None = None,
+    ) -> None:
+        self.rules, self._items, self._clock = rules, items, clock
+        self._log: Callable[..., None] = log if log is not None else _no_log
+        self._flow = train_flow(rules.batch) if flow is None else flow
+        if self._flow["train"].batch_size != rules.batch:
+            raise SchemaError(f"Controller(): flow: expected batch_size={rules.batch} for 'train', as the rules say")
+        self.buffer = SequenceBuffer(
+            _CAPACITY,
+            flow=self._flow,
+            max_staleness=rules.max_staleness,
+            stale="evict" if rules.is_dropping else "mask",
+            journal=None if journal is None else str(journal),
+            resume=cut.mark if cut is not None and resume and journal is not None else None,
+        )
+        self._has_journal = journal is not None
+        self.buffer.set_version(max(version, self.buffer.version, 0 if cut is None else cut.version))
+        self.position = Position(items, epochs=rules.epochs, seed=rules.seed, shuffle=rules.shuffle)
+        self.step = 0 if cut is None else cut.step
+        if cut is not None or journal is not None:
+            said = None if cut is None else cut.position
+            self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
+        self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
+        self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
+        self._leaving: set[str] = set()  # keys whose acknowledgement is being written
+        self._failure: str | None = None
+        self._is_stopped = False
+
+    # ---- agents ------------------------------------------------------------------------------------------------------
+
+    async def start(self, owner: str) -> Permit | None:
+        """The next item, as soon as one may start. None where the run is over: no item will ever come again.
+
+        Raises:
+            NotReady: Nothing has moved for `watchdog_s`, or the run failed.
+        """
+        self._check("start()", owner)
+        return await self._permits.wait(owner, self._serve, lambda permit: self.position.give_back(permit.key))
+
+    async def finish(self, permit: Permit, sample: SequenceSample) -> str:
+        """The work on an item is done: its sample, with one sequence for each answer of the group.
+
+        Returns:
+            "kept": The learner will get it. "no_signal": all rewards are equal; the item is settled. "stale": it is too
+            old already, and comes again. "unwanted": the permit was lost, and the item is another agent's or settled.
+
+        Raises:
+            SchemaError: The sample is not one of this item, or lacks keys. The permit stays.
+        """
+        self._check("finish()", permit.owner)
+        rewards = self._read_rewards(permit, sample)
+        if not self._permits.has(permit):
+            if self.capacity() < 1 or not self.position.claim(permit.key):
+                self._log("unwanted", key=permit.key, owner=permit.owner)
+                return "unwanted"
+            self._permits.out[permit.number] = permit  # begun before a restart, or by an owner taken for dead
+        if permit.number in self._closing:
+            raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
+        if self.rules.skip_no_signal and len(rewards) > 1 and (rewards == rewards[0]).all():
+            self._permits.end(permit)
+            self.position.settle(permit.key, "no_signal")
+            return self._told("no_signal", permit)
+        self._closing.add(permit.number)
+        try:
+            births = [self.position.birth(permit.key)]
+            handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+        finally:
+            self._closing.discard(permit.number)
+        self._permits.end(permit)
+        if int(handles[0]) not in self.buffer:
+            self._lose_item(permit.key)
+            return self._told("stale", permit)
+        return self._told("kept", permit)
+
+    async def reject(self, permit: Permit, why: str) -> None:
+        """Every try at the item failed: it is left out of this epoch, and counted."""
+        self._check("reject()", permit.owner)
+        if self._permits.has(permit) and permit.number not in self._closing:
+            self._permits.end(permit)
+            self.position.settle(permit.key, "rejected")
+            self._log("why", key=permit.key, why=why)
+            self._told("rejected", permit)
+
+    def _read_rewards(self, permit: Permit, sample: SequenceSample) -> np.ndarray[Any, Any]:
+        where = f"finish(): {permit.key!r}"
+        if list(sample.ids) != [permit.key]:
+            raise SchemaError(f"{where}: expected one sample with the permit's key as its id, got {told(sample.ids)}")
+        if lacking := sorted(self._flow.given_keys - sample.keys):
+            raise SchemaError(f"{where}: the sample lacks {', '.join(lacking)}")
+        rewards = np.asarray(sample["rewards"])
+        if not np.isfinite(rewards).all():
+            raise SchemaError(f"{where}: rewards: expected finite numbers, got {told(rewards.tolist())}")
+        return rewards
+
+    def _told(self, event: str, permit: Permit) -> str:
+        self._log(event, key=permit.key, owner=permit.owner)
+        self._moved()
+        return event
+
+    # ---- the learner -------------------------------------------------------------------------------------------------
+
+    async def take(self, owner: str) -> Lease | None:
+        """The next batch, oldest items first. The last one of all epochs may be smaller. None where the run is over.
+
+        Raises:
+            NotReady: Nothing has moved for `watchdog_s`, or the run failed.
+        """
+        while True:
+            self._check("take()", owner)
+            if self.is_over:
+                return None
+            lease = await self._batches.take(owner, self._next_count())
+            if lease is not None:
+                self._log("take", keys=list(lease.batch.ids), version=self.version)
+                self._moved()
+                return lease
+
+    def _next_count(self) -> int:
+        """How many items the next batch has: `batch`, or at the end of the last epoch what is left."""
+        if self.position.has_next or len(self._permits):
+            return self.rules.batch
+        return min(self.rules.batch, len(self.buffer) - self._batches.leased)
+
+    async def trained(self, lease: Lease, version: int, step: int | None = None) -> None:
+        """A batch is in the weights of `version`, which are published.
+
+        Args:
+            step: The learner's count of steps, where it is not one more than before.
+
+        Raises:
+            SchemaError: The version is not above the present one. Nothing was changed.
+            StaleHandle: The lease is over: the learner was taken for dead. The items will be trained by another one.
+        """
+        owner = self._batches.owner_of(lease)
+        if owner is None:
+            raise StaleHandle("trained(): the lease is over: its owner was taken for dead, or it was said before")
+        self._check("trained()", owner)
+        version = whole("trained()", "version", version, self.version + 1)
+        # Before the acknowledgement: an item that starts in the place of a trained one begins with these weights.
+        await self._acknowledge([lease], version, step)
+        self._batches.leases.pop(owner, None)
+        self._moved()
+
+    async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
+        """The same as `trained`, for a learner whose lease is gone because the controller was restarted meanwhile.
+
+        Raises:
+            StaleHandle: Another learner has one of the items, or has trained it. Nothing was changed.
+        """
+        self._check("confirm()", owner)
+        wanted, used = set(keys), set(self.buffer.used_ids)
+        if wanted <= used and not wanted & self.position.open.keys():
+            return  # it was heard before the restart
+        mine = self._batches.find(wanted, owner)
+        await self._acknowledge(mine, max(version, self.version), step)
+        self._moved()
+
+    async def _acknowledge(self, leases: Sequence[Lease], version: int, step: int | None) -> None:
+        # The version first: an item that starts in the place of a trained one begins with these weights.
+        await self._clock.outside(lambda: self.buffer.set_version(version))
+        keys = [key for lease in leases for key in lease.batch.ids]
+        self._leaving.update(keys)
+        try:
+            for lease in leases:
+                await self._clock.outside(lease.ack)
+                for key in lease.batch.ids:
+                    self.position.settle(key, "trained")
+        finally:
+            self._leaving.difference_update(keys)
+        self.step = self.step + 1 if step is None else step
+        self._collect_dropped()
+        self._log("trained", step=self.step, version=version, keys=keys)
+
+    async def checkpoint(self) -> Cut:
+        """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
+        checkpoint, between two steps: both are one cut."""
+        mark = f"step-{self.step}-version-{self.version}"
+        if self._has_journal:
+            await self._clock.outside(lambda: self.buffer.checkpoint(mark))
+        self._log("checkpoint", mark=mark)
+        return Cut(mark, self.step, self.version, self.position.to_json())
+
+    # ---- life and death ----------------------------------------------------------------------------------------------
+
+    def hear(self, owner: str) -> None:
+        """The owner is alive. Every call of it says so, too, and so does a call that waits."""
+        self._vigil.hear(owner)
+
+    def lose(self, owner: str) -> int:
+        """The owner is dead: its permits and leases come back. Returns how many items that were."""
+        self._vigil.forget(owner)
+        self._permits.dismiss(owner)
+        lost = [permit for permit in self._permits.of(owner) if permit.number not in self._closing]
+        for permit in lost:
+            self._permits.end(permit)
+            self._lose_item(permit.key)
+        self._batches.leases.pop(owner, None)
+        count = len(lost) + self.buffer.release(owner)
+        self._collect_dropped()
+        self._log("lose", owner=owner, items=count)
+        self._moved()
+        return count
+
+    async def watch(self) -> None:
+        """Looks for silent owners and for standstill until the run is over. Run it beside the others."""
+        while self._vigil.period_s is not None and not self.is_over and self._failure is None:
+            await self._clock.sleep(self._vigil.period_s)
+            for owner in self._vigil.silent(self._permits.waiting() | self._batches.waiting()):
+                self.lose(owner)
+            if self._vigil.is_still() and not self.is_over:
+                self.fail(f"nothing has moved for watchdog_s={self.rules.watchdog_s:g}: {self.explain()}")
+
+    def stop(self) -> None:
+        """No item starts any more, and no batch is handed out: calls that wait return None."""
+        self._is_stopped = True
+        self._moved()
+
+    def fail(self, why: str) -> None:
+        """The run cannot go on: every call that waits, and every later one, raises."""
+        self._failure = why
+        self._log("fail", why=why)
+        self._moved()
+
+    def close(self) -> None:
+        self.stop()
+        self.buffer.close()
+
+    # ---- insight -----------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return self.buffer.version
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every item of every epoch is settled, or the run was stopped."""
+        return self._is_stopped or self.position.is_over
+
+    def capacity(self) -> int:
+        """How many items may start now."""
+        room, most = self.rules.limit - len(self._permits) - len(self.buffer), self.rules.max_running
+        return room if most is None else min(room, most - len(self._permits))
+
+    def explain(self) -> str:
+        """Who waits for whom, in one sentence."""
+        oldest, now, leases = self._permits.oldest(), self._clock.now(), self._batches.leases.values()
+        state = State(
+            limit=self.rules.limit,
+            batch=self._next_count(),
+            running=len(self._permits),
+            longest_s=0.0 if oldest is None else now - oldest.began_s,
+            slowest="" if oldest is None else oldest.owner,
+            owners=len(self._permits.owners()),
+            starters=len(self._permits.calls),
+            held=len(self.buffer),
+            ready=self.buffer.stats()["consumers"]["train"]["ready"],
+            leased=self._batches.leased,
+            learner_s=max((now - began for _, began in leases), default=0.0),
+            takers=len(self._batches.waiting()),
+            max_running=self.rules.max_running,
+            has_next=self.position.has_next,
+            is_over=self.is_over,
+            lacking="; ".join(self.buffer.explain("train").split("\n  ")[1:2]),
+        )
+        return explain(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of items by outcome, what runs and waits, and the buffer's own numbers."""
+        outcomes = {name: self.position.outcomes[name] for name in ("trained", "no_signal", "rejected")}
+        return {
+            **outcomes,
+            "step": self.step,
+            "version": self.version,
+            "epoch": self.position.epoch,
+            "running": len(self._permits),
+            "waiting": len(self._permits.calls),
+            "buffer": self.buffer.stats(),
+        }
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _check(self, where: str, owner: str) -> None:
+        if not isinstance(owner, str) or not owner:
+            raise SchemaError(f"{where}: owner: expected a name, got {told(owner)}")
+        if self._failure is not None:
+            raise NotReady(f"{where}: {self._failure}")
+        self.hear(owner)
+
+    def _collect_dropped(self) -> None:
+        """Items whose samples the buffer has thrown away, because they are too old, come again."""
+        if self.rules.is_dropping:
+            running = (permit.key for permit in self._permits.out.values())
+            there = {*self.buffer.ids(), *self._leaving, *running}
+            for key in self.position.missing(there):
+                self._log("stale", key=key)
+                self._lose_item(key)
+
+    def _lose_item(self, key: str) -> None:
+        if not self.position.lose(key, self.rules.max_losses):
+            self._log("rejected", key=key, why=f"lost more than max_losses={self.rules.max_losses} times")
+
+    def _moved(self) -> None:
+        """Something changed: waiting calls that can go on do."""
+        self._vigil.move()
+        if self.position.empty_epoch is not None and self._failure is None:
+            counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
+            self.fail(
+                f"epoch {self.position.empty_epoch} is over and nothing was trained ({counts} so far); easier items, a "
+                "finer reward or skip_no_signal=False would mend it"
+            )
+            return
+        self._serve()
+        self._batches.recount(None if self._failure is not None or self.is_over else self._next_count())
+
+    def _serve(self) -> None:
+        """Gives permits to waiting agents, first come first served."""
+        calls = self._permits.calls
+        while calls:
+            is_ending = self._failure is not None or self.is_over
+            if not is_ending and (self.capacity() < 1 or not self.position.has_next):
+                return
+            owner, call = calls.popleft()
+            if call.done():  # cancelled
+                continue
+            if self._failure is not None:
+                call.set_exception(NotReady(f"start(): {self._failure}"))
+            else:
+                call.set_result(None if self.is_over else self._open(owner))
+
+    def _open(self, owner: str) -> Permit:
+        key = self.position.next()
+        _, name = Position.split(key)
+        seed = derive_seed(self.rules.seed, key, self.position.open[key])
+        oldest = max(0, self.version - self.rules.max_staleness)
+        permit = self._permits.open(key, owner, self._items[name], oldest, seed, self._clock.now())
+        self._vigil.hear(owner)
+        self._vigil.move()
+        self._log("start", key=key, owner=owner)
+        return permit
+
+
+def _no_log(event: str, **about: Any) -> None:
+    pass

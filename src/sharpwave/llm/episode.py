@@ -1,0 +1,107 @@
+"""`Episode`: the tokens of one conversation, and the sample that a group of them makes."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import SchemaError
+from ..sequences.sample import SequenceSample
+from .generators.answer import Answer
+
+__all__ = ["Episode", "to_sample"]
+
+
+@dataclass
+class Episode:
+    """Tokens in their order: a prompt, answers of the model, and what tools or users said between them.
+
+    The learner trains on the tokens of answers. An agent sets `reward` before it returns the episode.
+
+    Example:
+        >>> episode = Episode([1, 2])
+        >>> episode.take(Answer([7, 8], [-0.1, -0.2], [3, 3], "stop"))
+        >>> episode.tell([5])
+        >>> episode.tokens, episode.is_made
+        ([1, 2, 7, 8, 5], [False, False, True, True, False])
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    reward: float | None = None
+    is_made: list[bool] = field(default_factory=list)  # by the model
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # of made tokens only
+    answers: int = 0
+
+    def __post_init__(self) -> None:
+        given, self.tokens = list(self.tokens), []
+        self.tell(given)
+
+    def tell(self, tokens: Iterable[int]) -> None:
+        """Tokens that the model did not make."""
+        listed = [int(token) for token in tokens]
+        self.tokens += listed
+        self.is_made += [False] * len(listed)
+        self.logprobs += [0.0] * len(listed)
+
+    def take(self, answer: Answer) -> None:
+        """Tokens that the model made.
+
+        Raises:
+            SchemaError: The answer ended in an error, or its versions are below those of an earlier answer.
+        """
+        if answer.stop in ("error", "abort"):
+            raise SchemaError(f"take(): the answer ended by {answer.stop!r} and cannot be trained on")
+        if self.versions and answer.versions and answer.versions[0] < self.versions[-1]:
+            raise SchemaError(
+                f"take(): the answer begins with version {answer.versions[0]}, after one of version "
+                f"{self.versions[-1]}; the generators of one episode have to go forward"
+            )
+        self.tokens += answer.tokens
+        self.is_made += [True] * len(answer.tokens)
+        self.logprobs += answer.logprobs
+        self.versions += answer.versions
+        self.answers += 1
+
+    def token_versions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """One a token: a token from outside has the version of the next one that the model made, or of the last."""
+        is_made = np.array(self.is_made, bool)
+        following = np.cumsum(is_made) - is_made  # how many the model made before each token
+        versions = np.array(self.versions, np.int64)
+        found: np.ndarray[Any, np.dtype[np.int64]] = versions[np.minimum(following, len(self.versions) - 1)]
+        return found
+
+    def check(self, where: str) -> None:
+        """Raises:
+        SchemaError: There is no answer, or the reward is not a finite number.
+        """
+        if not any(self.is_made):
+            raise SchemaError(f"{where}: the episode has no token of the model; call generate(episode)")
+        is_number = isinstance(self.reward, numbers.Real) and not isinstance(self.reward, bool)
+        if not is_number or not math.isfinite(float(self.reward or 0)):
+            raise SchemaError(f"{where}: reward: expected a finite number, got {self.reward!r}")
+
+
+def to_sample(key: str, episodes: Sequence[Episode]) -> SequenceSample:
+    """The episodes of one item as a sample of the id `key`, a sequence each.
+
+    Raises:
+        SchemaError: An episode has no answer, or its reward is not a finite number.
+    """
+    for episode in episodes:
+        episode.check(repr(key))
+    lens = [[len(episode.tokens) for episode in episodes]]
+    data = {
+        "input_ids": np.concatenate([np.array(one.tokens, np.int64) for one in episodes]),
+        "loss_mask": np.concatenate([np.array(one.is_made, bool) for one in episodes]),
+        "logprobs": np.concatenate([np.array(one.logprobs, np.float32) for one in episodes]),
+        "versions": np.concatenate([one.token_versions() for one in episodes]),
+        "rewards": np.array([one.reward for one in episodes], np.float32),
+    }
+    seqlens = {**dict.fromkeys(data, lens), "rewards": [[1] * len(episodes)]}
+    return SequenceSample([key], seqlens, data)

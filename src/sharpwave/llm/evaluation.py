@@ -1,0 +1,193 @@
+"""`Evaluation`: scores held-out items beside training, and keeps the best version."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checks import whole
+from ..errors import NotReady, StaleHandle, StorageError
+from .agent import Agent, Generate
+from .agent_worker import together
+from .characters import Tokenizer
+from .clock import Clock
+from .generators.protocol import Generator
+from .generators.sampling import Sampling
+from .items import Items
+from .permits import derive_seed
+from .training import Versions
+from .weights import Published
+
+__all__ = ["Evaluation", "Score"]
+
+_BEST = "best"
+_SCORE = "score.json"
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean reward of one version over all items. An episode that failed counts as 0, and in `failed`."""
+
+    version: int
+    reward: float
+    episodes: int
+    failed: int
+    began_s: float
+    ended_s: float
+
+
+class Evaluation:
+    """A lane of its own: it has a generator for itself, and training never waits for it.
+
+    It takes the newest version each time, so a slow evaluation skips versions. The version that is being scored is
+    linked aside first: the publisher may remove it meanwhile.
+
+    Args:
+        versions: Where versions are published.
+        generator: Used by nobody else, so that every token of a score is of one version.
+        agent: As in training.
+        items: Held out from training.
+        tokenizer: Of the model.
+        clock: Time.
+        every: After a score, the next one is of a version from the next multiple of this number on.
+        concurrent: Episodes at once.
+        sampling: As in training; the temperature is set to 0.
+        folder: Where the best version is kept, as the Hugging Face folder `best`; None keeps none.
+        poll_s: How often it looks for a new version.
+        log: Called with each score.
+    """
+
+    def __init__(
+        self,
+        versions: Versions,
+        generator: Generator,
+        agent: Agent,
+        items: Items,
+        *,
+        tokenizer: Tokenizer,
+        clock: Clock,
+        every: int = 1,
+        concurrent: int = 32,
+        sampling: Sampling | None = None,
+        folder: str | Path | None = None,
+        poll_s: float = 0.01,
+        log: Callable[..., None] | None = None,
+    ) -> None:
+        self._versions, self._generator, self._agent, self._items = versions, generator, agent, items
+        self._tokenizer, self._clock, self._poll_s, self._log = tokenizer, clock, poll_s, log
+        self._every = whole("Evaluation()", "every", every)
+        self._concurrent = asyncio.Semaphore(whole("Evaluation()", "concurrent", concurrent))
+        self._sampling = dataclasses.replace(Sampling() if sampling is None else sampling, temperature=0.0)
+        self._folder = None if folder is None else Path(folder)
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self.scores: list[Score] = []
+        self.best: Score | None = self._read_best()
+
+    async def run(self) -> None:
+        """Scores new versions, for ever."""
+        due = 0
+        while True:
+            found = self._versions.latest()
+            if found is None or found.version < due:
+                await self._clock.sleep(self._poll_s)
+                continue
+            try:
+                await self.score(found)
+            except StaleHandle:  # it was removed before it was linked aside: there is a newer one
+                continue
+            due = (found.version // self._every + 1) * self._every
+
+    async def score(self, published: Published) -> Score:
+        """Scores one version, and keeps it where it is the best.
+
+        Raises:
+            StaleHandle: The version was removed.
+        """
+        began = self._clock.now()
+        aside = await self._clock.outside(lambda: self._link_aside(published))
+        try:
+            path = published.path if aside is None else aside
+            if (await self._generator.health()).version < published.version:
+                await self._generator.update(path, published.version)
+            rewards = await together([self._episode(name) for name in self._items.ids])
+            found = [reward for reward in rewards if reward is not None]
+            mean = sum(found) / len(rewards)
+            failed = len(rewards) - len(found)
+            score = Score(published.version, mean, len(rewards), failed, began, self._clock.now())
+            self.scores.append(score)
+            if self.best is None or score.reward > self.best.reward:
+                self.best = score
+                if aside is not None:
+                    await self._clock.outside(lambda: self._keep(aside, score))
+        finally:
+            if aside is not None:
+                shutil.rmtree(aside, ignore_errors=True)  # gone where it was kept
+        if self._log is not None:
+            self._log("score", **asdict(score))
+        return score
+
+    async def _episode(self, name: str) -> float | None:
+        async with self._concurrent:
+            seed = derive_seed("evaluation", name)
+            generate = Generate(self._generator, self._tokenizer, self._sampling, seed)
+            try:
+                episode = await self._agent(self._items[name], generate)
+                episode.check(name)
+            except NotReady:
+                raise
+            except Exception:
+                return None
+            return float(episode.reward or 0.0)
+
+    def _link_aside(self, published: Published) -> Path | None:
+        if self._folder is None:
+            return None
+        aside = self._folder / f".scoring-{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            shutil.copytree(published.path, aside, copy_function=_link)
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            if not published.path.exists():
+                raise StaleHandle(f"version {published.version} was removed; score a newer one") from error
+            raise StorageError(f"Evaluation(): {self._folder} cannot be written: {error}") from error
+        return aside
+
+    def _keep(self, aside: Path, score: Score) -> None:
+        assert self._folder is not None
+        (aside / _SCORE).write_text(json.dumps(asdict(score), indent=2) + "\n")
+        best, old = self._folder / _BEST, self._folder / f".old-{os.getpid()}"
+        if best.exists():
+            best.rename(old)
+        aside.rename(best)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _read_best(self) -> Score | None:
+        """Of an earlier process of the same run."""
+        if self._folder is None:
+            return None
+        best = self._folder / _BEST
+        if not best.exists():  # killed between the two renames
+            for old in self._folder.glob(".old-*"):
+                old.rename(best)
+        try:
+            said: dict[str, Any] = json.loads((best / _SCORE).read_text())
+        except FileNotFoundError:
+            return None
+        return Score(**said)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for the same bytes; a copy where the two are on different disks."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,30 @@
+"""Reward functions that go wrong, for processes of their own: this module imports nothing heavy."""
+
+import os
+import time
+
+
+def exact(item, text):
+    print("what a function prints is no answer")
+    return float(text == item["answer"])
+
+
+def by_word(item, text):
+    """Does what the text says."""
+    if text == "hang":
+        time.sleep(3600)
+    if text == "raise":
+        raise RuntimeError("no reward today")
+    if text == "nan":
+        return float("nan")
+    if text == "text":
+        return "good"
+    if text == "die":
+        os._exit(3)
+    if text.startswith("once "):  # fails the first time
+        try:
+            os.close(os.open(text[5:], os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return 1.0
+        raise RuntimeError("the first time")
+    return 0.5

@@ -1,0 +1,254 @@
+"""A whole run in simulated time whose processes die and are started again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sharpwave.errors import ClosedError, NotReady
+from sharpwave.llm.agent_worker import AgentWorker
+from sharpwave.llm.controller import Controller
+from sharpwave.llm.episode import Episode
+from sharpwave.llm.events import EventLog
+from sharpwave.llm.generators import Sampling
+from sharpwave.llm.items import Items
+from sharpwave.llm.rules import Rules
+from sharpwave.llm.simulation import (
+    Costs,
+    Device,
+    SimulatedGenerator,
+    SimulatedLearner,
+    SimulatedWeights,
+    log_normal_lengths,
+)
+from sharpwave.llm.training import follow, train
+
+
+class Letters:
+    """A tokenizer of letters, enough for agents that do not read."""
+
+    def encode(self, text):
+        return [ord(one) for one in text]
+
+    def decode(self, tokens):
+        return "".join(chr(one) for one in tokens)
+
+
+async def coin_agent(item, generate):
+    """One answer; the reward is a coin's, so that half of the groups of two have no signal."""
+    episode = Episode([1, 2, 3])
+    await generate(episode)
+    episode.reward = float(generate.seed % 2)
+    return episode
+
+
+class Link:
+    """What a client in another process has of the controller: calls that are sent again to its next incarnation."""
+
+    def __init__(self) -> None:
+        self.controller: Controller | None = None
+        self._changed = asyncio.Event()
+
+    def set(self, controller: Controller | None) -> None:
+        self.controller = controller
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def __getattr__(self, name):
+        if name in ("start", "finish", "reject", "take", "trained", "confirm", "checkpoint"):
+            return lambda *given: self._call(name, given)
+        return getattr(self.controller, name)
+
+    def hear(self, owner) -> None:
+        if self.controller is not None:
+            self.controller.hear(owner)
+
+    async def _call(self, name, given):
+        while True:
+            controller, changed = self.controller, self._changed
+            if controller is None:
+                await changed.wait()
+                continue
+            call = asyncio.ensure_future(getattr(controller, name)(*given))
+            change = asyncio.ensure_future(changed.wait())
+            try:
+                await asyncio.wait([call, change], return_when=asyncio.FIRST_COMPLETED)
+                if call.done() and self.controller is controller:
+                    return call.result()
+            except ClosedError:
+                if self.controller is controller:
+                    raise
+            finally:
+                change.cancel()
+                call.cancel()
+                await asyncio.gather(call, change, return_exceptions=True)
+
+
+class Router:
+    """The generator that is alive now."""
+
+    def __init__(self) -> None:
+        self.generator: SimulatedGenerator | None = None
+
+    def __getattr__(self, name):
+        if self.generator is None:
+            raise NotReady("no generator is there")
+        return getattr(self.generator, name)
+
+
+@dataclass
+class System:
+    """Args:
+    deaths: (seconds, role) in order; a dead process is started again after `restart_s`.
+    """
+
+    clock: object
+    folder: Path | None
+    items: int = 12
+    epochs: int = 2
+    batch: int = 3
+    max_staleness: int = 1
+    stale: str = "mask"
+    workers: int = 2
+    concurrent: int = 3
+    group: int = 2
+    slots: int = 8
+    save_every: int = 2
+    deaths: list = field(default_factory=list)
+    restart_s: float = 0.05
+    seed: int = 0
+    watchdog_s: float | None = None
+    restarts: bool = True
+    agent: object = coin_agent
+    costs: Costs = field(default_factory=lambda: Costs(decode_s=1e-3, train_s=2e-2))
+
+    def __post_init__(self) -> None:
+        self.log = EventLog(self.clock)
+        self.device, self.weights = Device(), SimulatedWeights()
+        self.link, self.router = Link(), Router()
+        self.learner = SimulatedLearner(self.device, self.weights, self.costs)
+        self.highest = 0  # most items that were started and not trained when one started
+        self.tasks: dict[str, asyncio.Task] = {}
+        self.names = 0
+
+    # ---- parts -------------------------------------------------------------------------------------------------------
+
+    def record(self, event, **about):
+        self.log(event, **about)
+        if event == "start":
+            controller = self.link.controller
+            self.highest = max(self.highest, len(controller._permits) + len(controller.buffer))
+
+    def start_controller(self, resume):
+        saved = self.learner.saved
+        latest = self.weights.latest()
+        controller = Controller(
+            Items([{"id": f"i{place}"} for place in range(self.items)]),
+            Rules(
+                batch=self.batch,
+                max_staleness=self.max_staleness,
+                stale=self.stale,
+                epochs=self.epochs,
+                seed=self.seed,
+                max_losses=1000,
+                watchdog_s=self.watchdog_s,
+            ),
+            self.clock,
+            journal=None if self.folder is None else self.folder / "journal",
+            cut=None if saved is None else saved[0],
+            resume=resume,
+            version=0 if latest is None or not resume else latest.version,
+            log=self.record,
+        )
+        self.link.set(controller)
+        self.tasks["watch"] = asyncio.ensure_future(controller.watch())
+
+    def stop_controller(self):
+        controller, _ = self.link.controller, self.link.set(None)
+        self.tasks.pop("watch").cancel()
+        controller.buffer.close()
+
+    def start_generator(self):
+        lengths = log_normal_lengths(median=20, most=200, least=1)
+        generator = self.router.generator = SimulatedGenerator(
+            self.device, slots=self.slots, costs=self.costs, length=lengths
+        )
+        self.tasks["generator"] = asyncio.ensure_future(generator.run())
+        self.tasks["follow"] = asyncio.ensure_future(follow(self.weights, generator, clock=self.clock))
+
+    def start_worker(self, role):
+        self.names += 1
+        worker = AgentWorker(
+            f"{role}-{self.names}",
+            self.link,
+            self.router,
+            self.agent,
+            tokenizer=Letters(),
+            clock=self.clock,
+            group=self.group,
+            concurrent=self.concurrent,
+            sampling=Sampling(max_tokens=1000),
+        )
+        self.tasks[role] = asyncio.ensure_future(worker.run())
+        self.tasks[role].owner = worker.name
+
+    def start_learner(self):
+        step = 0 if self.learner.saved is None else self.learner.saved[0].step
+        self.tasks["learner"] = asyncio.ensure_future(
+            train(self.link, self.learner, clock=self.clock, step=step, save_every=self.save_every)
+        )
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        self.start_controller(resume=True)
+        self.start_generator()
+        roles = [f"worker{number}" for number in range(self.workers)]
+        for role in roles:
+            self.start_worker(role)
+        self.start_learner()
+        for moment, role in self.deaths:
+            await self.clock.sleep(max(0.0, moment - self.clock.now()))
+            if self.tasks["learner"].done():
+                break
+            await self.kill(role)
+        while True:  # the learner may be another task after a death
+            learner = self.tasks["learner"]
+            await asyncio.gather(learner, return_exceptions=True)
+            if self.tasks["learner"] is learner:
+                return learner.result()
+
+    async def kill(self, role) -> None:
+        self.log("kill", role=role)
+        if role == "controller":
+            self.stop_controller()
+            await self.clock.sleep(self.restart_s)
+            self.start_controller(resume=False)
+        elif role == "learner":
+            await self.end("learner")
+            self.stop_controller()
+            saved = self.learner.saved
+            self.learner = SimulatedLearner(self.device, self.weights, self.costs)
+            if saved is not None:
+                self.learner.saved, self.learner.learnt = saved, list(saved[1])
+            await self.clock.sleep(self.restart_s)
+            self.start_controller(resume=True)
+            self.start_learner()
+        elif role == "generator":
+            await self.end("follow")
+            await self.end("generator")
+            if self.restarts:
+                await self.clock.sleep(self.restart_s)
+                self.start_generator()
+        else:
+            owner = self.tasks[role].owner
+            await self.end(role)
+            self.link.controller.lose(owner)
+            if self.restarts:
+                await self.clock.sleep(self.restart_s)
+                self.start_worker(role)
+
+    async def end(self, role) -> None:
+        self.tasks[role].cancel()
+        await asyncio.gather(self.tasks[role], return_exceptions=True)

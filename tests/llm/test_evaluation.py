@@ -1,0 +1,195 @@
+"""Evaluation beside training: it changes nothing there, scores one version at a time, and keeps the best."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+from engine_generator import EngineGenerator
+from simulated_system import Letters, System, coin_agent
+
+from sharpwave.errors import StaleHandle
+from sharpwave.llm.agent import single_turn
+from sharpwave.llm.agent_worker import AgentWorker
+from sharpwave.llm.clock import WallClock
+from sharpwave.llm.controller import Controller
+from sharpwave.llm.evaluation import Evaluation
+from sharpwave.llm.generators import Engine
+from sharpwave.llm.items import Items
+from sharpwave.llm.model import small_model
+from sharpwave.llm.rules import Rules
+from sharpwave.llm.simulation import Device, SimulatedGenerator, simulate
+from sharpwave.llm.tasks import load_task
+from sharpwave.llm.training import follow, train
+from sharpwave.llm.weights import Published, Weights
+
+HELD_OUT = Items([{"id": f"e{place}", "prompt": "abc"} for place in range(6)])
+
+
+def test_training_goes_on_as_if_there_were_no_evaluation():
+    def run(is_evaluated):
+        async def main(clock):
+            system = System(clock, None, items=60)
+            lanes = []
+            if is_evaluated:
+                generator = SimulatedGenerator(Device(), slots=2, costs=system.costs)
+                evaluation = Evaluation(
+                    system.weights, generator, coin_agent, HELD_OUT, tokenizer=Letters(), clock=clock, every=2
+                )
+                lanes = [asyncio.ensure_future(one) for one in (generator.run(), evaluation.run())]
+            await system.run()
+            for lane in lanes:
+                lane.cancel()
+            return system.log.lines, evaluation.scores if is_evaluated else []
+
+        return simulate(main)
+
+    (alone, _), (beside, scores) = run(False), run(True)
+    assert alone == beside
+    assert len(scores) > 1
+    assert [score.version for score in scores] == sorted({score.version for score in scores})
+    assert scores[-1].began_s < scores[-1].ended_s
+    later = [json.loads(line) for line in alone if '"trained"' in line]
+    during = [event for event in later if scores[0].began_s < event["s"] < scores[0].ended_s]
+    assert during  # steps were made while it was scoring
+
+
+class ByVersion:
+    """A generator whose every answer has as many tokens as its version."""
+
+    version = 0
+
+    async def health(self):
+        from sharpwave.llm.generators import Health
+
+        return Health(self.version, 0, 0)
+
+    async def update(self, path, version, kv="keep"):
+        assert (path / "model.safetensors").exists()
+        self.version = version
+
+    async def generate(self, ids, sampling=None):
+        from sharpwave.llm.generators import Answer
+
+        assert sampling.temperature == 0
+        return Answer([65] * self.version, [0.0] * self.version, [self.version] * self.version, "stop")
+
+
+def test_the_best_version_is_kept_although_the_publisher_removes_it(tmp_path):
+    weights = Weights(tmp_path / "weights", keep=1)
+    rewards = {1: 0.2, 2: 0.9, 3: 0.5}
+    agent = single_turn(lambda item, text: rewards[len(text)])
+
+    async def main():
+        evaluation = Evaluation(
+            weights, ByVersion(), agent, HELD_OUT, tokenizer=Letters(), clock=WallClock(), folder=tmp_path / "run"
+        )
+        gone = None
+        for version in rewards:
+            published = weights.publish({"w": torch.full((2,), float(version))}, version)
+            gone = gone or published
+            await evaluation.score(published)
+        with pytest.raises(StaleHandle, match="version 1 was removed"):
+            await evaluation.score(gone)
+        return evaluation
+
+    evaluation = asyncio.run(main())
+    assert [round(score.reward, 6) for score in evaluation.scores] == [0.2, 0.9, 0.5]
+    best = Published(2, tmp_path / "run" / "best")
+    assert best.read()["w"].tolist() == [2.0, 2.0]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["best"]
+    again = Evaluation(
+        weights, ByVersion(), agent, HELD_OUT, tokenizer=Letters(), clock=WallClock(), folder=tmp_path / "run"
+    )
+    assert again.best == evaluation.scores[1]  # a restarted evaluation does not replace it by a worse one
+
+
+def test_an_episode_that_fails_counts_as_nothing():
+    async def agent(item, generate):
+        if item["id"] == "e1":
+            raise RuntimeError("no")
+        return await coin_agent(item, generate)
+
+    async def main(clock):
+        generator = SimulatedGenerator(Device(), slots=8)
+        running = asyncio.ensure_future(generator.run())
+        system = System(clock, None)
+        system.weights.versions.append(1)
+        evaluation = Evaluation(system.weights, generator, agent, HELD_OUT, tokenizer=Letters(), clock=clock)
+        score = await evaluation.score(system.weights.latest())
+        running.cancel()
+        return score
+
+    score = simulate(main)
+    assert (score.episodes, score.failed) == (6, 1)
+
+
+class Rerandom:
+    """A learner that publishes other random weights at each step: what is tested is the way of data around it."""
+
+    def __init__(self, weights, size):
+        self.weights, self.size, self.batches, self.saved = weights, size, [], []
+
+    async def train(self, batch):
+        self.batches.append(batch)
+        return {}
+
+    async def publish(self):
+        version = self.weights.latest().version + 1
+        return self.weights.publish(small_model(seed=version, **self.size), version).version
+
+    async def save(self, cut):
+        self.saved.append(cut)
+
+
+def test_real_parts_in_real_time(tmp_path):
+    """Engine, weights, journal, agents and evaluation, as in a run; only the learner learns nothing."""
+    torch.set_num_threads(1)
+    task = load_task("guess", highest=20, turns=3, held_out=4)
+    size = {"vocab_size": task.vocabulary, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    weights = Weights(tmp_path / "weights")
+    weights.publish(small_model(seed=0, **size), 0)
+
+    def generator():
+        return EngineGenerator(Engine(small_model(seed=0, **size), slots=8, context=task.context + 8))
+
+    async def main():
+        clock = WallClock()
+        controller = Controller(
+            task.items, Rules(4, max_staleness=1, skip_no_signal=False), clock, journal=tmp_path / "journal"
+        )
+        first, second = generator(), generator()
+        worker = AgentWorker(
+            "worker", controller, first, task.agent,
+            tokenizer=task.tokenizer, clock=clock, group=2, concurrent=4, sampling=task.sampling,
+        )  # fmt: skip
+        evaluation = Evaluation(
+            weights, second, task.agent, task.held_out,
+            tokenizer=task.tokenizer, clock=clock, sampling=task.sampling, folder=tmp_path / "run",
+        )  # fmt: skip
+        learner = Rerandom(weights, size)
+        lanes = (first.run(), second.run(), worker.run(), follow(weights, first, clock=clock), evaluation.run())
+        lanes = [asyncio.ensure_future(one) for one in lanes]
+        steps = await train(controller, learner, clock=clock, steps=4, save_every=2)
+        while not evaluation.scores:
+            await clock.sleep(0.01)
+        controller.stop()
+        for lane in lanes:
+            lane.cancel()
+        failed = [one for one in await asyncio.gather(*lanes, return_exceptions=True) if isinstance(one, Exception)]
+        controller.close()
+        return steps, learner, controller, failed
+
+    steps, learner, controller, failed = asyncio.run(main())
+    assert not failed
+    assert (steps, controller.step) == (4, 4)
+    assert [cut.step for cut in learner.saved] == [0, 2, 4]
+    names = [name for batch in learner.batches for name in batch.ids]
+    assert len(set(names)) == 16
+    for step, batch in enumerate(learner.batches):
+        versions, is_made = batch["versions"], batch["loss_mask"]
+        assert (versions[is_made] <= step).all()  # weights of later steps were not there yet
+        assert (batch["fresh"] == (versions >= step - 1)).all()
+        assert (batch["logprobs"][is_made] < 0).all()
+        assert (batch["logprobs"][~is_made] == 0).all()
+    assert (tmp_path / "run" / "best" / "config.json").exists()

@@ -1,0 +1,96 @@
+"""Experiments from TOML: every wrong key and size is an error that names the key that mends it."""
+
+import pytest
+
+from sharpwave.errors import SchemaError, StorageError
+from sharpwave.llm.experiment import Experiment
+
+TOML = """
+task = "sums"
+steps = 200
+batch = 16
+max_staleness = 0
+sampling = { temperature = 0.7 }
+
+[task_options]
+median = 8
+longest = 40
+
+[evaluation]
+every = 5
+
+[learner]
+clip = 0.2
+"""
+
+
+def test_a_file_and_changes_on_top_of_it(tmp_path):
+    (tmp_path / "run.toml").write_text(TOML)
+    run = Experiment.read(tmp_path / "run.toml", ["batch=8", "evaluation.every=3", "stale=drop", "watchdog_s=none"])
+    assert (run.task, run.batch, run.stale, run.evaluation.every, run.watchdog_s) == ("sums", 8, "drop", 3, None)
+    assert (run.evaluation.concurrent, run.learner) == (32, {"clip": 0.2})
+    assert (run.rules.limit, run.rules.is_dropping) == (8, True)
+    task = run.load_task()
+    assert (task.name, task.context, task.sampling.temperature) == ("sums", 82, 0.7)
+    assert Experiment.read(run.to_json()) == run
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batchs": 3}, "unknown key 'batchs'; did you mean 'batch'?; known are task, task_options, steps"),
+        ({"max_stalenes": 1}, "did you mean 'max_staleness'?"),
+        ({"xyzzy": 1}, "unknown key 'xyzzy'; known are"),
+        ({"evaluation": {"evry": 2}}, "evaluation: unknown key 'evry'; did you mean 'every'?"),
+        ({"batch": "32"}, "batch: expected a whole number, got '32'"),
+        ({"batch": 32.0}, "batch: expected a whole number, got 32.0"),
+        ({"shuffle": 1}, "shuffle: expected true or false, got 1"),
+        ({"steps": "all"}, "steps: expected a whole number or nothing, got 'all'"),
+        ({"sampling": 5}, "sampling: expected a table, got 5"),
+        ({"evaluation": 5}, "evaluation: expected a table of settings, got 5"),
+        ({"batch": 0}, "batch: expected a whole number, at least 1, got 0"),
+        ({"group": 0}, "group: expected a whole number, at least 1, got 0"),
+        ({"slots": -1}, "slots: expected a whole number, at least 1, got -1"),
+        ({"max_staleness": -1}, "max_staleness: expected a whole number, at least 0, got -1"),
+        ({"stale": "keep"}, "stale: expected 'mask' or 'drop', got 'keep'"),
+        ({"sampling": {"temprature": 1}}, "Sampling: unknown key 'temprature'"),
+        ({"sampling": {"temperature": -1}}, "temperature=-1, expected a number from 0"),
+        ({"watchdog_s": 10.0}, "watchdog_s: expected a number, 60 to 1e+09, got 10.0"),
+        ({"steps": None}, "the run would never end; give steps or epochs"),
+    ],
+)
+def test_a_wrong_setting_names_the_key(given, said):
+    with pytest.raises(SchemaError) as error:
+        Experiment.read({"steps": 10, **given})
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"task": "sorts"}, "did you mean 'sort'?"),
+        ({"task_options": {"digit": 3}}, "did you mean 'digits'?"),
+        (
+            {"epochs": 1, "batch": 64, "task_options": {"count": 20}},
+            "batch: expected at most 20, the items of all epochs",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_task_name_the_key(given, said):
+    with pytest.raises(SchemaError) as error:
+        Experiment.read({"steps": 10, **given}).load_task()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("change", ["batch", "=3", " = 3"])
+def test_a_change_without_key_or_value_is_refused(change):
+    with pytest.raises(SchemaError, match="expected key=value"):
+        Experiment.read({"steps": 1}, [change])
+
+
+def test_a_file_that_is_missing_or_no_toml(tmp_path):
+    with pytest.raises(StorageError, match="cannot be read"):
+        Experiment.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("batch = = 3")
+    with pytest.raises(SchemaError, match="expected TOML"):
+        Experiment.read(tmp_path / "bad.toml")

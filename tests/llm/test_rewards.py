@@ -1,0 +1,91 @@
+"""Reward functions in real processes: what they may do wrong, and that it costs one answer only."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+import reward_functions
+from patience import HANG_S
+
+from sharpwave.errors import NotReady, SchemaError
+from sharpwave.llm.rewards import Rewards
+
+
+@asynccontextmanager
+async def rewards_of(function, **options):
+    rewards = Rewards(function, **options)
+    try:
+        yield rewards
+    finally:
+        await rewards.close()
+
+
+def test_rewards_come_back_whatever_the_function_prints():
+    async def main():
+        async with rewards_of(reward_functions.exact, processes=2) as rewards:
+            asked = [rewards({"answer": "7"}, text) for text in ("7", "8", "7", "")]
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(main()) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_every_way_to_fail_is_told_and_the_next_call_works(tmp_path):
+    async def main():
+        said = {}
+        async with rewards_of("reward_functions:by_word", processes=1, tries=2, timeout_s=HANG_S) as rewards:
+            for text in ("raise", "nan", "text", "die"):
+                with pytest.raises(SchemaError) as error:
+                    await rewards({}, text)
+                said[text] = str(error.value)
+            assert await rewards({}, "fine") == 0.5
+            assert await rewards({}, f"once {tmp_path / 'mark'}") == 1.0
+            return said, dict(rewards.failures)
+
+    said, failures = asyncio.run(main())
+    start = "reward reward_functions:by_word: 2 tries failed, the last by "
+    assert said == {
+        "raise": start + "error: RuntimeError: no reward today",
+        "nan": start + "not finite: expected a finite number, got nan",
+        "text": start + "error: ValueError: could not convert string to float: 'good'",
+        "die": start + "died: its process ended",
+    }
+    assert failures == {"error": 5, "not finite": 2, "died": 2}
+
+
+def test_a_function_that_never_returns_is_ended():
+    async def main():
+        async with rewards_of("reward_functions:by_word", tries=2, timeout_s=0.2) as rewards:
+            with pytest.raises(SchemaError, match=r"2 tries failed, the last by timeout: longer than timeout_s=0\.2"):
+                await rewards({}, "hang")
+            return len(rewards._all), dict(rewards.failures)
+
+    assert asyncio.run(main()) == (0, {"timeout": 2})
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "reward_functions:no_such_function"])
+def test_a_function_that_cannot_be_imported_is_told(name):
+    async def main():
+        async with rewards_of(name) as rewards:
+            await rewards({}, "")
+
+    with pytest.raises(NotReady, match=f"reward {name} cannot be imported in a process of its own"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("function", [lambda item, text: 1.0, "reward_functions", ":exact"])
+def test_a_function_without_a_name_is_refused(function):
+    with pytest.raises(SchemaError, match="'module:function'"):
+        Rewards(function)
+
+
+def test_closing_ends_the_processes():
+    async def main():
+        rewards = Rewards(reward_functions.exact)
+        await rewards({"answer": ""}, "")
+        [process] = rewards._all
+        await rewards.close()
+        with pytest.raises(NotReady, match="was closed"):
+            await rewards({"answer": ""}, "")
+        return process.returncode
+
+    assert asyncio.run(main()) is not None

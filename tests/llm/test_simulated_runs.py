@@ -1,0 +1,134 @@
+"""Properties of whole runs in simulated time: what holds whatever dies, and how long a run takes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from simulated_system import System
+from staleness_reference import async_step_s, sync_step_s
+
+from sharpwave.errors import NotReady
+from sharpwave.llm.permits import derive_seed
+from sharpwave.llm.simulation import Costs, log_normal_lengths, simulate, simulate_steps
+
+ROLES = ("controller", "learner", "generator", "worker0", "worker1")
+DEATHS = st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from(ROLES)), max_size=10).map(sorted)
+
+
+def run(limit_s=120.0, **options):
+    """A run to its end: the system and what the controller counted."""
+
+    async def main(clock):
+        with tempfile.TemporaryDirectory() as folder:
+            system = System(clock, Path(folder), **options)
+            await asyncio.wait_for(system.run(), limit_s)
+            controller = system.link.controller
+            counted = controller.stats()
+            controller.close()
+            return system, counted
+
+    return simulate(main, outside_s=1e-3)
+
+
+@settings(max_examples=40)
+@given(
+    deaths=DEATHS,
+    max_staleness=st.integers(0, 3),
+    stale=st.sampled_from(["mask", "drop"]),
+    batch=st.integers(1, 5),
+    save_every=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+@example(deaths=[(0.1, "learner")], max_staleness=2, stale="mask", batch=3, save_every=2, seed=0)
+@example(deaths=[(0.3, "controller"), (0.4, "worker0")], max_staleness=2, stale="drop", batch=3, save_every=2, seed=0)
+def test_every_item_is_trained_once_an_epoch_whatever_dies(deaths, max_staleness, stale, batch, save_every, seed):
+    system, counted = run(
+        deaths=deaths, max_staleness=max_staleness, stale=stale, batch=batch, save_every=save_every, seed=seed
+    )
+    learnt = Counter(system.learner.learnt)  # by the weights that are left, without what dead learners had learnt
+    assert max(learnt.values(), default=1) == 1
+    assert len(learnt) == counted["trained"]
+    assert counted["trained"] + counted["no_signal"] + counted["rejected"] == system.items * system.epochs
+    assert counted["rejected"] == 0
+    assert counted["running"] == counted["buffer"]["size"] == 0
+    assert system.highest <= (max_staleness + 1) * batch  # started and not trained, whenever an item started
+    assert max(system.learner.staleness, default=0) <= max_staleness  # of the tokens that were trained on
+    assert system.weights.versions == sorted(set(system.weights.versions))
+
+
+@settings(max_examples=10)
+@given(
+    deaths=st.lists(st.tuples(st.floats(0, 0.5), st.sampled_from(["generator", "worker0", "worker1"])), max_size=4),
+    max_staleness=st.integers(0, 2),
+)
+def test_a_run_that_cannot_go_on_says_so(deaths, max_staleness):
+    """Dead processes stay dead: the run ends, or the watchdog says who waits for whom."""
+    said = ""
+    try:
+        _, counted = run(deaths=sorted(deaths), max_staleness=max_staleness, restarts=False, watchdog_s=5.0)
+        said = f"{counted['trained'] + counted['no_signal']} items settled"
+    except NotReady as error:
+        said = str(error)
+    stands = bool(deaths) and "nothing has moved for watchdog_s=5: The learner waits for" in said
+    assert stands or said == "24 items settled"
+
+
+def test_synchronous_training_is_no_staleness_at_all():
+    system, _ = run(max_staleness=0, items=20)
+    assert set(system.learner.staleness) == {0}
+    system, _ = run(max_staleness=3, items=20)
+    assert max(system.learner.staleness) > 0  # else the test above would say nothing
+
+
+def test_dropped_items_are_made_again():
+    lengths = Costs(decode_s=5e-3, train_s=1e-3)  # answers outlive versions
+    options = {"stale": "drop", "max_staleness": 1, "batch": 2, "items": 20, "costs": lengths, "concurrent": 4}
+    system, counted = run(**options)
+    stale = [line for line in system.log.lines if '"event": "stale"' in line]
+    assert stale
+    assert counted["trained"] + counted["no_signal"] == 40
+    assert max(system.learner.staleness) <= 1
+
+
+def log_of(seed):
+    deaths = [(0.11, "worker0"), (0.2, "controller"), (0.31, "learner"), (0.5, "generator"), (0.7, "worker1")]
+    system, _ = run(deaths=deaths, seed=seed)
+    return "\n".join(system.log.lines)
+
+
+def test_equal_seeds_give_equal_logs():
+    """Byte by byte, also in another process, whose sets have another order."""
+    mine = log_of(3)
+    assert mine == log_of(3)
+    assert mine != log_of(4)
+    code = "import sys, test_simulated_runs; sys.stdout.write(test_simulated_runs.log_of(3))"
+    there = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=there, check=True).stdout
+        == mine
+    )
+
+
+def lengths_of(count, length):
+    return [length(derive_seed(derive_seed(derive_seed(0, f"0/{place}", 0), 0, 0), 0)) for place in range(count)]
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.3])
+def test_a_run_takes_as_long_as_the_cost_model_says(sigma):
+    batch, steps, warm, costs = 48, 12, 4, Costs()
+    length = log_normal_lengths(sigma=sigma)
+    common = {"batch": batch, "steps": steps, "warm_steps": warm, "length": length}
+    sync = simulate_steps(slots=batch, max_staleness=0, **common).step_s
+    told = sync_step_s(lengths_of(batch * steps, length)[warm * batch :], batch, costs)
+    assert told <= sync < told + 2e-3  # workers look for a new version once a millisecond
+    overlapped = simulate_steps(slots=2 * batch, max_staleness=4, **common).step_s
+    told = async_step_s(lengths_of(batch * steps * 2, length), batch, 2 * batch, 4, steps, costs, warm)
+    assert overlapped == pytest.approx(told, rel=0.15)  # chunks that overlap the end of a step differ
+    assert sync / overlapped > (3 if sigma == 1.0 else 1.3)
