@@ -120,6 +120,7 @@ class System:
     seed: int = 0
     watchdog_s: float | None = None
     restarts: bool = True
+    follow_s: float = 0.002
     agent: object = coin_agent
     costs: Costs = field(default_factory=lambda: Costs(decode_s=1e-3, train_s=2e-2))
 
@@ -175,7 +176,9 @@ class System:
             self.device, slots=self.slots, costs=self.costs, length=lengths
         )
         self.tasks["generator"] = asyncio.ensure_future(generator.run())
-        self.tasks["follow"] = asyncio.ensure_future(follow(self.weights, generator, clock=self.clock))
+        self.tasks["follow"] = asyncio.ensure_future(
+            follow(self.weights, generator, clock=self.clock, poll_s=self.follow_s)
+        )
 
     def start_worker(self, role):
         self.names += 1

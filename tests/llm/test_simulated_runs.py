@@ -81,8 +81,9 @@ def test_a_run_that_cannot_go_on_says_so(deaths, max_staleness):
 
 
 def test_synchronous_training_is_no_staleness_at_all():
-    system, _ = run(max_staleness=0, items=20)
+    system, counted = run(max_staleness=0, items=20, follow_s=0.05)  # agents would be first, if they did not wait
     assert set(system.learner.staleness) == {0}
+    assert counted["buffer"]["stale_tokens"] == 0  # nothing was masked
     system, _ = run(max_staleness=3, items=20)
     assert max(system.learner.staleness) > 0  # else the test above would say nothing
 

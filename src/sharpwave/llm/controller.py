@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from .vigil import Vigil
 
 __all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
 
+_Result = TypeVar("_Result")
 SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
 
@@ -91,6 +93,7 @@ class Controller:
         self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
         self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._failure: str | None = None
         self._is_stopped = False
 
@@ -117,21 +120,30 @@ class Controller:
         """
         self._check("finish()", permit.owner)
         rewards = self._read_rewards(permit, sample)
-        if not self._permits.has(permit):
+        if permit.number in self._closing and self._permits.has(permit):
+            raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
+        is_adopted = not self._permits.has(permit)  # begun before a restart, or by an owner that was taken for dead
+        if is_adopted:
             if self.capacity() < 1 or not self.position.claim(permit.key):
                 self._log("unwanted", key=permit.key, owner=permit.owner)
                 return "unwanted"
-            self._permits.out[permit.number] = permit  # begun before a restart, or by an owner taken for dead
-        if permit.number in self._closing:
-            raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
+            permit = self._permits.adopt(permit)
         if self.rules.skip_no_signal and len(rewards) > 1 and (rewards == rewards[0]).all():
             self._permits.end(permit)
             self.position.settle(permit.key, "no_signal")
             return self._told("no_signal", permit)
+        return await self._to_its_end(self._put(permit, sample, is_adopted))
+
+    async def _put(self, permit: Permit, sample: SequenceSample, is_adopted: bool) -> str:
         self._closing.add(permit.number)
         try:
             births = [self.position.birth(permit.key)]
             handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+        except BaseException:
+            if is_adopted:  # its owner does not know the number
+                self._permits.end(permit)
+                self._lose_item(permit.key)
+            raise
         finally:
             self._closing.discard(permit.number)
         self._permits.end(permit)
@@ -205,9 +217,7 @@ class Controller:
         self._check("trained()", owner)
         version = whole("trained()", "version", version, self.version + 1)
         # Before the acknowledgement: an item that starts in the place of a trained one begins with these weights.
-        await self._acknowledge([lease], version, step)
-        self._batches.leases.pop(owner, None)
-        self._moved()
+        await self._to_its_end(self._acknowledge([lease], version, step))
 
     async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
         """The same as `trained`, for a learner whose lease is gone because the controller was restarted meanwhile.
@@ -218,10 +228,10 @@ class Controller:
         self._check("confirm()", owner)
         wanted, used = set(keys), set(self.buffer.used_ids)
         if wanted <= used and not wanted & self.position.open.keys():
+            self.step = self.step if step is None else max(self.step, step)
             return  # it was heard before the restart
         mine = self._batches.find(wanted, owner)
-        await self._acknowledge(mine, max(version, self.version), step)
-        self._moved()
+        await self._to_its_end(self._acknowledge(mine, max(version, self.version), step))
 
     async def _acknowledge(self, leases: Sequence[Lease], version: int, step: int | None) -> None:
         # The version first: an item that starts in the place of a trained one begins with these weights.
@@ -235,9 +245,13 @@ class Controller:
                     self.position.settle(key, "trained")
         finally:
             self._leaving.difference_update(keys)
+        for lease in leases:
+            if (owner := self._batches.owner_of(lease)) is not None:
+                del self._batches.leases[owner]
         self.step = self.step + 1 if step is None else step
         self._collect_dropped()
         self._log("trained", step=self.step, version=version, keys=keys)
+        self._moved()
 
     async def checkpoint(self) -> Cut:
         """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
@@ -353,6 +367,18 @@ class Controller:
         if self._failure is not None:
             raise NotReady(f"{where}: {self._failure}")
         self.hear(owner)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Work that writes to the journal is not left half done: it goes on where its caller is cancelled."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller has it, or is gone
 
     def _collect_dropped(self) -> None:
         """Items whose samples the buffer has thrown away, because they are too old, come again."""
