@@ -238,6 +238,8 @@ class System:
             await self.clock.sleep(self.restart_s)
             self.start_controller(resume=True)
             self.start_learner()
+            for ended in [one for one in self.tasks if one.startswith("worker") and self.tasks[one].done()]:
+                self.start_worker(ended)  # they had heard that the run was over, which it is not any more
         elif role == "generator":
             await self.end("follow")
             await self.end("generator")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from ..buffers.sequence import SequenceBuffer
 from ..checks import told, whole
@@ -17,7 +14,9 @@ from ..sequences.leases import Lease
 from ..sequences.sample import SequenceSample
 from .batches import Batches
 from .clock import Clock
+from .coroutines import Unbroken
 from .cut import Cut
+from .episode import read_rewards
 from .explanation import State, explain
 from .items import Items
 from .permits import Permit, Permits, derive_seed
@@ -27,7 +26,6 @@ from .vigil import Vigil
 
 __all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
 
-_Result = TypeVar("_Result")
 SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
 
@@ -93,7 +91,7 @@ class Controller:
         self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
         self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
         self._is_stopped = False
 
@@ -119,7 +117,7 @@ class Controller:
             SchemaError: The sample is not one of this item, or lacks keys. The permit stays.
         """
         self._check("finish()", permit.owner)
-        rewards = self._read_rewards(permit, sample)
+        rewards = read_rewards(f"finish(): {permit.key!r}", sample, permit.key, self._flow.given_keys)
         if permit.number in self._closing and self._permits.has(permit):
             raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
         is_adopted = not self._permits.has(permit)  # begun before a restart, or by an owner that was taken for dead
@@ -138,7 +136,7 @@ class Controller:
         self._closing.add(permit.number)
         try:
             births = [self.position.birth(permit.key)]
-            handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+            await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
         except BaseException:
             if is_adopted:  # its owner does not know the number
                 self._permits.end(permit)
@@ -147,7 +145,7 @@ class Controller:
         finally:
             self._closing.discard(permit.number)
         self._permits.end(permit)
-        if int(handles[0]) not in self.buffer:
+        if permit.key in self._dropped():  # and not trained already, which may happen before this call goes on
             self._lose_item(permit.key)
             return self._told("stale", permit)
         return self._told("kept", permit)
@@ -160,17 +158,6 @@ class Controller:
             self.position.settle(permit.key, "rejected")
             self._log("why", key=permit.key, why=why)
             self._told("rejected", permit)
-
-    def _read_rewards(self, permit: Permit, sample: SequenceSample) -> np.ndarray[Any, Any]:
-        where = f"finish(): {permit.key!r}"
-        if list(sample.ids) != [permit.key]:
-            raise SchemaError(f"{where}: expected one sample with the permit's key as its id, got {told(sample.ids)}")
-        if lacking := sorted(self._flow.given_keys - sample.keys):
-            raise SchemaError(f"{where}: the sample lacks {', '.join(lacking)}")
-        rewards = np.asarray(sample["rewards"])
-        if not np.isfinite(rewards).all():
-            raise SchemaError(f"{where}: rewards: expected finite numbers, got {told(rewards.tolist())}")
-        return rewards
 
     def _told(self, event: str, permit: Permit) -> str:
         self._log(event, key=permit.key, owner=permit.owner)
@@ -226,16 +213,13 @@ class Controller:
             StaleHandle: Another learner has one of the items, or has trained it. Nothing was changed.
         """
         self._check("confirm()", owner)
-        wanted, used = set(keys), set(self.buffer.used_ids)
-        if wanted <= used and not wanted & self.position.open.keys():
-            self.step = self.step if step is None else max(self.step, step)
-            return  # it was heard before the restart
-        mine = self._batches.find(wanted, owner)
+        heard = set(self.buffer.used_ids) - self.position.open.keys()  # before the restart
+        mine = self._batches.find(set(keys) - heard, owner)
         await self._to_its_end(self._acknowledge(mine, max(version, self.version), step))
 
     async def _acknowledge(self, leases: Sequence[Lease], version: int, step: int | None) -> None:
-        # The version first: an item that starts in the place of a trained one begins with these weights.
-        await self._clock.outside(lambda: self.buffer.set_version(version))
+        # The version comes last: a controller that dies in between finds samples that are not too old, and the learner
+        # confirms them. Until then nothing starts (`capacity`): what starts next begins with the new weights.
         keys = [key for lease in leases for key in lease.batch.ids]
         self._leaving.update(keys)
         try:
@@ -243,15 +227,16 @@ class Controller:
                 await self._clock.outside(lease.ack)
                 for key in lease.batch.ids:
                     self.position.settle(key, "trained")
+            await self._clock.outside(lambda: self.buffer.set_version(version))
+            for lease in leases:
+                if (owner := self._batches.owner_of(lease)) is not None:
+                    del self._batches.leases[owner]
+            self.step = self.step + 1 if step is None else max(self.step, step)
+            self._log("trained", step=self.step, version=version, keys=keys)
         finally:
             self._leaving.difference_update(keys)
-        for lease in leases:
-            if (owner := self._batches.owner_of(lease)) is not None:
-                del self._batches.leases[owner]
-        self.step = self.step + 1 if step is None else step
-        self._collect_dropped()
-        self._log("trained", step=self.step, version=version, keys=keys)
-        self._moved()
+            self._collect_dropped()
+            self._moved()
 
     async def checkpoint(self) -> Cut:
         """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
@@ -320,6 +305,8 @@ class Controller:
 
     def capacity(self) -> int:
         """How many items may start now."""
+        if self._leaving:
+            return 0
         room, most = self.rules.limit - len(self._permits) - len(self.buffer), self.rules.max_running
         return room if most is None else min(room, most - len(self._permits))
 
@@ -368,26 +355,18 @@ class Controller:
             raise NotReady(f"{where}: {self._failure}")
         self.hear(owner)
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Work that writes to the journal is not left half done: it goes on where its caller is cancelled."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
-
-    def _forget(self, task: asyncio.Future[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # its caller has it, or is gone
-
     def _collect_dropped(self) -> None:
         """Items whose samples the buffer has thrown away, because they are too old, come again."""
-        if self.rules.is_dropping:
-            running = (permit.key for permit in self._permits.out.values())
-            there = {*self.buffer.ids(), *self._leaving, *running}
-            for key in self.position.missing(there):
-                self._log("stale", key=key)
-                self._lose_item(key)
+        for key in self._dropped():
+            self._log("stale", key=key)
+            self._lose_item(key)
+
+    def _dropped(self) -> list[str]:
+        """Open items that are nowhere: neither at agents nor in the buffer nor to be handed out."""
+        if not self.rules.is_dropping:
+            return []
+        running = (permit.key for permit in self._permits.out.values())
+        return self.position.missing({*self.buffer.ids(), *self._leaving, *running})
 
     def _lose_item(self, key: str) -> None:
         if not self.position.lose(key, self.rules.max_losses):
