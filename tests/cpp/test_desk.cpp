@@ -228,6 +228,18 @@ TEST_F(DeskTest, LimitsAreTold) {
     EXPECT_EQ(ask(other).head.status, Status::busy);
 }
 
+TEST_F(DeskTest, AClientThatTakesNoReplyIsPartedFrom) {
+    Event event;
+    std::uint64_t call = 1;
+    while (event.kind != Event::Kind::broken && call < 1 << 18) {
+        for (int i = 0; i < 500; ++i) send(head(Verb::call, call++, 0, 1));
+        do event = serve();
+        while (event.kind == Event::Kind::call);
+    }
+    EXPECT_EQ(event.kind, Event::Kind::broken);
+    EXPECT_EQ(desk_->find(kSession)->kept, std::uint64_t{1} << 16);
+}
+
 TEST_F(DeskTest, StrangersAndWrongMessagesChangeNothing) {
     Head stranger = head(Verb::sample, 1, 1);
     stranger.session = 8;
