@@ -37,7 +37,7 @@ def run(limit_s=120.0, outside_s=1e-3, **options):
     return simulate(main, outside_s=outside_s)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     deaths=DEATHS,
     max_staleness=st.integers(0, 3),

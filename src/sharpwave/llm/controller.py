@@ -9,14 +9,15 @@ from typing import Any
 from ..buffers.sequence import SequenceBuffer
 from ..checks import told, whole
 from ..errors import NotReady, SchemaError, StaleHandle
-from ..sequences.dataflow import Consumer, Dataflow
+from ..sequences.dataflow import Dataflow
 from ..sequences.leases import Lease
 from ..sequences.sample import SequenceSample
 from .batches import Batches
 from .clock import Clock
 from .coroutines import Unbroken
 from .cut import Cut
-from .episode import read_rewards
+from .episode import read_rewards, train_flow
+from .events import no_log
 from .explanation import State, explain
 from .items import Items
 from .permits import Permit, Permits, derive_seed
@@ -24,15 +25,9 @@ from .position import Position
 from .rules import Rules
 from .vigil import Vigil
 
-__all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
+__all__ = ["Controller"]
 
-SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
-
-
-def train_flow(batch: int) -> Dataflow:
-    """The smallest dataflow: the learner alone, which reads what agents make."""
-    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
 
 
 class Controller:
@@ -69,7 +64,7 @@ class Controller:
         log: Callable[..., None] | None = None,
     ) -> None:
         self.rules, self._items, self._clock = rules, items, clock
-        self._log: Callable[..., None] = log if log is not None else _no_log
+        self._log: Callable[..., None] = log if log is not None else no_log
         self._flow = train_flow(rules.batch) if flow is None else flow
         if self._flow["train"].batch_size != rules.batch:
             raise SchemaError(f"Controller(): flow: expected batch_size={rules.batch} for 'train', as the rules say")
@@ -410,7 +405,3 @@ class Controller:
         self._vigil.move()
         self._log("start", key=key, owner=owner)
         return permit
-
-
-def _no_log(event: str, **about: Any) -> None:
-    pass

@@ -12,10 +12,13 @@ import numpy as np
 
 from ..checks import told
 from ..errors import SchemaError
+from ..sequences.dataflow import Consumer, Dataflow
 from ..sequences.sample import SequenceSample
 from .generators.answer import Answer
 
-__all__ = ["Episode", "read_rewards", "to_sample"]
+__all__ = ["SAMPLE_KEYS", "Episode", "read_rewards", "to_sample", "train_flow"]
+
+SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 
 
 @dataclass
@@ -122,3 +125,8 @@ def read_rewards(where: str, sample: SequenceSample, key: str, keys: Collection[
     if not np.isfinite(rewards).all():
         raise SchemaError(f"{where}: rewards: expected finite numbers, got {told(rewards.tolist())}")
     return rewards
+
+
+def train_flow(batch: int) -> Dataflow:
+    """The smallest dataflow: the learner alone, which reads what agents make."""
+    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
