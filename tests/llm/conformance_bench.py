@@ -91,11 +91,11 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 async def until_hit(attempt: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    """Repeats what has to happen in mid-answer: on a loaded machine answers may be complete before the test goes on."""
+    """Repeats what is up to chance, as in mid-answer: beside a load answers may be complete before the test goes on."""
     for _ in range(10):
         if await attempt():
             return
-    raise AssertionError("it never happened in mid-answer")
+    raise AssertionError("it never happened")
 
 
 async def until_running(generator: Generator, *tasks: asyncio.Future[Answer]) -> None:
