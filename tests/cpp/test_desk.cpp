@@ -13,13 +13,14 @@
 
 #include "wire/desk.h"
 
+// Of its own: in a unity build other files have classes of the same names.
+namespace desk_test {
+
 namespace wire = sharpwave::wire;
 using wire::Event;
 using wire::Head;
 using wire::Status;
 using wire::Verb;
-
-namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -279,6 +280,6 @@ TEST_F(DeskTest, RolesAreAsked) {
     EXPECT_EQ(rows_->taken, 0u);
 }
 
-}  // namespace
+}  // namespace desk_test
 
 #endif
