@@ -42,6 +42,7 @@ class Bench:
         self.loop = asyncio.new_event_loop()
         self._versions = itertools.count(1)
         self.generator = self.run(self._open(1))
+        self.run(self.generator.health())  # a server's start takes longer than any step of a test
 
     async def _open(self, count: int) -> Generator:
         return self.back_end.open(self.weights, self.place, count)
