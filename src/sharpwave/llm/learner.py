@@ -222,8 +222,7 @@ class Learner:
 
     def _backward(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the gradient of one pass. Returns sums over its tokens, on the device."""
-        entropy_learns = getattr(self.objective, "entropy", 0) > 0
-        scores = self.scorer.score(rows, entropy_learns=entropy_learns)
+        scores = self.scorer.score(rows, entropy_learns=self.objective.entropy_learns)
         if self.objective.has_proximal and "proximal" not in rows:
             # The only update of the step: the policy at its start is this one.
             rows["proximal"] = scores.logprobs.detach()

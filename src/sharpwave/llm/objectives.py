@@ -119,11 +119,28 @@ class Scores(NamedTuple):
 class Objective(Protocol):
     """What a learner needs of an objective. All methods are for tokens: columns in, one loss a token out."""
 
-    level: Level
-    inputs: frozenset[str]  # keys that a batch must have besides `input_ids` and `loss_mask`
-    optional: frozenset[str]  # keys that are read where a batch has them
-    is_of_values: bool  # for a value model
-    has_proximal: bool  # the learner gives the column `proximal`
+    @property
+    def level(self) -> Level: ...
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Keys that a batch must have besides `input_ids` and `loss_mask`."""
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Keys that are read where a batch has them."""
+
+    @property
+    def is_of_values(self) -> bool:
+        """Whether it trains a value model."""
+
+    @property
+    def has_proximal(self) -> bool:
+        """Whether the learner gives the column `proximal`."""
+
+    @property
+    def entropy_learns(self) -> bool:
+        """Whether the gradient flows through the entropy."""
 
     def prepare(self, batch: TokenBatch) -> dict[str, Array]:
         """Columns for `loss`, computed once for a batch."""
@@ -141,6 +158,7 @@ class SFT:
     optional: ClassVar[frozenset[str]] = frozenset()
     is_of_values: ClassVar[bool] = False
     has_proximal: ClassVar[bool] = False
+    entropy_learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         one_of("SFT()", "level", self.level, ("token", "sequence"))
@@ -153,7 +171,83 @@ class SFT:
 
 
 @dataclass(frozen=True)
-class GRPO:
+class _Policy:
+    """What GRPO and PPO share: all but the advantages."""
+
+    method: Method = "decoupled"
+    clip: float = 0.2
+    clip_high: float | None = None
+    cap: float | None = 5.0
+    over_cap: Literal["mask", "clamp"] = "mask"
+    level: Level = "token"
+    kl: float = 0.0
+    entropy: float = 0.0
+    is_of_values: ClassVar[bool] = False
+    _rewarded: ClassVar[frozenset[str]] = frozenset({REWARDS})
+
+    def __post_init__(self) -> None:
+        where = f"{type(self).__name__}()"
+        one_of(where, "method", self.method, ("naive", "recompute", "decoupled"))
+        one_of(where, "over_cap", self.over_cap, ("mask", "clamp"))
+        one_of(where, "level", self.level, ("token", "sequence"))
+        number(where, "clip", self.clip, 0, 1)
+        if self.clip_high is not None:
+            number(where, "clip_high", self.clip_high, 0, 1e9)
+        if self.cap is not None:
+            number(where, "cap", self.cap, 1, 1e9)
+        number(where, "kl", self.kl, 0, 1e9)
+        number(where, "entropy", self.entropy, 0, 1e9)
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        return self._rewarded | ({"logprobs", "ref_logprobs"} if self.kl > 0 else {"logprobs"})
+
+    @property
+    def optional(self) -> frozenset[str]:
+        return frozenset({"prox_logprobs"} if self.has_proximal else ())
+
+    @property
+    def has_proximal(self) -> bool:
+        return self.method != "naive"
+
+    @property
+    def entropy_learns(self) -> bool:
+        return self.entropy > 0
+
+    def _columns(self, batch: TokenBatch, advantages: Array) -> dict[str, Array]:
+        columns = {"behaviour": batch.columns["logprobs"], "advantages": advantages}
+        if self.kl > 0:
+            columns["reference"] = batch.columns["ref_logprobs"]
+        if "prox_logprobs" in batch.columns:
+            columns["proximal"] = batch.columns["prox_logprobs"]
+        return columns
+
+    def loss(self, scores: Scores, columns: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        behaviour = columns["behaviour"]
+        made = clipped_loss(
+            scores.logprobs, behaviour, columns.get("proximal", behaviour), columns["advantages"], method=self.method,
+            clip=self.clip, clip_high=self.clip_high, cap=self.cap, over_cap=self.over_cap,
+        )  # fmt: skip
+        loss = made.loss
+        said = {
+            "clip_share": made.is_clipped.float(),
+            "ratio": made.ratio,
+            "importance_weight": made.weight,
+            "importance_weight_max": made.weight,
+            "over_cap_share": made.is_over_cap.float(),
+            "drift": (scores.logprobs.detach() - behaviour).abs(),
+            "entropy": scores.entropy.detach(),
+        }
+        if self.entropy > 0:
+            loss = loss - self.entropy * scores.entropy
+        if self.kl > 0:
+            kl = reference_kl(scores.logprobs, columns["reference"])
+            loss, said["kl"] = loss + self.kl * kl, kl.detach()
+        return loss, said
+
+
+@dataclass(frozen=True)
+class GRPO(_Policy):
     """Group-relative policy optimization: an answer's advantage is its reward compared with its group's.
 
     Sequences of one datum are a group, and data with the same `metadata["group"]`.
@@ -172,45 +266,21 @@ class GRPO:
         ['logprobs', 'ref_logprobs', 'rewards']
     """
 
-    method: Method = "decoupled"
-    clip: float = 0.2
-    clip_high: float | None = None
-    cap: float | None = 5.0
-    over_cap: Literal["mask", "clamp"] = "mask"
-    level: Level = "token"
-    kl: float = 0.0
-    entropy: float = 0.0
     scale: Literal["std"] | None = "std"
     baseline: Literal["mean", "others"] = "mean"
-    is_of_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_policy("GRPO()", self)
+        super().__post_init__()
         one_of("GRPO()", "baseline", self.baseline, ("mean", "others"))
         if self.scale not in ("std", None):
             raise SchemaError(f"GRPO(): scale: expected 'std' or None, got {self.scale!r}")
 
-    @property
-    def inputs(self) -> frozenset[str]:
-        return _policy_inputs(self) | {REWARDS}
-
-    @property
-    def optional(self) -> frozenset[str]:
-        return frozenset({"prox_logprobs"}) if self.has_proximal else frozenset()
-
-    @property
-    def has_proximal(self) -> bool:
-        return self.method != "naive"
-
     def prepare(self, batch: TokenBatch) -> dict[str, Array]:
-        return _policy_columns(self, batch, group_advantages(batch, scale=self.scale, baseline=self.baseline))
-
-    def loss(self, scores: Scores, columns: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        return _policy_loss(self, scores, columns)
+        return self._columns(batch, group_advantages(batch, scale=self.scale, baseline=self.baseline))
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(_Policy):
     """Proximal policy optimization with advantages from a value model (the key `values`; `ValueFit` trains it).
 
     Args:
@@ -220,46 +290,23 @@ class PPO:
         normalise: Advantages of a batch get mean 0 and standard deviation 1.
     """
 
-    method: Method = "decoupled"
-    clip: float = 0.2
-    clip_high: float | None = None
-    cap: float | None = 5.0
-    over_cap: Literal["mask", "clamp"] = "mask"
-    level: Level = "token"
-    kl: float = 0.0
-    entropy: float = 0.0
     gamma: float = 1.0
     gae_lambda: float = 0.95
     normalise: bool = True
-    is_of_values: ClassVar[bool] = False
+    _rewarded: ClassVar[frozenset[str]] = frozenset({REWARDS, "values"})
 
     def __post_init__(self) -> None:
-        _check_policy("PPO()", self)
+        super().__post_init__()
         number("PPO()", "gamma", self.gamma, 0, 1)
         number("PPO()", "gae_lambda", self.gae_lambda, 0, 1)
         truth("PPO()", "normalise", self.normalise)
-
-    @property
-    def inputs(self) -> frozenset[str]:
-        return _policy_inputs(self) | {REWARDS, "values"}
-
-    @property
-    def optional(self) -> frozenset[str]:
-        return frozenset({"prox_logprobs"}) if self.has_proximal else frozenset()
-
-    @property
-    def has_proximal(self) -> bool:
-        return self.method != "naive"
 
     def prepare(self, batch: TokenBatch) -> dict[str, Array]:
         made, _ = estimated_advantages(batch, batch.columns["values"], self.gamma, self.gae_lambda)
         if self.normalise and batch.fresh.sum() > 1:
             used = made[batch.fresh]
             made = np.where(batch.learned, (made - used.mean()) / (used.std() + 1e-6), 0).astype(np.float32)
-        return _policy_columns(self, batch, made)
-
-    def loss(self, scores: Scores, columns: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        return _policy_loss(self, scores, columns)
+        return self._columns(batch, made)
 
 
 @dataclass(frozen=True)
@@ -280,6 +327,7 @@ class ValueFit:
     optional: ClassVar[frozenset[str]] = frozenset()
     is_of_values: ClassVar[bool] = True
     has_proximal: ClassVar[bool] = False
+    entropy_learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         one_of("ValueFit()", "level", self.level, ("token", "sequence"))
@@ -298,57 +346,3 @@ class ValueFit:
         targets = columns["targets"]
         error = (scores.values - targets).detach()
         return value_loss(scores.values, columns["old_values"], targets, self.clip), {"value_error": error.abs()}
-
-
-# ---- what GRPO and PPO share -----------------------------------------------------------------------------------------
-
-
-def _check_policy(where: str, given: GRPO | PPO) -> None:
-    one_of(where, "method", given.method, ("naive", "recompute", "decoupled"))
-    one_of(where, "over_cap", given.over_cap, ("mask", "clamp"))
-    one_of(where, "level", given.level, ("token", "sequence"))
-    number(where, "clip", given.clip, 0, 1)
-    if given.clip_high is not None:
-        number(where, "clip_high", given.clip_high, 0, 1e9)
-    if given.cap is not None:
-        number(where, "cap", given.cap, 1, 1e9)
-    number(where, "kl", given.kl, 0, 1e9)
-    number(where, "entropy", given.entropy, 0, 1e9)
-
-
-def _policy_inputs(given: GRPO | PPO) -> frozenset[str]:
-    return frozenset({"logprobs", "ref_logprobs"} if given.kl > 0 else {"logprobs"})
-
-
-def _policy_columns(given: GRPO | PPO, batch: TokenBatch, advantages: Array) -> dict[str, Array]:
-    columns = {"behaviour": batch.columns["logprobs"], "advantages": advantages}
-    if given.kl > 0:
-        columns["reference"] = batch.columns["ref_logprobs"]
-    if "prox_logprobs" in batch.columns:
-        columns["proximal"] = batch.columns["prox_logprobs"]
-    return columns
-
-
-def _policy_loss(given: GRPO | PPO, scores: Scores, columns: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    behaviour = columns["behaviour"]
-    proximal = columns.get("proximal", behaviour)
-    made = clipped_loss(
-        scores.logprobs, behaviour, proximal, columns["advantages"], method=given.method, clip=given.clip,
-        clip_high=given.clip_high, cap=given.cap, over_cap=given.over_cap,
-    )  # fmt: skip
-    loss = made.loss
-    said = {
-        "clip_share": made.is_clipped.float(),
-        "ratio": made.ratio,
-        "importance_weight": made.weight,
-        "importance_weight_max": made.weight,
-        "over_cap_share": made.is_over_cap.float(),
-        "drift": (scores.logprobs.detach() - behaviour).abs(),
-        "entropy": scores.entropy.detach(),
-    }
-    if given.entropy > 0:
-        loss = loss - given.entropy * scores.entropy
-    if given.kl > 0:
-        kl = reference_kl(scores.logprobs, columns["reference"])
-        loss, said["kl"] = loss + given.kl * kl, kl.detach()
-    return loss, said
