@@ -99,15 +99,17 @@ bool CatchUp::follow_chain(std::uint64_t writer, const Position& position) {
     }
 }
 
-// Every block, whatever the chains say. The newest first, as along a chain: writers go on meanwhile, and rows that are
-// taken in while some before them are not would not be looked at again when those come.
+// Every block, whatever the chains say. Writers go on meanwhile, and rows that are taken in while some before them are
+// not would not be looked at again when those come. So blocks that are claimed from here on wait for the next time, and
+// the newest of the others comes first, as along a chain.
 void CatchUp::collect_all(std::uint64_t used) {
     const Table& table = masses_.table;
+    const std::uint64_t claimed = table.counters().next_ticket.value.load(std::memory_order_acquire);
     ranges_.clear();
     tickets_.clear();
     for (std::uint64_t b = 0; b < table.blocks(); ++b) {
         const std::uint64_t ticket = table.block_record(b).ticket.load(std::memory_order_acquire);
-        if (ticket != kNone) tickets_.push_back(ticket);
+        if (ticket < claimed) tickets_.push_back(ticket);
     }
     std::sort(tickets_.begin(), tickets_.end(), std::greater<>());
     for (const std::uint64_t ticket : tickets_) {

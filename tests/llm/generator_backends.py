@@ -112,18 +112,18 @@ def _open_vllm(weights: Weights, place: Path, count: int) -> Generator:
     return VLLMClient(servers)
 
 
-_IN_PROCESS = "it runs in this process"
+IN_PROCESS = "it runs in this process"
 BACK_ENDS = [
-    BackEnd("ours, in process", _open_local, {"processes": _IN_PROCESS}),
+    BackEnd("ours, in process", _open_local, {"processes": IN_PROCESS}),
     BackEnd("ours, over HTTP", _open_own_server),
     BackEnd(
         "transformers, in process",
         _open_transformers,
         {
-            "seed": "one seed for all requests",
-            "stop strings": "no such setting",
-            "pause": "only around a swap",
-            "processes": _IN_PROCESS,
+            "seed": "no seed for single requests",
+            "stop strings": "no stop strings",
+            "pause": "no pause of its own",
+            "processes": IN_PROCESS,
         },
         missing="" if importlib.util.find_spec("transformers") else "transformers is not installed",
     ),

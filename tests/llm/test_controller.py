@@ -26,7 +26,7 @@ def sample_of(permit, rewards=(0.0, 1.0), version=0):
     return to_sample(permit.key, [episode(reward, version) for reward in rewards])
 
 
-def controlled(body, items=20, journal=None, **rules):
+def controlled(body, items=20, journal=None, outside_s=0.0, **rules):
     """Runs a coroutine function with a controller and a clock."""
 
     async def main(clock):
@@ -37,7 +37,7 @@ def controlled(body, items=20, journal=None, **rules):
         finally:
             controller.close()
 
-    return simulate(main)
+    return simulate(main, outside_s=outside_s)
 
 
 async def soon(call, clock, seconds=0.001):
@@ -233,6 +233,16 @@ def test_the_last_batch_has_what_is_left():
     assert controlled(body, items=5, epochs=1) == [["0/0", "0/1"], ["0/2", "0/3"], ["0/4"]]
 
 
+def test_batches_follow_the_order_of_the_data_and_not_of_the_answers():
+    async def body(controller, clock):
+        begun = [await controller.start("a") for _ in range(4)]
+        for permit in (begun[3], begun[2], begun[1]):
+            await controller.finish(permit, sample_of(permit))
+        assert await step(controller, 1) == ["0/1", "0/2"]
+
+    controlled(body)
+
+
 def test_a_version_only_grows():
     async def body(controller, clock):
         for _ in range(2):
@@ -294,6 +304,38 @@ def test_work_of_an_owner_that_was_taken_for_dead_counts_while_no_other_has_begu
         assert (await controller.start("b")).key == "0/2"
 
     controlled(body)
+
+
+def test_an_owner_that_dies_while_its_sample_is_written_has_handed_it_in():
+    """The death is heard before the sample is in the buffer, and when it is there and the call has not returned."""
+
+    async def body(controller, clock):
+        for moment in (0.25, 0.75):
+            permit = await controller.start("a")
+            put = asyncio.ensure_future(controller.finish(permit, sample_of(permit)))
+            await clock.sleep(moment)
+            assert controller.lose("a") == 0
+            assert await put == "kept"
+        assert [controller.buffer.ids(), controller.capacity()] == [["0/0", "0/1"], 2]
+
+    controlled(body, outside_s=1.0)
+
+
+def test_a_death_while_a_batch_is_acknowledged_brings_no_item_of_it_back():
+    async def body(controller, clock):
+        for _ in range(2):
+            permit = await controller.start("a")
+            await controller.finish(permit, sample_of(permit))
+        lease = await controller.take("learner")
+        call = asyncio.ensure_future(controller.trained(lease, 1))
+        await clock.sleep(1.75)  # acknowledged, and the call has not returned
+        assert len(controller.buffer) == 0
+        controller.lose("a")
+        await call
+        assert (await controller.start("b")).key == "0/2"
+        return controller.stats()["trained"]
+
+    assert controlled(body, outside_s=1.0, stale="drop") == 2
 
 
 # ---- restarts --------------------------------------------------------------------------------------------------------

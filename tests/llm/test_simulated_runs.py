@@ -34,7 +34,7 @@ def run(limit_s=120.0, **options):
             controller.close()
             return system, counted
 
-    return simulate(main)
+    return simulate(main, outside_s=1e-3)
 
 
 @settings(max_examples=40)

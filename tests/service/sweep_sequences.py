@@ -9,7 +9,7 @@ import numpy as np
 from sweep_table import ACKNOWLEDGED, FAILED, QUOTA, TIMEOUTS_S, TRIED, Notes, SweepTable
 
 import sharpwave as sw
-from sharpwave.errors import NotReady, StaleHandle
+from sharpwave.errors import BufferFull, NotReady, StaleHandle
 
 __all__ = ["SequenceTable"]
 
@@ -59,6 +59,8 @@ class SequenceTable(SweepTable):
                 try:
                     buffer.put(sample(notes.stream, number), timeout=timeout_s)
                     notes.rows[number] = ACKNOWLEDGED
+                except BufferFull:
+                    notes.rows[number] = 0  # no room until the timeout: it is not there
                 except NotReady:
                     notes.rows[number] = FAILED
                     raise

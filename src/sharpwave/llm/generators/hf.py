@@ -113,6 +113,7 @@ class HFGenerator:
         if output.error is not None:
             call.done.set_exception(NotReady(f"transformers ended the request: {output.error}"))
         elif output.is_finished():
+            del self._calls[name]
             ends = {*call.sampling.stop_ids, *(() if call.sampling.ignore_eos else self._ends)}
             last = call.part.tokens[-1] if call.part.tokens else None
             self._finish(call, *(("stop", last) if last in ends else ("length", None)))

@@ -52,6 +52,7 @@ class Remote:
             raise SchemaError(f"address {where!r}, expected http://host:port")
         self.is_ready = False
         self.in_flight = 0
+        self.is_held = False  # by a pause of ours that was not ended yet
         self.version: int | None = None
         self.kind = ""
         self.limit: int | None = None

@@ -34,6 +34,8 @@ class SGLangClient(Client):
         if not isinstance(told, dict):
             raise Refused(f"{server.address}/server_info: {str(told)[:200]}, expected the settings of SGLang")
         server.kind, server.limit = "sglang", told.get("context_length") or None
+        if server.is_held:  # it could not be reached to end the pause of an update
+            await self._resume(server)
 
     async def _version(self, server: Remote) -> int:
         return self._number((await server.ask("GET", "/model_info")).get("weight_version"))
@@ -67,6 +69,7 @@ class SGLangClient(Client):
 
     async def _put(self, server: Remote, path: str, version: int, kv: str) -> None:
         # "in_place" goes on over the old keys and values; "retract" puts requests back into the queue.
+        server.is_held = True
         await server.ask("POST", "/pause_generation", {"mode": "in_place" if kv == "keep" else "retract"})
         try:
             body = {
@@ -80,7 +83,12 @@ class SGLangClient(Client):
                 raise Refused(f"{server.address}/update_weights_from_disk: {answer.get('message')}")
             server.version = version
         finally:
-            await server.ask("POST", "/continue_generation", {})
+            await self._resume(server)
+
+    @staticmethod
+    async def _resume(server: Remote) -> None:
+        await server.ask("POST", "/continue_generation", {})
+        server.is_held = False
 
     async def _abort(self, server: Remote, names: list[str]) -> None:
         for name in names:
@@ -174,4 +182,6 @@ def sglang_server(
     command = [str(program), "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1"]
     command += ["--port", "{port}", "--incremental-streaming-output"]
     command += [*(() if key is None else ("--api-key", key)), *arguments]
-    return ServerProcess(command, env=env, log=log, ready_s=ready_s)
+    # Log-probabilities before the temperature are not of the distribution that is sampled from.
+    given = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0", **(env or {})}
+    return ServerProcess(command, env=given, log=log, ready_s=ready_s)

@@ -40,6 +40,8 @@ class VLLMClient(Client):
             raise Refused(f"{server.address}/v1/models: {str(models)[:200]}, expected a model of vLLM") from error
         if server.kind == "vllm":
             await self._check_logprobs(server)
+            if server.is_held:  # it could not be reached to end the pause of an update
+                await self._resume(server)
 
     async def _check_logprobs(self, server: Remote) -> None:
         try:
@@ -99,13 +101,19 @@ class VLLMClient(Client):
             await server.ask("POST", "/update_weights_from_disk", body, within_s=600.0)
             return
         query = {"mode": "keep", "clear_cache": "true" if kv == "recompute" else "false"}
+        server.is_held = True
         await server.ask("POST", "/pause", query=query)
         try:
             await self._reload(server, path)
             await server.ask("POST", "/update_weight_version", {"new_version": str(version)})
             server.version = version  # before it goes on: tokens that arrive from now on are the new version's
         finally:
-            await server.ask("POST", "/resume")
+            await self._resume(server)
+
+    @staticmethod
+    async def _resume(server: Remote) -> None:
+        await server.ask("POST", "/resume")
+        server.is_held = False
 
     async def _reload(self, server: Remote, path: str) -> None:
         try:

@@ -19,10 +19,10 @@ _Result = TypeVar("_Result")
 
 
 class VirtualClock:
-    """Simulated time. Blocking work is called in place and takes none of it."""
+    """Simulated time. Blocking work is called in place, in the middle of the time that it takes."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, outside_s: float) -> None:
+        self._loop, self._outside_s = loop, outside_s
 
     def now(self) -> float:
         return self._loop.time()
@@ -31,8 +31,11 @@ class VirtualClock:
         await asyncio.sleep(seconds)
 
     async def outside(self, work: Callable[[], _Result]) -> _Result:
-        await asyncio.sleep(0)  # as with a thread, other coroutines may run before the result is there
-        return work()
+        # As with a thread, other coroutines run before the work is done, and before its caller has the result.
+        await asyncio.sleep(self._outside_s / 2)
+        result = work()
+        await asyncio.sleep(self._outside_s / 2)
+        return result
 
 
 class _VirtualLoop(BaseEventLoop):
@@ -60,8 +63,12 @@ class _VirtualLoop(BaseEventLoop):
         """Wakes a loop that sleeps in `select`; this one never does."""
 
 
-def simulate(main: Callable[[VirtualClock], Coroutine[Any, Any, _Result]]) -> _Result:
+def simulate(main: Callable[[VirtualClock], Coroutine[Any, Any, _Result]], *, outside_s: float = 0.0) -> _Result:
     """Runs a coroutine in simulated time, from 0 s.
+
+    Args:
+        main: The coroutine function; it gets the clock.
+        outside_s: Simulated seconds that each piece of blocking work takes.
 
     Raises:
         NotReady: No coroutine can ever go on.
@@ -77,7 +84,7 @@ def simulate(main: Callable[[VirtualClock], Coroutine[Any, Any, _Result]]) -> _R
     try:
         asyncio.set_event_loop(loop)
         try:
-            return loop.run_until_complete(main(VirtualClock(loop)))  # type: ignore[no-any-return]
+            return loop.run_until_complete(main(VirtualClock(loop, outside_s)))  # type: ignore[no-any-return]
         finally:
             _cancel_all(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
