@@ -25,14 +25,20 @@ class EvaluationSettings:
     """Args:
     every: Versions between two evaluations; 0 for none.
     concurrent: Episodes at once.
+    goal: The run ends when held-out items have this mean reward; None leaves the end to steps and epochs.
     """
 
     every: int = 10
     concurrent: int = 32
+    goal: float | None = None
 
     def __post_init__(self) -> None:
         whole("Experiment(), evaluation", "every", self.every, 0)
         whole("Experiment(), evaluation", "concurrent", self.concurrent)
+        if self.goal is not None:
+            number("Experiment(), evaluation", "goal", self.goal, -1e9, 1e9)
+            if not self.every:
+                raise SchemaError("Experiment(), evaluation: goal needs evaluations; give every at least 1")
 
 
 @dataclass(frozen=True)
