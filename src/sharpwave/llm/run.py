@@ -26,7 +26,7 @@ from .run_learner import RunLearner
 from .timeline import idle_shares, write_timeline
 from .training import Learns, follow, train
 
-__all__ = ["LocalRun", "LoggedLearner", "Result", "watch_engine"]
+__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "watch_engine"]
 
 _STATUS_S = 0.5
 _LOOK_S = 0.25
@@ -83,6 +83,14 @@ class LoggedLearner:
             await self._learner.save(cut)
 
 
+def note_score(log: RunLog, event: str, **about: Any) -> None:
+    """Writes an event, and a span for a score."""
+    log(event, **about)
+    if event == "score":
+        took_s = about["ended_s"] - about["began_s"]
+        log.span("evaluation", f"version {about['version']}", about["began_s"], took_s, reward=about["reward"])
+
+
 async def watch_engine(engine: Engine, log: RunLog, who: str) -> None:
     """Writes when an engine was busy, for ever."""
     seen = -1
@@ -126,6 +134,7 @@ class LocalRun:
         self._controller: Controller | None = None
         self._evaluation: Evaluation | None = None
         self._is_stopped = False
+        self._began_s = 0.0
 
     def stop(self) -> None:
         """Ends the run after the step that is being made, with a checkpoint. For the event loop's thread."""
@@ -135,7 +144,7 @@ class LocalRun:
 
     async def run(self) -> Result:
         """Trains until the experiment's end."""
-        began = time.monotonic()
+        began = self._began_s = time.monotonic()
         experiment, task = self.experiment, self.experiment.load_task()
         torch.manual_seed(experiment.seed)
         clock, weights = WallClock(), self.folder.weights()
@@ -170,15 +179,15 @@ class LocalRun:
             )  # fmt: skip
         if experiment.evaluation.every:
             slots = min(experiment.slots, experiment.evaluation.concurrent)
-            engines["evaluation"] = make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
-            generators["evaluation"] = LocalGenerator(engines["evaluation"])
+            engine = make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
+            generators["evaluation"] = LocalGenerator(engine)
             self._evaluation = Evaluation(
                 weights, generators["evaluation"], task.agent, task.held_out,
                 tokenizer=task.tokenizer, clock=clock, every=experiment.evaluation.every,
                 concurrent=experiment.evaluation.concurrent, sampling=task.sampling,
                 folder=self.folder.evaluation, log=self._log_event,
             )  # fmt: skip
-            lanes += [self._evaluation.run(), watch_engine(engines["evaluation"], self.log, "evaluation")]
+            lanes.append(self._evaluation.run())
         if self._is_stopped:
             controller.stop()
         try:
@@ -186,6 +195,7 @@ class LocalRun:
             await learner.save(await controller.checkpoint())
             await self._score_last()
             version = controller.version
+            self.folder.write_status(self.status())
         finally:
             for generator in generators.values():
                 await generator.close()
@@ -227,12 +237,9 @@ class LocalRun:
             await evaluation.score(newest)
 
     def _log_event(self, event: str, **about: Any) -> None:
-        self.log(event, **about)
-        if event == "score":
-            took = about["ended_s"] - about["began_s"]
-            self.log.span("evaluation lane", f"score {about['reward']:.3f}", about["began_s"], took)
-            if self._has_reached() and self._controller is not None:
-                self._controller.stop()
+        note_score(self.log, event, **about)
+        if event == "score" and self._has_reached() and self._controller is not None:
+            self._controller.stop()
 
     def _has_reached(self) -> bool:
         goal, scores = self.experiment.evaluation.goal, self._scores()
@@ -278,7 +285,7 @@ class LocalRun:
             trained=counts["trained"],
             no_signal=counts["no_signal"],
             rejected=counts["rejected"],
-            idle=idle_shares(self.log.folder),
+            idle=idle_shares(self.log.folder, self._began_s),
         )
         self.log("end", **asdict(made))
         return made

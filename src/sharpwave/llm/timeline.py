@@ -64,10 +64,16 @@ def _item_events(events: list[dict[str, Any]], began: float) -> list[dict[str, A
     return made
 
 
-def idle_shares(logs: str | Path) -> dict[str, float]:
-    """For each part of the run, the share of the time between its first and last work in which it did nothing."""
+def idle_shares(logs: str | Path, since_s: float = 0.0) -> dict[str, float]:
+    """For each part of the run, the share of the time between its first and last work in which it did nothing.
+
+    Args:
+        since_s: Work that began earlier is not counted: that of a run before it was resumed.
+    """
     by_part: dict[str, list[tuple[float, float]]] = {}
     for span in read_lines(Path(logs) / SPANS):
+        if span["s"] < since_s:
+            continue
         by_part.setdefault(span["who"], []).append((span["s"], span["s"] + span["took_s"]))
     return {who: _idle(sorted(found)) for who, found in by_part.items()}
 

@@ -1,7 +1,5 @@
 """``sharpwave train``, ``resume``, ``evaluate``, ``status``, ``stop``: runs that train a language model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +9,7 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Adds the commands to the application."""
     import typer
 

@@ -143,7 +143,7 @@ class Keeper:
             trained=outcome["trained"],
             no_signal=outcome["no_signal"],
             rejected=outcome["rejected"],
-            idle=idle_shares(self.folder.logs),
+            idle=idle_shares(self.folder.logs, time.monotonic() - took_s),
         )
 
 

@@ -16,8 +16,12 @@ __all__ = ["main"]
 
 
 def main() -> None:
+    import contextlib
+
     from . import roles
 
+    with contextlib.suppress(ImportError):
+        import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes seconds)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the keeper's
     for line in sys.stdin:

@@ -21,9 +21,8 @@ from ..experiment import Experiment
 from ..generators.local import LocalGenerator
 from ..generators.server import GeneratorServer
 from ..log import RunLog
-from ..model.folder import load_model
 from ..parts import LearnerSettings, make_engine, make_learner, make_model
-from ..run import LoggedLearner, watch_engine
+from ..run import LoggedLearner, note_score, watch_engine
 from ..run_folder import RunFolder
 from ..tasks import Task
 from ..training import follow, train
@@ -35,6 +34,7 @@ from .found_generators import FoundGenerators
 __all__ = ["main", "role_names"]
 
 _LOOK_S = 0.5
+_POLL_S = 0.005
 _ABANDONED_S = 60.0
 
 
@@ -155,17 +155,18 @@ class _Role:
 
     async def _generator(self) -> None:
         weights = self.folder.weights()
-        first = await asyncio.to_thread(weights.wait)
         model = make_model(self.experiment, self.task)
         engine = make_engine(self.experiment, self.task, model, -1, slots=self.experiment.slots)
         before = self.folder.find(f"{self.role}-port")
         async with LocalGenerator(engine) as generator:
-            await generator.update(first.path, first.version)
+            following = asyncio.ensure_future(follow(weights, generator, clock=self.clock))
+            while engine.version < 0 and not following.done():  # its own weights are nobody's
+                await asyncio.sleep(_POLL_S)
             server = await _serve(generator, 0 if before is None else before["port"])
             self.folder.register(f"{self.role}-port", {"port": int(server.address.rpartition(":")[2])})
             self._is_ready(address=server.address)
             try:
-                await _first([follow(weights, generator, clock=self.clock), watch_engine(engine, self.log, self.role)])
+                await _first([_until(following), watch_engine(engine, self.log, self.role)])
             finally:
                 await server.close()
 
@@ -184,16 +185,14 @@ class _Role:
 
     async def _evaluation(self) -> None:
         settings, task, weights = self.experiment.evaluation, self.task, self.folder.weights()
-        first = await asyncio.to_thread(weights.wait)
         slots = min(self.experiment.slots, settings.concurrent)
-        model = load_model(first.path, dtype="float32")
-        engine = make_engine(self.experiment, task, model, -1, slots=slots)
+        engine = make_engine(self.experiment, task, make_model(self.experiment, task), -1, slots=slots)
         client = ControllerClient(self.folder, self.owner)
         async with LocalGenerator(engine) as generator:
             reached = asyncio.Event()
 
             def tell(event: str, **about: Any) -> None:
-                self.log(event, **about)
+                note_score(self.log, event, **about)
                 if settings.goal is not None and about["reward"] >= settings.goal:
                     reached.set()
 
@@ -210,7 +209,7 @@ class _Role:
                     await client.stop()
 
             self._is_ready()
-            await _first([lane.run(), end_run(), watch_engine(engine, self.log, "evaluation")])
+            await _first([lane.run(), end_run()])
 
 
 async def _serve(generator: LocalGenerator, port: int) -> GeneratorServer:
@@ -221,6 +220,10 @@ async def _serve(generator: LocalGenerator, port: int) -> GeneratorServer:
         if not port:
             raise
         return await GeneratorServer(generator, port=0).start()
+
+
+async def _until(task: asyncio.Future[None]) -> None:
+    await task
 
 
 async def _first(lanes: list[Coroutine[Any, Any, Any]]) -> None:
