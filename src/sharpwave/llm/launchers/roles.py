@@ -179,9 +179,13 @@ class _Role:
             concurrent=self.experiment.concurrent, tries=self.experiment.tries, sampling=self.task.sampling,
         )  # fmt: skip
         self._is_ready()
-        await worker.run()
-        await client.close()
-        await generators.close()
+        try:
+            while True:  # a controller that was started again may have items again; the keeper ends this process
+                await worker.run()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await client.close()
+            await generators.close()
 
     async def _evaluation(self) -> None:
         settings, task, weights = self.experiment.evaluation, self.task, self.folder.weights()
