@@ -79,6 +79,7 @@ def drive(folder: RunFolder, processes: bool = False) -> bool:
             if processes:
                 from sharpwave.llm.launchers.keeper import Keeper
 
+                folder.forget("outcome")  # of a run that goes on now
                 keeper = Keeper(folder, show=console.show)
                 with _signals(keeper.stop):
                     result = keeper.run()

@@ -159,14 +159,14 @@ def _lines(text: str) -> list[dict[str, Any]]:
 
 def start_keeper(folder: RunFolder) -> None:
     """Starts a keeper that goes on with the processes that live. It outlives this process."""
-    folder.forget("keeper")
     with (folder.logs / "keeper.txt").open("a") as file:
-        subprocess.Popen(
+        started = subprocess.Popen(
             [sys.executable, "-c", "import sys; from sharpwave.llm.launchers.keeper import keep; keep(sys.argv[1])",
              str(folder.path)],
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip
+    folder.register("keeper", describe_process(started.pid))  # at once: only one is started
 
 
 def keep(path: str) -> None:
