@@ -62,12 +62,16 @@ class Sweep:
         self.next_step: dict[str, list[float]] = {role: [] for role in self.roles}
         self.failure: str | None = None
         self.done = 0
+        self.has_ended = False
 
     def run(self) -> None:
         killer = threading.Thread(target=self._kill_all, daemon=True)
         killer.start()
-        self.result = self.keeper.run()
-        killer.join()
+        try:
+            self.result = self.keeper.run()
+        finally:
+            self.has_ended = True
+            killer.join()
         if self.failure is not None:
             raise AssertionError(self.failure)
 
@@ -109,7 +113,7 @@ class Sweep:
         ).get("pid")
 
     def _is_over(self) -> bool:
-        return self.folder.find("outcome") is not None or self.folder.find("keeper") is None
+        return self.folder.find("outcome") is not None or self.has_ended
 
     def _steps(self) -> int:
         path = self.folder.logs / STEPS

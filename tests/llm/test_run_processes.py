@@ -18,10 +18,12 @@ from sharpwave.llm.launchers.alive import describe_process, is_alive
 from sharpwave.llm.launchers.controller_client import ControllerClient
 from sharpwave.llm.launchers.controller_server import ControllerServer
 from sharpwave.llm.launchers.keeper import Keeper
+from sharpwave.llm.launchers.launcher import LocalLauncher
 from sharpwave.llm.log import EVENTS, STEPS, read_lines
 from sharpwave.llm.rules import Rules
-from sharpwave.llm.run_folder import RunFolder
+from sharpwave.llm.run_folder import RunFolder, write_whole
 from sharpwave.sequences.sample import SequenceSample
+from sharpwave.tools.train_process import stop
 
 
 def test_each_role_is_killed_once_and_every_item_is_trained_once(tmp_path):
@@ -42,10 +44,8 @@ def test_a_killed_keeper_is_started_again_by_the_controller(tmp_path):
         plain += [f"[{name}]", *[f"{key} = {json.dumps(value)}" for key, value in table.items()]]
     config.write_text("\n".join(plain))
     folder = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "sharpwave"]
-    first = subprocess.Popen(
-        [*command, "train", str(config), "--processes", "--out", str(folder.path)], stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "sharpwave", "train", str(config), "--processes", "--out", str(folder.path)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         until(lambda: first.poll() is not None or bool(read_lines(folder.logs / STEPS)), "the first step")
         assert first.poll() is None
@@ -58,18 +58,26 @@ def test_a_killed_keeper_is_started_again_by_the_controller(tmp_path):
     finally:
         if first.poll() is None:
             first.terminate()
-        stopped = subprocess.run([*command, "stop", str(folder.path), "--timeout", str(HANG_S)], check=False)
-    assert stopped.returncode == 0
+        stop(folder.path, HANG_S)
     assert folder.find("keeper") is None
     processes = [json.loads(path.read_text()) for path in (folder.path / "processes").iterdir()]
     assert not [said for said in processes if is_alive(said)]
 
 
+class Stillborn(LocalLauncher):
+    """Its processes end at once."""
+
+    def start(self, role):
+        child = subprocess.Popen(["true"])
+        write_whole(self._place(role), describe_process(child.pid))
+        child.wait()
+
+
 def test_a_role_that_never_gets_ready_ends_the_run_with_the_place_of_its_words(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", Experiment.read({**SMALL, "model": {"path": str(tmp_path / "none")}}))
-    with pytest.raises(NotReady, match=r"learner ended 5 times before it was ready; see .*learner\.txt"):
-        Keeper(folder).run()
-    assert "none" in (folder.logs / "learner.txt").read_text()
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+    with pytest.raises(NotReady, match=r"controller ended 5 times before it was ready; see .*controller\.txt"):
+        Keeper(folder, launcher=Stillborn(folder)).run()
+    assert folder.find("keeper") is None
 
 
 def test_ids_of_processes_that_are_used_again_are_noticed():

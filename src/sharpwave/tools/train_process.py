@@ -157,14 +157,14 @@ def evaluate(path: Path, model: Path | None) -> None:
 def print_status(path: Path, as_json: bool) -> None:
     folder = RunFolder(path)
     folder.experiment()
-    said = {"running": folder.is_driven, **folder.status()}
+    said = {"is_driven": folder.is_driven, **folder.status()}
     if as_json:
         print(json.dumps(said, indent=2))
         return
     state = "runs" if folder.is_driven else "does not run; go on with: sharpwave resume " + str(path)
     print(f"{path}: {state}")
     for name, value in said.items():
-        if name not in ("running", "explain") and value is not None:
+        if name not in ("is_driven", "explain") and value is not None:
             print(f"  {name:<14} {value:.4g}" if isinstance(value, float) else f"  {name:<14} {value}")
     if folder.is_driven and "explain" in said:
         print(f"  {said['explain']}")

@@ -33,13 +33,19 @@ class Keeper:
     Args:
         folder: Of the run. Processes of an earlier keeper that live are kept.
         show: Called with every line of a step and every score.
+        launcher: Who starts processes; None for forks on this machine.
     """
 
-    def __init__(self, folder: RunFolder, show: Callable[[str, dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        show: Callable[[str, dict[str, Any]], None] | None = None,
+        launcher: LocalLauncher | None = None,
+    ) -> None:
         self.folder, self._show = folder, show
         self.experiment = folder.experiment()
         self.roles = role_names(self.experiment)
-        self.launcher = LocalLauncher(folder)
+        self.launcher = LocalLauncher(folder) if launcher is None else launcher
         self.log = RunLog(folder.logs)
         self._tries = dict.fromkeys(self.roles, 0)
         self._seen = {STEPS: 0, EVENTS: 0}
