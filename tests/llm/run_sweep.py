@@ -3,8 +3,8 @@
     python tests/llm/run_sweep.py --kills 100            # prints how long each role took to come back
     python tests/llm/run_sweep.py --kills 10 --roles learner
 
-The run is `sharpwave train sort --processes` in small. A kill is SIGKILL at a random moment. A role is back when its new
-process has said that it is ready; training is back when the next step is in the log.
+The run is `sharpwave train sort --processes` in small. A kill is SIGKILL at a random moment. A role is back when its
+new process has said that it is ready; training is back when the next step is in the log.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_a_folder_has_one_run_and_one_driver(tmp_path):
         ({"learner": {"clp": 0.1}}, "learner: unknown key 'clp'; did you mean 'clip'?"),
         ({"learner": {"objective": "grop"}}, "objective: expected 'grpo' or 'ppo', got 'grop'"),
         ({"learner": {"learning_rate": -1.0}}, "learning_rate: expected a number"),
-        ({"learner": {"device": "cuda"}}, "torch finds no GPU; give device=\"cpu\""),
+        ({"learner": {"device": "cuda"}}, 'torch finds no GPU; give device="cpu"'),
         ({"learner": {"device": "gpu"}}, "device: expected cpu, cuda or cuda:1, got 'gpu'"),
         ({"model": {"hiden_size": 3}}, "model: unknown key 'hiden_size'; did you mean 'hidden_size'?"),
         ({"model": {"vocab_size": 3}}, "the model has 3 tokens, the task 'sort' needs 13"),
@@ -162,7 +162,7 @@ def test_wrong_parts_name_the_key(given, said):
     if "GPU" in said and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     experiment = Experiment.read({**TINY, **given})
-    with pytest.raises(SchemaError) as error:
+    with pytest.raises(SchemaError) as error:  # noqa: PT012 (one of the two says it)
         LearnerSettings.of(experiment)
         make_model(experiment, experiment.load_task())
     assert said in str(error.value)

@@ -46,7 +46,7 @@ class Experiment:
     """All settings of a run. Those of `Rules` have the same names and meanings there.
 
     Args:
-        task: Its name: "sort", "sums", "guess" or "math".
+        task: Its name: "sort", "sums", "guess" or "math"; or "module:function" of your own.
         task_options: Arguments of the task, for instance `digits`.
         steps: Training steps, at most; None leaves the end to `epochs`.
         group: Answers to each item.

@@ -32,7 +32,11 @@ class RunLog:
     """
 
     def __init__(
-        self, folder: str | Path, *, tensorboard: bool = False, show: Callable[[str, dict[str, Any]], None] | None = None
+        self,
+        folder: str | Path,
+        *,
+        tensorboard: bool = False,
+        show: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -91,7 +91,7 @@ def check_device(where: str, device: str) -> None:
     except RuntimeError:
         raise SchemaError(f"{where}: device: expected cpu, cuda or cuda:1, got {device!r}") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise SchemaError(f"{where}: device: {device!r} is not there: torch finds no GPU; give device=\"cpu\"")
+        raise SchemaError(f'{where}: device: {device!r} is not there: torch finds no GPU; give device="cpu"')
 
 
 def make_model(experiment: Experiment, task: Task) -> Transformer:

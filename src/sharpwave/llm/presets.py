@@ -1,4 +1,4 @@
-"""Settings with which each shipped task learns from random weights on a CPU; `sharpwave train TASK` begins with them."""
+"""Settings of shipped tasks for random weights on a CPU; `sharpwave train TASK` begins with them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def preset(task: str) -> dict[str, Any]:
     Raises:
         SchemaError: There is no such task. The message names the nearest one.
     """
-    if task not in TASKS:
+    if task not in TASKS and ":" not in task:
         raise SchemaError(
-            f"train: expected a file run.toml, or a task: {', '.join(TASKS)}; got {task!r}{nearest(task, TASKS)}"
+            f"train: expected a file run.toml, or a task: {', '.join(TASKS)}, or module:function; got {task!r}{nearest(task, TASKS)}"
         )
     return {"task": task, **(_SORT if task == "sort" else _OTHERS)}

@@ -42,7 +42,7 @@ def begin(what: str, changes: list[str], out: Path | None) -> RunFolder:
     source: Any = Path(what) if what.endswith(".toml") else preset(what)
     experiment = Experiment.read(source, changes)
     _check(experiment)
-    name = Path(what).stem
+    name = Path(what).stem.rpartition(":")[2]
     return RunFolder.create(Path(f"sharpwave-{name}") if out is None else out, experiment)
 
 

@@ -1,8 +1,8 @@
 """Starts processes of a run by forking one that has imported everything: `python -m sharpwave.llm.launchers.nursery`.
 
-A line of standard input is {"folder": ..., "role": ..., "output": ...}; the answer is {"pid": ...}. Importing torch takes
-seconds, a fork milliseconds: a process that died is back at once. This process has one thread and no event loop, so
-nothing is lost in the fork. It ends with its standard input; the processes that it started go on.
+A line of standard input is {"folder": ..., "role": ..., "output": ...}; the answer is {"pid": ...}. Importing torch
+takes seconds, a fork milliseconds: a process that died is back at once. This process has one thread and no event loop,
+so nothing is lost in the fork. It ends with its standard input; the processes that it started go on.
 """
 
 from __future__ import annotations
