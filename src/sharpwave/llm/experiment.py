@@ -25,14 +25,20 @@ class EvaluationSettings:
     """Args:
     every: Versions between two evaluations; 0 for none.
     concurrent: Episodes at once.
+    goal: The run ends when held-out items have this mean reward; None leaves the end to steps and epochs.
     """
 
     every: int = 10
     concurrent: int = 32
+    goal: float | None = None
 
     def __post_init__(self) -> None:
         whole("Experiment(), evaluation", "every", self.every, 0)
         whole("Experiment(), evaluation", "concurrent", self.concurrent)
+        if self.goal is not None:
+            number("Experiment(), evaluation", "goal", self.goal, -1e9, 1e9)
+            if not self.every:
+                raise SchemaError("Experiment(), evaluation: goal needs evaluations; give every at least 1")
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Experiment:
     """All settings of a run. Those of `Rules` have the same names and meanings there.
 
     Args:
-        task: Its name: "sort", "sums", "guess" or "math".
+        task: Its name: "sort", "sums", "guess" or "math"; or "module:function" of your own.
         task_options: Arguments of the task, for instance `digits`.
         steps: Training steps, at most; None leaves the end to `epochs`.
         group: Answers to each item.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from ..errors import StaleHandle
+from ..errors import StaleHandle, StorageError
 from ..sequences.sample import SequenceSample
 from .clock import Clock
 from .controller import Controller
@@ -101,7 +101,12 @@ async def follow(
     while True:
         found = versions.latest()
         if found is not None and found.version > have:
-            await generator.update(found.path, found.version, kv=kv)
+            try:
+                await generator.update(found.path, found.version, kv=kv)
+            except (StorageError, StaleHandle):
+                if found.path.exists():
+                    raise
+                continue  # newer versions took its place while it was read
             have = found.version
         else:
             await clock.sleep(poll_s)

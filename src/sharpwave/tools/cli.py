@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import sharpwave as sw
 from sharpwave.address import is_remote
-from sharpwave.tools import generate_commands, key_commands, remote_tables, segments, trajectories
+from sharpwave.tools import generate_commands, key_commands, remote_tables, segments, train_commands, trajectories
 from sharpwave.tools.watch import format_pids, watch_segment
 
 if TYPE_CHECKING:
@@ -192,6 +192,7 @@ def build_app() -> "typer.Typer":
             _complain(str(error))
             raise typer.Exit(2) from None
 
+    train_commands.add_commands(app)
     app.add_typer(key_commands.build_app(), name="keys")
     app.add_typer(generate_commands.build_app(), name="generate")
     return app
@@ -206,7 +207,8 @@ def main() -> None:
         if missing not in EXTRA_MODULES:
             raise
         extras = {"demo": "demo", "convert": "cli,gym", "serve": "cli,serve", "keys": "cli,serve"}
-        extra = {**extras, "generate": "cli,llm"}.get((sys.argv[1:2] or [""])[0], "cli")
+        trains = dict.fromkeys(("train", "resume", "evaluate", "status", "stop"), "demo,llm")
+        extra = {**extras, **trains, "generate": "cli,llm"}.get((sys.argv[1:2] or [""])[0], "cli")
         _fail(f'this command needs {missing}, which is not installed: pip install "sharpwave[{extra}]"')
     except (sw.errors.SharpwaveError, OSError) as error:
         _fail(f"{type(error).__name__}: {error}")

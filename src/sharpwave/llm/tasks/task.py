@@ -49,16 +49,29 @@ def load_task(name: str, **options: Any) -> Task:
     """A task by its name.
 
     Args:
+        name: One of `TASKS`, or "module:function" of your own: a function that returns a `Task`.
         options: Arguments of the task: see the function `make` of its module.
 
     Raises:
         SchemaError: There is no such task, or it has no such option. The message names the nearest one.
     """
-    if name not in TASKS:
-        raise SchemaError(f"task: expected one of {', '.join(TASKS)}, got {name!r}{nearest(name, TASKS)}")
-    make: Callable[..., Task] = import_module(f".{TASKS[name]}", __package__).make
+    make = _maker(name)
     known = list(make.__code__.co_varnames[: make.__code__.co_argcount + make.__code__.co_kwonlyargcount])
     for key in options:
         if key not in known:
             raise SchemaError(f"task {name!r}: unknown key {key!r}{nearest(key, known)}; it has {', '.join(known)}")
     return make(**options)
+
+
+def _maker(name: str) -> Callable[..., Task]:
+    module, sign, function = name.partition(":")
+    if name in TASKS:
+        module, function = f"{__package__}.{TASKS[name]}", "make"
+    elif not sign:
+        known = ", ".join(TASKS)
+        raise SchemaError(f"task: expected one of {known}, or module:function, got {name!r}{nearest(name, TASKS)}")
+    try:
+        made: Callable[..., Task] = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise SchemaError(f"task {name!r}: {error}; is its folder in PYTHONPATH?") from error
+    return made

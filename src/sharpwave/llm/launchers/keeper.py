@@ -1,0 +1,189 @@
+"""`Keeper`: starts the processes of a run, starts those again that die, and ends all of them with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import NotReady
+from ..log import EVENTS, STEPS, RunLog, read_lines
+from ..run import Result
+from ..run_folder import RunFolder
+from ..timeline import idle_shares, write_timeline
+from .alive import describe_process
+from .launcher import LocalLauncher
+from .roles import role_names
+
+__all__ = ["Keeper", "keep", "start_keeper"]
+
+_LOOK_S = 0.02
+_END_S = 30.0  # for the processes of a run that is over
+_TRIES = 5  # starts in a row after which a process was never ready
+
+
+class Keeper:
+    """Runs until the learner has written its outcome.
+
+    Args:
+        folder: Of the run. Processes of an earlier keeper that live are kept.
+        show: Called with every line of a step and every score.
+        launcher: Who starts processes; None for forks on this machine.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        show: Callable[[str, dict[str, Any]], None] | None = None,
+        launcher: LocalLauncher | None = None,
+    ) -> None:
+        self.folder, self._show = folder, show
+        self.experiment = folder.experiment()
+        self.roles = role_names(self.experiment)
+        self.launcher = LocalLauncher(folder) if launcher is None else launcher
+        self.log = RunLog(folder.logs)
+        self._tries = dict.fromkeys(self.roles, 0)
+        self._seen = {STEPS: 0, EVENTS: 0}
+        self._is_stopping = False
+        self.restarts = 0
+
+    def stop(self) -> None:
+        """Ends the run in order: the learner makes its step, and saves. May be called from a signal's handler."""
+        self._is_stopping = True
+
+    def run(self) -> Result:
+        """Raises:
+        NotReady: A process cannot be started: it died again and again before it was ready.
+        """
+        began = time.monotonic()
+        self.folder.register("keeper", describe_process(os.getpid()))
+        try:
+            told = False
+            while (outcome := self.folder.find("outcome")) is None:
+                self._look()
+                self._tell()
+                if self._is_stopping and not told:
+                    self.launcher.stop("controller")
+                    told = True
+                time.sleep(_LOOK_S)
+        finally:
+            self.folder.forget("keeper")  # before the others end: none of them is to be started again
+            self._end()
+        self._tell()
+        write_timeline(self.folder.logs, self.folder.timeline)
+        return self._result(outcome, time.monotonic() - began)
+
+    def _look(self) -> None:
+        for role in self.roles:
+            if self.launcher.alive(role):
+                if self._tries[role] and self.folder.find(role) is not None:
+                    self._tries[role] = 0
+                continue
+            is_first = self.launcher.process(role) is None
+            if not is_first:
+                self.log("died", who=role)
+            self._tries[role] += 1
+            if self._tries[role] > _TRIES:
+                raise NotReady(f"{role} ended {_TRIES} times before it was ready; see {self._output(role)}")
+            self.launcher.start(role)
+            if not is_first:
+                self.restarts += 1
+
+    def _output(self, role: str) -> Path:
+        return self.folder.logs / f"{role}.txt"
+
+    def _tell(self) -> None:
+        if self._show is None:
+            return
+        for name in (EVENTS, STEPS):
+            path = self.folder.logs / name
+            size = path.stat().st_size if path.exists() else 0
+            if size == self._seen[name]:
+                continue
+            with path.open(encoding="utf-8") as file:
+                file.seek(self._seen[name])
+                text = file.read()
+            whole = text[: text.rfind("\n") + 1]
+            self._seen[name] += len(whole.encode())
+            for line in _lines(whole):
+                self._show(line.get("event", "step"), line)
+
+    def _end(self) -> None:
+        """Ends every process: agents and the learner by themselves, the others now."""
+        for role in self.roles:
+            if role != "learner":
+                self.launcher.stop(role, kill=True)
+        deadline = time.monotonic() + _END_S
+        while any(self.launcher.alive(role) for role in self.roles):
+            if time.monotonic() > deadline:
+                for role in self.roles:
+                    self.launcher.stop(role, kill=True)
+            time.sleep(_LOOK_S)
+        found = self.folder.find("controller-socket")
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(found["place"])
+                os.rmdir(os.path.dirname(found["place"]))
+        for name in [*self.roles, "controller-socket"]:
+            self.folder.forget(name)
+        for role in self.roles:
+            (self.folder.path / "processes" / f"{role}.json").unlink(missing_ok=True)
+        self.launcher.close()
+
+    def _result(self, outcome: dict[str, Any], took_s: float) -> Result:
+        self.folder.forget("outcome")
+        goal = self.experiment.evaluation.goal
+        rewards = [line["reward"] for line in read_lines(self.folder.logs / EVENTS) if line["event"] == "score"]
+        return Result(
+            step=outcome["step"],
+            version=outcome["version"],
+            reward=rewards[-1] if rewards else None,
+            best=max(rewards, default=None),
+            reached=goal is None or max(rewards, default=-1e18) >= goal,
+            took_s=took_s,
+            trained=outcome["trained"],
+            no_signal=outcome["no_signal"],
+            rejected=outcome["rejected"],
+            idle=idle_shares(self.folder.logs, time.monotonic() - took_s),
+        )
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    import json
+
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def start_keeper(folder: RunFolder) -> None:
+    """Starts a keeper that goes on with the processes that live. It outlives this process."""
+    with (folder.logs / "keeper.txt").open("a") as file:
+        started = subprocess.Popen(
+            [sys.executable, "-c", "import sys; from sharpwave.llm.launchers.keeper import keep; keep(sys.argv[1])",
+             str(folder.path)],
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )  # fmt: skip
+    folder.register("keeper", describe_process(started.pid))  # at once: only one is started
+
+
+def keep(path: str) -> None:
+    """A keeper without a console, as a process of its own."""
+    import signal
+
+    folder = RunFolder(path)
+    folder.take()
+    try:
+        keeper = Keeper(folder)
+        signal.signal(signal.SIGTERM, lambda *_: keeper.stop())
+        keeper.run()
+    finally:
+        folder.give_back()

@@ -1,0 +1,101 @@
+"""`Launcher`: starts processes of a run, says whether they live, stops them. `LocalLauncher`: on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import NotReady
+from ..run_folder import RunFolder, write_whole
+from .alive import describe_process, is_alive
+
+__all__ = ["Launcher", "LocalLauncher"]
+
+
+class Launcher(Protocol):
+    """Processes by the name of their role."""
+
+    def start(self, role: str) -> None: ...
+
+    def alive(self, role: str) -> bool: ...
+
+    def stop(self, role: str, *, kill: bool = False) -> None:
+        """Asks a process to end; with `kill` it ends at once."""
+        ...
+
+
+class LocalLauncher:
+    """Processes of this machine. Their ids are in the run's folder, so another process can go on with them."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._places = folder, folder.path / "processes"
+        self._places.mkdir(exist_ok=True)
+        self._nursery: subprocess.Popen[str] | None = None
+
+    def start(self, role: str) -> None:
+        self._folder.forget(role)
+        output = str(self._folder.logs / f"{role}.txt")
+        pid = self._ask({"folder": str(self._folder.path.resolve()), "role": role, "output": output})["pid"]
+        write_whole(self._place(role), describe_process(pid))
+
+    def alive(self, role: str) -> bool:
+        return is_alive(self.process(role))
+
+    def process(self, role: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self._place(role).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found
+
+    def stop(self, role: str, *, kill: bool = False) -> None:
+        found = self.process(role)
+        if found is not None and is_alive(found):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found["pid"], signal.SIGKILL if kill else signal.SIGTERM)
+
+    def close(self) -> None:
+        """Ends the process that forks others; these go on."""
+        if self._nursery is not None:
+            assert self._nursery.stdin is not None
+            assert self._nursery.stdout is not None
+            with contextlib.suppress(OSError):
+                self._nursery.stdin.close()
+            self._nursery.wait()
+            self._nursery.stdout.close()
+            self._nursery = None
+
+    def _place(self, role: str) -> Path:
+        return self._places / f"{role}.json"
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(2):  # one that was killed is started again
+            if self._nursery is None or self._nursery.poll() is not None:
+                self._nursery = _start_nursery(self._folder.logs / "nursery.txt")
+            assert self._nursery.stdin is not None
+            assert self._nursery.stdout is not None
+            try:
+                self._nursery.stdin.write(json.dumps(message) + "\n")
+                self._nursery.stdin.flush()
+                found: dict[str, Any] = json.loads(self._nursery.stdout.readline())
+                return found
+            except (OSError, ValueError):
+                self._nursery.kill()
+                self._nursery.wait()
+        raise NotReady(f"no process can be started; see {self._folder.logs / 'nursery.txt'}")
+
+
+def _start_nursery(output: Path) -> subprocess.Popen[str]:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with output.open("a") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sharpwave.llm.launchers.nursery"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+        )  # fmt: skip

@@ -1,0 +1,243 @@
+"""What the processes of a run do: controller, learner, generators, agent workers, evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import torch
+
+from ..agent_worker import AgentWorker
+from ..clock import WallClock
+from ..controller import Controller
+from ..cut import Cut
+from ..evaluation import Evaluation
+from ..experiment import Experiment
+from ..generators.local import LocalGenerator
+from ..generators.server import GeneratorServer
+from ..log import RunLog
+from ..parts import LearnerSettings, make_engine, make_learner, make_model
+from ..run import LoggedLearner, note_score, watch_engine
+from ..run_folder import RunFolder
+from ..tasks import Task
+from ..training import follow, train
+from .alive import describe_process, is_alive
+from .controller_client import ControllerClient
+from .controller_server import ControllerServer
+from .found_generators import FoundGenerators
+
+__all__ = ["main", "role_names"]
+
+_LOOK_S = 0.5
+_POLL_S = 0.005
+_ABANDONED_S = 60.0
+
+
+def role_names(experiment: Experiment) -> list[str]:
+    """The processes of a run, in the order in which they are started."""
+    generators = [f"generator-{number}" for number in range(experiment.generators)]
+    agents = [f"agents-{number}" for number in range(experiment.agent_workers)]
+    evaluation = ["evaluation"] if experiment.evaluation.every else []
+    return ["controller", "learner", *generators, *agents, *evaluation]
+
+
+def main(path: str, role: str) -> None:
+    """Runs a role to its end, and ends the process. Exit code 0: its work is done."""
+    code = 1
+    try:
+        if role == "keeper":
+            from .keeper import keep
+
+            keep(path)
+        else:
+            asyncio.run(_Role(RunFolder(path), role).run())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a forked process does not run its parent's exit handlers
+
+
+class _Role:
+    """One process."""
+
+    def __init__(self, folder: RunFolder, role: str) -> None:
+        self.folder, self.role = folder, role
+        self.experiment = folder.experiment()
+        self.task: Task = self.experiment.load_task()
+        self.log = RunLog(folder.logs, tensorboard=role == "learner")
+        self.owner = f"{role}.{os.getpid()}"
+        self.clock = WallClock()
+        if LearnerSettings.of(self.experiment).device == "cpu":
+            torch.set_num_threads(1)
+        torch.manual_seed(self.experiment.seed)
+
+    async def run(self) -> None:
+        kinds = {"generator": self._generator, "agents": self._agents}
+        kinds |= {"controller": self._controller, "learner": self._learner, "evaluation": self._evaluation}
+        work = kinds[self.role.partition("-")[0]]()
+        lanes = [work] if self.role == "controller" else [work, self._leave_when_abandoned()]
+        await _first(lanes)
+
+    def _is_ready(self, **about: Any) -> None:
+        self.folder.register(self.role, {**describe_process(os.getpid()), **about})
+
+    async def _leave_when_abandoned(self) -> None:
+        """A run whose keeper and controller are both dead has nobody left that would end this process."""
+        alone_s = 0.0
+        while alone_s < _ABANDONED_S:
+            await asyncio.sleep(_LOOK_S)
+            has_company = any(is_alive(self.folder.find(name)) for name in ("keeper", "controller"))
+            alone_s = 0.0 if has_company else alone_s + _LOOK_S
+
+    # ---- roles -------------------------------------------------------------------------------------------------------
+
+    async def _controller(self) -> None:
+        before = self.folder.find("controller-socket")
+        server = ControllerServer(
+            self.task.items, self.experiment.rules,
+            journal=self.folder.journal, cut=self.folder.cut(), log=self.log,
+            place=None if before is None else before["place"],
+        )  # fmt: skip
+        address = await server.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
+        self.folder.register("controller-socket", {"place": address})
+        self._is_ready(address=address)
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                if server.controller is not None:
+                    said = server.controller.stats()
+                    del said["buffer"]
+                    self.folder.write_status({**said, "explain": server.controller.explain()})
+                self._watch_keeper()
+        finally:
+            await server.close()
+
+    def _watch_keeper(self) -> None:
+        """A keeper that was killed is started again. One that ended in order has forgotten its address."""
+        found = self.folder.find("keeper")
+        if found is not None and not is_alive(found):
+            from .keeper import start_keeper
+
+            self.log("died", who="keeper")
+            start_keeper(self.folder)
+
+    async def _learner(self) -> None:
+        experiment = self.experiment
+        inner = make_learner(
+            experiment, self.task, make_model(experiment, self.task), self.folder.weights(), self.folder.checkpoints()
+        )
+        said = inner.resume()
+        cut = None if said is None else Cut.from_json(said)
+        version = await inner.publish()
+        learner = LoggedLearner(inner, self.log, version)
+        client = ControllerClient(self.folder, self.owner)
+        await client.begin(cut, version)
+        self._is_ready()
+        step = await train(
+            cast(Controller, client), learner,
+            clock=self.clock, owner=self.owner, step=0 if cut is None else cut.step, steps=experiment.steps,
+            save_every=experiment.save_every,
+        )  # fmt: skip
+        await learner.save(await client.checkpoint())
+        counts = await client.stats()
+        self.folder.register("outcome", {"step": step, "version": learner.version, **counts})
+        await client.stop()
+        await client.close()
+
+    async def _generator(self) -> None:
+        weights = self.folder.weights()
+        model = make_model(self.experiment, self.task)
+        engine = make_engine(self.experiment, self.task, model, -1, slots=self.experiment.slots)
+        before = self.folder.find(f"{self.role}-port")
+        async with LocalGenerator(engine) as generator:
+            following = asyncio.ensure_future(follow(weights, generator, clock=self.clock))
+            while engine.version < 0 and not following.done():  # its own weights are nobody's
+                await asyncio.sleep(_POLL_S)
+            server = await _serve(generator, 0 if before is None else before["port"])
+            self.folder.register(f"{self.role}-port", {"port": int(server.address.rpartition(":")[2])})
+            self._is_ready(address=server.address)
+            try:
+                await _first([_until(following), watch_engine(engine, self.log, self.role)])
+            finally:
+                await server.close()
+
+    async def _agents(self) -> None:
+        names = [name for name in role_names(self.experiment) if name.startswith("generator-")]
+        generators, client = FoundGenerators(self.folder, names), ControllerClient(self.folder, self.owner)
+        worker = AgentWorker(
+            self.owner, cast(Controller, client), generators, self.task.agent,
+            tokenizer=self.task.tokenizer, clock=self.clock, group=self.experiment.group,
+            concurrent=self.experiment.concurrent, tries=self.experiment.tries, sampling=self.task.sampling,
+        )  # fmt: skip
+        self._is_ready()
+        try:
+            while True:  # a controller that was started again may have items again; the keeper ends this process
+                await worker.run()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await client.close()
+            await generators.close()
+
+    async def _evaluation(self) -> None:
+        settings, task, weights = self.experiment.evaluation, self.task, self.folder.weights()
+        slots = min(self.experiment.slots, settings.concurrent)
+        engine = make_engine(self.experiment, task, make_model(self.experiment, task), -1, slots=slots)
+        client = ControllerClient(self.folder, self.owner)
+        async with LocalGenerator(engine) as generator:
+            reached = asyncio.Event()
+
+            def tell(event: str, **about: Any) -> None:
+                note_score(self.log, event, **about)
+                if settings.goal is not None and about["reward"] >= settings.goal:
+                    reached.set()
+
+            lane = Evaluation(
+                weights, generator, task.agent, task.held_out,
+                tokenizer=task.tokenizer, clock=self.clock, every=settings.every, concurrent=settings.concurrent,
+                sampling=task.sampling, folder=self.folder.evaluation, log=tell,
+            )  # fmt: skip
+
+            async def end_run() -> None:
+                while True:
+                    await reached.wait()
+                    reached.clear()
+                    await client.stop()
+
+            self._is_ready()
+            await _first([lane.run(), end_run()])
+
+
+async def _serve(generator: LocalGenerator, port: int) -> GeneratorServer:
+    """At the port of an earlier process, so that its clients find this one; at another one where it is taken."""
+    try:
+        return await GeneratorServer(generator, port=port).start()
+    except Exception:
+        if not port:
+            raise
+        return await GeneratorServer(generator, port=0).start()
+
+
+async def _until(task: asyncio.Future[None]) -> None:
+    await task
+
+
+async def _first(lanes: list[Coroutine[Any, Any, Any]]) -> None:
+    """Until the first of them ends; its error is raised."""
+    tasks = [asyncio.ensure_future(lane) for lane in lanes]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

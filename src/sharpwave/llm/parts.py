@@ -1,0 +1,157 @@
+"""The parts of a run, made from an `Experiment`: model, learner, engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..checks import one_of, whole
+from ..errors import SchemaError
+from .checkpoints import Checkpoints
+from .experiment import Experiment
+from .generators.engine import Engine
+from .keys import nearest, read_dataclass
+from .learner import Learner, OptimizerConfig
+from .model.config import ModelConfig
+from .model.folder import load_model
+from .model.small import small_model
+from .model.transformer import Transformer
+from .model.value import ValueModel
+from .objectives import GRPO, PPO, ValueFit
+from .run_learner import RunLearner
+from .tasks import Task
+from .weights import Weights
+
+__all__ = ["LearnerSettings", "make_engine", "make_learner", "make_model"]
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The table `learner` of an experiment: what `GRPO` or `PPO`, `OptimizerConfig` and `Learner` take, side by side.
+
+    Args:
+        objective: "grpo", or "ppo" with a value model.
+        method, clip, clip_high, cap, over_cap, level, entropy: Of the objective.
+        learning_rate, warmup_steps, max_grad_norm, weight_decay: Of the optimizer.
+        minibatches, rows: Of the learner.
+        row_tokens: Tokens of a packed row; None for the longest episode of the task, at least 256.
+        device: Where the learner trains: "cpu", "cuda", ...
+    """
+
+    objective: str = "grpo"
+    method: str = "decoupled"
+    clip: float = 0.2
+    clip_high: float | None = None
+    cap: float | None = 5.0
+    over_cap: str = "mask"
+    level: str = "token"
+    entropy: float = 0.0
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    max_grad_norm: float | None = 1.0
+    weight_decay: float = 0.0
+    minibatches: int = 1
+    rows: int = 4
+    row_tokens: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        one_of("Experiment(), learner", "objective", self.objective, ("grpo", "ppo"))
+        self.make_objective()
+        self.optimizer  # noqa: B018 (its checks)
+        whole("Experiment(), learner", "minibatches", self.minibatches)
+        whole("Experiment(), learner", "rows", self.rows)
+        check_device("Experiment(), learner", self.device)
+
+    def make_objective(self) -> GRPO | PPO:
+        names = ("method", "clip", "clip_high", "cap", "over_cap", "level", "entropy")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return GRPO(**given) if self.objective == "grpo" else PPO(**given)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        names = ("learning_rate", "warmup_steps", "max_grad_norm", "weight_decay")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return OptimizerConfig(**given)
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> LearnerSettings:
+        return read_dataclass(cls, experiment.learner, "Experiment(), learner")
+
+
+def check_device(where: str, device: str) -> None:
+    """Raises:
+    SchemaError: torch knows no such device, or it is not there.
+    """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise SchemaError(f"{where}: device: expected cpu, cuda or cuda:1, got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise SchemaError(f'{where}: device: {device!r} is not there: torch finds no GPU; give device="cpu"')
+
+
+def make_model(experiment: Experiment, task: Task) -> Transformer:
+    """The model at the beginning of a run: of the folder `model.path`, or random weights of the experiment's seed.
+
+    Raises:
+        SchemaError: A key of the table `model` is unknown, or the model does not fit the task.
+    """
+    given = dict(experiment.model)
+    path = given.pop("path", None)
+    where = "Experiment(), model"
+    if path is not None:
+        if given:
+            raise SchemaError(f"{where}: {sorted(given)[0]!r} is a size of a new model; leave it out with path")
+        model = load_model(Path(path), dtype="float32")
+    else:
+        known = [name for name in ModelConfig.__dataclass_fields__ if name not in ("other", "rope")]
+        for key in given:
+            if key not in known:
+                raise SchemaError(f"{where}: unknown key {key!r}{nearest(key, ['path', *known])}")
+        positions = max(512, task.context)
+        sizes = {"vocab_size": task.vocabulary, "max_position_embeddings": positions, "initializer_range": 0.05}
+        # A task's own tokenizer says by stop ids where an answer ends.
+        model = small_model(seed=experiment.seed, **{"other": {}, **sizes, **given})
+    if model.config.vocab_size < task.vocabulary:
+        raise SchemaError(
+            f"{where}: the model has {model.config.vocab_size} tokens, the task {task.name!r} needs {task.vocabulary}"
+        )
+    return model
+
+
+def make_learner(
+    experiment: Experiment, task: Task, model: Transformer, weights: Weights, checkpoints: Checkpoints
+) -> RunLearner:
+    """The learner over a model; it starts from the model's weights."""
+    settings = LearnerSettings.of(experiment)
+    row_tokens = max(256, task.context) if settings.row_tokens is None else settings.row_tokens
+    if row_tokens < task.context:
+        raise SchemaError(
+            f"Experiment(), learner: row_tokens: expected at least {task.context}, the longest episode of the task, "
+            f"got {row_tokens}"
+        )
+    common: dict[str, Any] = {
+        "optimizer": settings.optimizer,
+        "minibatches": settings.minibatches,
+        "rows": settings.rows,
+        "row_tokens": row_tokens,
+        "seed": experiment.seed,
+    }
+    model = model.to(settings.device)
+    values = None
+    if settings.objective == "ppo":
+        level: Literal["token", "sequence"] = "token" if settings.level == "token" else "sequence"
+        values = Learner(ValueModel.like(model), ValueFit(level=level), **common)
+    policy = Learner(model, settings.make_objective(), temperature=task.sampling.temperature, **common)
+    return RunLearner(policy, weights, checkpoints, values=values)
+
+
+def make_engine(experiment: Experiment, task: Task, model: Transformer, version: int, *, slots: int) -> Engine:
+    """An engine over a model of its own: it writes new weights into it."""
+    device = LearnerSettings.of(experiment).device
+    seed = experiment.seed
+    return Engine(model.to(device).eval(), slots=slots, context=task.context, version=version, seed=seed)

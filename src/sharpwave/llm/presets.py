@@ -1,0 +1,38 @@
+"""Settings of shipped tasks for random weights on a CPU; `sharpwave train TASK` begins with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import SchemaError
+from .keys import nearest
+from .tasks.task import TASKS
+
+__all__ = ["preset"]
+
+_SORT: dict[str, Any] = {
+    "steps": 400,
+    "batch": 16,
+    "group": 16,
+    "max_staleness": 2,
+    "concurrent": 16,
+    "slots": 128,
+    "save_every": 50,
+    "task_options": {"digits": 3, "count": 800, "held_out": 64},
+    "learner": {"learning_rate": 2e-3, "entropy": 0.03, "row_tokens": 64, "rows": 64},
+    "evaluation": {"every": 10, "concurrent": 64, "goal": 0.8},
+}
+_OTHERS: dict[str, Any] = {"steps": 400, "learner": {"learning_rate": 1e-3, "entropy": 0.01}}
+
+
+def preset(task: str) -> dict[str, Any]:
+    """The settings of a task, as `Experiment.read` takes them.
+
+    Raises:
+        SchemaError: There is no such task. The message names the nearest one.
+    """
+    if task not in TASKS and ":" not in task:
+        raise SchemaError(
+            f"train: expected a file run.toml, or a task: {', '.join(TASKS)}, or module:function; got {task!r}{nearest(task, TASKS)}"
+        )
+    return {"task": task, **(_SORT if task == "sort" else _OTHERS)}

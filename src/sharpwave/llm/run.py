@@ -1,0 +1,291 @@
+"""`LocalRun`: a whole run in one process, on the real clock, by the coroutines that the simulation runs, too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..sequences.sample import SequenceSample
+from .agent_worker import AgentWorker
+from .clock import WallClock
+from .controller import Controller
+from .cut import Cut
+from .evaluation import Evaluation, Score
+from .experiment import Experiment
+from .generators.engine import Engine
+from .generators.local import LocalGenerator
+from .log import RunLog, describe_batch
+from .parts import make_engine, make_learner, make_model
+from .run_folder import RunFolder
+from .run_learner import RunLearner
+from .timeline import idle_shares, write_timeline
+from .training import Learns, follow, train
+
+__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "watch_engine"]
+
+_STATUS_S = 0.5
+_LOOK_S = 0.25
+_GAP_NS = 5_000_000  # steps of an engine that are closer together are one span of the timeline
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `reward` is of the last evaluation; None where none was made."""
+
+    step: int
+    version: int
+    reward: float | None
+    best: float | None
+    reached: bool  # the goal of the evaluation; True where there is none
+    took_s: float
+    trained: int
+    no_signal: int
+    rejected: int
+    idle: dict[str, float]
+
+
+class LoggedLearner:
+    """A learner whose steps, publications and checkpoints are written to a log."""
+
+    def __init__(self, learner: RunLearner, log: RunLog, version: int, who: str = "learner") -> None:
+        self._learner, self._log, self._who = learner, log, who
+        self.version = version
+        self._ended_s = time.monotonic()
+        self._line: dict[str, Any] = {}
+
+    async def train(self, batch: SequenceSample) -> Mapping[str, float]:
+        began = time.monotonic()
+        with self._log.busy(self._who, "train", items=len(batch)):
+            told = await self._learner.train(batch)
+        self._line = {
+            **describe_batch(batch, self.version), **told, "keys": list(batch.ids),
+            "waited_s": began - self._ended_s, "train_s": time.monotonic() - began,
+        }  # fmt: skip
+        return told
+
+    async def publish(self) -> int:
+        with self._log.busy(self._who, "publish"):
+            self.version = await self._learner.publish()
+        if self._line:
+            now = time.monotonic()
+            rate = self._line["tokens"] / max(1e-9, now - self._ended_s)
+            self._log.step({**self._line, "version": self.version, "tokens_per_s": rate})
+            self._line, self._ended_s = {}, now
+        return self.version
+
+    async def save(self, cut: Cut) -> None:
+        with self._log.busy(self._who, "save", step=cut.step):
+            await self._learner.save(cut)
+
+
+def note_score(log: RunLog, event: str, **about: Any) -> None:
+    """Writes an event, and a span for a score."""
+    log(event, **about)
+    if event == "score":
+        took_s = about["ended_s"] - about["began_s"]
+        log.span("evaluation", f"version {about['version']}", about["began_s"], took_s, reward=about["reward"])
+
+
+async def watch_engine(engine: Engine, log: RunLog, who: str) -> None:
+    """Writes when an engine was busy, for ever."""
+    seen = -1
+    try:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            seen = _note_steps(engine, log, who, seen)
+    finally:
+        _note_steps(engine, log, who, seen)
+
+
+def _note_steps(engine: Engine, log: RunLog, who: str, seen: int) -> int:
+    steps = [step for step in list(engine.timeline) if step.number > seen]
+    while steps:
+        count = 1
+        while count < len(steps) and steps[count].began_ns - _end(steps[count - 1]) < _GAP_NS:
+            count += 1
+        run, steps = steps[:count], steps[count:]
+        began, took = run[0].began_ns / 1e9, (_end(run[-1]) - run[0].began_ns) / 1e9
+        slots = sum(step.decoding for step in run) / count
+        log.span(who, f"version {run[-1].version}", began, took, steps=count, slots=round(slots, 2))
+        seen = run[-1].number
+    return seen
+
+
+def _end(step: Any) -> int:
+    return int(step.began_ns + step.took_ns)
+
+
+class LocalRun:
+    """A run in this process. Every thread is torch's, an engine's or the event loop's.
+
+    Args:
+        folder: Of the run. A run that was stopped or killed goes on from its last checkpoint.
+        log: Where it tells what it does.
+    """
+
+    def __init__(self, folder: RunFolder, log: RunLog) -> None:
+        self.folder, self.log = folder, log
+        self.experiment: Experiment = folder.experiment()
+        self._controller: Controller | None = None
+        self._evaluation: Evaluation | None = None
+        self._is_stopped = False
+        self._began_s = 0.0
+
+    def stop(self) -> None:
+        """Ends the run after the step that is being made, with a checkpoint. For the event loop's thread."""
+        self._is_stopped = True
+        if self._controller is not None:
+            self._controller.stop()
+
+    async def run(self) -> Result:
+        """Trains until the experiment's end."""
+        began = self._began_s = time.monotonic()
+        experiment, task = self.experiment, self.experiment.load_task()
+        torch.manual_seed(experiment.seed)
+        clock, weights = WallClock(), self.folder.weights()
+        inner = make_learner(experiment, task, make_model(experiment, task), weights, self.folder.checkpoints())
+        said = inner.resume()
+        cut = None if said is None else Cut.from_json(said)
+        version = await inner.publish()
+        learner = LoggedLearner(inner, self.log, version)
+        controller = self._controller = Controller(
+            task.items, experiment.rules, clock,
+            journal=self.folder.journal, cut=cut, version=version, log=self._log_event,
+        )  # fmt: skip
+        engines = {
+            f"generator-{number}": make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
+            for number, slots in enumerate([experiment.slots] * experiment.generators)
+        }
+        generators = {name: LocalGenerator(engine) for name, engine in engines.items()}
+        lanes: list[Coroutine[Any, Any, Any]] = [controller.watch(), self._tell()]
+        first = weights.latest()
+        assert first is not None
+        for name, generator in generators.items():
+            await generator.update(first.path, first.version)
+            lanes += [follow(weights, generator, clock=clock), watch_engine(engines[name], self.log, name)]
+        served = list(generators.values())
+        for number in range(experiment.agent_workers):
+            lanes.append(
+                AgentWorker(
+                    f"agents-{number}", controller, served[number % len(served)], task.agent,
+                    tokenizer=task.tokenizer, clock=clock, group=experiment.group, concurrent=experiment.concurrent,
+                    tries=experiment.tries, sampling=task.sampling,
+                ).run()
+            )  # fmt: skip
+        if experiment.evaluation.every:
+            slots = min(experiment.slots, experiment.evaluation.concurrent)
+            engine = make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
+            generators["evaluation"] = LocalGenerator(engine)
+            self._evaluation = Evaluation(
+                weights, generators["evaluation"], task.agent, task.held_out,
+                tokenizer=task.tokenizer, clock=clock, every=experiment.evaluation.every,
+                concurrent=experiment.evaluation.concurrent, sampling=task.sampling,
+                folder=self.folder.evaluation, log=self._log_event,
+            )  # fmt: skip
+            lanes.append(self._evaluation.run())
+        if self._is_stopped:
+            controller.stop()
+        try:
+            step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
+            await learner.save(await controller.checkpoint())
+            await self._score_last()
+            version = controller.version
+            self.folder.write_status(self.status())
+        finally:
+            for generator in generators.values():
+                await generator.close()
+            controller.close()
+            write_timeline(self.log.folder, self.folder.timeline)
+        return self._result(step, version, time.monotonic() - began)
+
+    async def _drive(
+        self, controller: Controller, learner: Learns, lanes: list[Coroutine[Any, Any, Any]], step: int
+    ) -> int:
+        """Runs the learner's lane to its end beside the others. One that raises ends the run with its error."""
+        experiment = self.experiment
+        training = asyncio.ensure_future(
+            train(
+                controller, learner,
+                clock=WallClock(), step=step, steps=experiment.steps, save_every=experiment.save_every,
+            )
+        )  # fmt: skip
+        beside = {asyncio.ensure_future(lane) for lane in lanes}
+        try:
+            while not training.done():
+                done, _ = await asyncio.wait([training, *beside], return_when=asyncio.FIRST_COMPLETED)
+                for one in done & beside:
+                    one.result()
+                beside -= done
+            return training.result()
+        finally:
+            controller.stop()
+            for one in (training, *beside):
+                one.cancel()
+            await asyncio.gather(training, *beside, return_exceptions=True)
+
+    async def _score_last(self) -> None:
+        """The newest version, unless it was scored or the run reached its goal."""
+        evaluation, newest = self._evaluation, self.folder.weights().latest()
+        if evaluation is None or newest is None or self._has_reached() or self._is_stopped:
+            return
+        if not evaluation.scores or evaluation.scores[-1].version < newest.version:
+            await evaluation.score(newest)
+
+    def _log_event(self, event: str, **about: Any) -> None:
+        note_score(self.log, event, **about)
+        if event == "score" and self._has_reached() and self._controller is not None:
+            self._controller.stop()
+
+    def _has_reached(self) -> bool:
+        goal, scores = self.experiment.evaluation.goal, self._scores()
+        return goal is not None and bool(scores) and scores[-1].reward >= goal
+
+    def _scores(self) -> list[Score]:
+        return [] if self._evaluation is None else self._evaluation.scores
+
+    async def _tell(self) -> None:
+        while True:
+            self.folder.write_status(self.status())
+            await asyncio.sleep(_STATUS_S)
+
+    def status(self) -> dict[str, Any]:
+        """What `sharpwave status` shows."""
+        assert self._controller is not None
+        said = self._controller.stats()
+        del said["buffer"]
+        last = self.log.recent[-1] if self.log.recent else {}
+        scores = self._scores()
+        return {
+            **said,
+            "steps": self.experiment.steps,
+            "reward": last.get("reward"),
+            "held_out": scores[-1].reward if scores else None,
+            "staleness": last.get("staleness"),
+            "tokens_per_s": last.get("tokens_per_s"),
+            "explain": self._controller.explain(),
+        }
+
+    def _result(self, step: int, version: int, took_s: float) -> Result:
+        assert self._controller is not None
+        counts, scores = self._controller.position.outcomes, self._scores()
+        goal = self.experiment.evaluation.goal
+        best = None if self._evaluation is None else self._evaluation.best
+        made = Result(
+            step=step,
+            version=version,
+            reward=scores[-1].reward if scores else None,
+            best=None if best is None else best.reward,
+            reached=goal is None or self._has_reached(),
+            took_s=took_s,
+            trained=counts["trained"],
+            no_signal=counts["no_signal"],
+            rejected=counts["rejected"],
+            idle=idle_shares(self.log.folder, self._began_s),
+        )
+        self.log("end", **asdict(made))
+        return made

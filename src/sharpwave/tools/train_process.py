@@ -1,0 +1,190 @@
+"""A run of ``sharpwave train`` from its first line to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sharpwave.errors import NotReady, StorageError
+from sharpwave.llm.clock import WallClock
+from sharpwave.llm.evaluation import Evaluation
+from sharpwave.llm.experiment import Experiment
+from sharpwave.llm.generators.local import LocalGenerator
+from sharpwave.llm.log import RunLog
+from sharpwave.llm.model.folder import load_model
+from sharpwave.llm.parts import LearnerSettings, make_engine, make_model
+from sharpwave.llm.presets import preset
+from sharpwave.llm.run import LocalRun, Result
+from sharpwave.llm.run_folder import RunFolder, write_whole
+from sharpwave.llm.weights import Published
+
+from .train_console import Console, plot_rewards, print_result
+
+__all__ = ["begin", "drive", "evaluate", "print_status", "reopen", "stop"]
+
+_LOOK_S = 0.05
+
+
+def begin(what: str, changes: list[str], out: Path | None) -> RunFolder:
+    """A new run folder. All settings are checked before it is made.
+
+    Raises:
+        SchemaError: A key is unknown or a value makes no sense.
+    """
+    source: Any = Path(what) if what.endswith(".toml") else preset(what)
+    experiment = Experiment.read(source, changes)
+    _check(experiment)
+    name = Path(what).stem.rpartition(":")[2]
+    return RunFolder.create(Path(f"sharpwave-{name}") if out is None else out, experiment)
+
+
+def reopen(path: Path, changes: list[str]) -> RunFolder:
+    """The folder of an earlier run, with changed settings."""
+    folder = RunFolder(path)
+    experiment = folder.experiment()
+    if changes:
+        experiment = Experiment.read(experiment.to_json(), changes)
+        _check(experiment)
+        if folder.is_driven:
+            raise NotReady(f"{path}: a process drives this run; end it with: sharpwave stop {path}")
+        write_whole(path / "experiment.json", experiment.to_json())
+    return folder
+
+
+def _check(experiment: Experiment) -> None:
+    """What only the task, the model and the device can say."""
+    LearnerSettings.of(experiment)
+    make_model(experiment, experiment.load_task())
+
+
+def drive(folder: RunFolder, processes: bool = False) -> bool:
+    """Runs to the end, with progress on the console. Returns whether the goal was reached.
+
+    The first SIGINT or SIGTERM ends the run in order, with a checkpoint; a second one as a kill does.
+    """
+    folder.take()
+    try:
+        experiment = folder.experiment()
+        if LearnerSettings.of(experiment).device == "cpu":
+            torch.set_num_threads(1)  # the engines' threads and the learner's share the cores
+        with Console(experiment) as console:
+            if processes:
+                from sharpwave.llm.launchers.keeper import Keeper
+
+                folder.forget("outcome")  # of a run that goes on now
+                keeper = Keeper(folder, show=console.show)
+                with _signals(keeper.stop):
+                    result = keeper.run()
+            else:
+                result = asyncio.run(_run_here(folder, console))
+        has_curve = plot_rewards(folder.logs, folder.curve, experiment.evaluation.goal)
+        print_result(result, folder, experiment, has_curve)
+        return result.reached
+    finally:
+        folder.give_back()
+
+
+async def _run_here(folder: RunFolder, console: Console) -> Result:
+    log = RunLog(folder.logs, tensorboard=True, show=console.show)
+    try:
+        run = LocalRun(folder, log)
+        loop = asyncio.get_running_loop()
+        with _signals(lambda: loop.call_soon_threadsafe(run.stop)):
+            return await run.run()
+    finally:
+        log.close()
+
+
+@contextlib.contextmanager
+def _signals(stop: Any) -> Any:
+    """Calls `stop` at the first SIGINT or SIGTERM; the next one has its default effect."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def tell(number: int, frame: Any) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        stop()
+
+    for number in numbers:
+        signal.signal(number, tell)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def evaluate(path: Path, model: Path | None) -> None:
+    """Prints the mean reward of a version on the held-out items.
+
+    Raises:
+        StorageError: There is no run, or no version.
+    """
+    folder = RunFolder(path)
+    experiment = folder.experiment()
+    best = folder.evaluation / "best"
+    latest = folder.weights().latest()
+    place = model or (best if best.is_dir() else None if latest is None else latest.path)
+    if place is None:
+        raise StorageError(f"{path} has no version yet")
+    task = experiment.load_task()
+    torch.set_num_threads(1)
+
+    async def main() -> Any:
+        slots = min(experiment.slots, experiment.evaluation.concurrent)
+        engine = make_engine(experiment, task, load_model(place, dtype="float32"), 0, slots=slots)
+        async with LocalGenerator(engine) as generator:
+            scoring = Evaluation(
+                folder.weights(), generator, task.agent, task.held_out,
+                tokenizer=task.tokenizer, clock=WallClock(), concurrent=experiment.evaluation.concurrent,
+                sampling=task.sampling,
+            )  # fmt: skip
+            return await scoring.score(Published(0, place))
+
+    score = asyncio.run(main())
+    print(f"{place}: mean reward {score.reward:.4f} of {score.episodes} held-out items, {score.failed} failed")
+
+
+def print_status(path: Path, as_json: bool) -> None:
+    folder = RunFolder(path)
+    folder.experiment()
+    said = {"is_driven": folder.is_driven, **folder.status()}
+    if as_json:
+        print(json.dumps(said, indent=2))
+        return
+    state = "runs" if folder.is_driven else "does not run; go on with: sharpwave resume " + str(path)
+    print(f"{path}: {state}")
+    for name, value in said.items():
+        if name not in ("is_driven", "explain") and value is not None:
+            print(f"  {name:<14} {value:.4g}" if isinstance(value, float) else f"  {name:<14} {value}")
+    if folder.is_driven and "explain" in said:
+        print(f"  {said['explain']}")
+
+
+def stop(path: Path, timeout_s: float) -> None:
+    """Ends the process that drives the run, and waits for its end.
+
+    Raises:
+        NotReady: No process drives it, or it has not ended in time.
+    """
+    folder = RunFolder(path)
+    folder.experiment()
+    found = folder.find("run")
+    if not folder.is_driven or found is None:
+        raise NotReady(f"stop: no process drives {path}")
+    os.kill(found["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while folder.is_driven:
+        if time.monotonic() > deadline:
+            raise NotReady(f"stop: the run has not ended within {timeout_s:g} s; wait longer with --timeout")
+        time.sleep(_LOOK_S)
+    print(f"stopped; go on with: sharpwave resume {path}")

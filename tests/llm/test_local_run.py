@@ -1,0 +1,195 @@
+"""A run in one process: it trains, stops, goes on, and tells what it did."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+
+from sharpwave.errors import NotReady, SchemaError, StorageError
+from sharpwave.llm.experiment import Experiment
+from sharpwave.llm.log import EVENTS, SPANS, STEPS, RunLog, read_lines
+from sharpwave.llm.parts import LearnerSettings, make_model
+from sharpwave.llm.presets import preset
+from sharpwave.llm.run import LocalRun
+from sharpwave.llm.run_folder import RunFolder
+from sharpwave.llm.timeline import idle_shares, write_timeline
+
+TINY = {
+    "batch": 4, "group": 4, "concurrent": 4, "slots": 16, "save_every": 2, "steps": 5, "skip_no_signal": False,
+    "task_options": {"digits": 2, "count": 60, "held_out": 4},
+    "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+    "learner": {"row_tokens": 32, "rows": 4}, "evaluation": {"every": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def run(folder, **settings):
+    log = RunLog(folder.logs)
+    try:
+        return asyncio.run(LocalRun(folder, log).run())
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_run_trains_each_item_once_within_its_staleness(tmp_path, max_staleness):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read({**TINY, "max_staleness": max_staleness}))
+    result = run(folder)
+    assert (result.step, result.trained, result.reached) == (5, 20, True)
+    lines = read_lines(folder.logs / STEPS)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    keys = [key for line in lines for key in line["keys"]]
+    assert len(set(keys)) == 20
+    assert max(line["staleness_max"] for line in lines) <= max_staleness
+    for line in lines:
+        assert sum(line["staleness_histogram"].values()) == line["tokens_made"] == line["learned_tokens"]
+        assert {"reward", "entropy", "clip_share", "importance_weight", "tokens_per_s", "waited_s"} <= line.keys()
+    assert result.reward is not None  # the newest version was scored at the end
+    assert (folder.evaluation / "best" / "config.json").exists()
+    assert folder.status()["explain"]
+    trace = json.loads(folder.timeline.read_text())["traceEvents"]
+    rows = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert rows == {"learner", "generator-0", "evaluation"}
+    assert {event["ph"] for event in trace} >= {"M", "X", "b", "e", "C"}
+    assert all(0 <= share <= 1 for share in result.idle.values())
+
+
+def test_synchronous_runs_of_one_seed_are_equal(tmp_path):
+    """Every draw has a seed of its own, and without staleness each batch is made by the weights before it."""
+
+    def rewards(name):
+        settings = {**TINY, "max_staleness": 0, "steps": 3, "evaluation": {"every": 0}}
+        folder = RunFolder.create(tmp_path / name, Experiment.read(settings))
+        run(folder)
+        lines = read_lines(folder.logs / STEPS)
+        return [(sorted(line["keys"]), line["reward"]) for line in lines], folder.weights().latest().read()
+
+    (first, weights), (second, again) = rewards("a"), rewards("b")
+    assert first == second
+    assert all(torch.allclose(weights[name], again[name], atol=1e-5) for name in weights)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    settings = {**TINY, "steps": None, "epochs": 1, "task_options": {"digits": 2, "count": 30, "held_out": 4}}
+    experiment = Experiment.read({**settings, "steps": 3})
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    assert run(folder).trained == 12
+    version = folder.weights().latest().version
+    (folder.path / "experiment.json").write_text(json.dumps(Experiment.read(settings).to_json()))
+    result = run(folder)
+    assert result.trained == 30
+    keys = [key for line in read_lines(folder.logs / STEPS) for key in line["keys"]]
+    assert sorted(keys) == sorted(f"0/{name}" for name in experiment.load_task().items.ids if f"0/{name}" in keys)
+    assert len(keys) == 30
+    assert folder.weights().latest().version > version
+
+
+def test_a_run_that_is_stopped_saves_and_ends(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read({**TINY, "steps": 1000}))
+    log = RunLog(folder.logs)
+
+    async def main():
+        local = LocalRun(folder, log)
+        running = asyncio.ensure_future(local.run())
+        while not log.recent and not running.done():
+            await asyncio.sleep(0.01)
+        local.stop()
+        return await running
+
+    result = asyncio.run(main())
+    log.close()
+    assert 0 < result.step < 1000
+    assert folder.cut().step == result.step
+
+
+def test_a_goal_ends_the_run(tmp_path):
+    settings = {**TINY, "steps": 1000, "evaluation": {"every": 1, "goal": 0.0}}
+    result = run(RunFolder.create(tmp_path / "run", Experiment.read(settings)))
+    assert result.reached
+    assert result.step < 1000
+
+
+def test_an_error_of_a_part_ends_the_run_with_its_words(tmp_path):
+    """An agent worker that cannot hand in ends everything, and leaves no thread behind."""
+    folder = RunFolder.create(tmp_path / "run", Experiment.read({**TINY, "steps": 1000, "max_losses": 0}))
+
+    async def main():
+        local = LocalRun(folder, RunLog(folder.logs))
+        running = asyncio.ensure_future(local.run())
+        while local._controller is None and not running.done():
+            await asyncio.sleep(0.01)
+        local._controller.fail("the disk is full")
+        with pytest.raises(NotReady, match="the disk is full"):
+            await running
+
+    asyncio.run(main())
+
+
+def test_a_folder_has_one_run_and_one_driver(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(TINY))
+    with pytest.raises(SchemaError, match="has a run already; give another --out, or go on with: sharpwave resume"):
+        RunFolder.create(tmp_path / "run", Experiment.read(TINY))
+    assert not folder.is_driven
+    folder.take()
+    assert folder.is_driven
+    with pytest.raises(NotReady, match="a process drives this run; end it with: sharpwave stop"):
+        RunFolder(tmp_path / "run").take()
+    folder.give_back()
+    assert not folder.is_driven
+    with pytest.raises(StorageError, match="there is no run; start one with: sharpwave train"):
+        RunFolder(tmp_path / "none").experiment()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"learner": {"clp": 0.1}}, "learner: unknown key 'clp'; did you mean 'clip'?"),
+        ({"learner": {"objective": "grop"}}, "objective: expected 'grpo' or 'ppo', got 'grop'"),
+        ({"learner": {"learning_rate": -1.0}}, "learning_rate: expected a number"),
+        ({"learner": {"device": "cuda"}}, 'torch finds no GPU; give device="cpu"'),
+        ({"learner": {"device": "gpu"}}, "device: expected cpu, cuda or cuda:1, got 'gpu'"),
+        ({"model": {"hiden_size": 3}}, "model: unknown key 'hiden_size'; did you mean 'hidden_size'?"),
+        ({"model": {"vocab_size": 3}}, "the model has 3 tokens, the task 'sort' needs 13"),
+        ({"model": {"path": "x", "hidden_size": 3}}, "'hidden_size' is a size of a new model"),
+    ],
+)
+def test_wrong_parts_name_the_key(given, said):
+    if "GPU" in said and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    experiment = Experiment.read({**TINY, **given})
+    with pytest.raises(SchemaError) as error:  # noqa: PT012 (one of the two says it)
+        LearnerSettings.of(experiment)
+        make_model(experiment, experiment.load_task())
+    assert said in str(error.value)
+
+
+def test_presets_are_experiments():
+    for task in ("sort", "sums", "guess", "math"):
+        experiment = Experiment.read(preset(task))
+        LearnerSettings.of(experiment)
+    assert preset("sort")["evaluation"]["goal"] == 0.8
+    with pytest.raises(SchemaError, match="did you mean 'sums'"):
+        preset("sum")
+
+
+def test_logs_of_a_killed_process_are_read(tmp_path):
+    log = RunLog(tmp_path)
+    log.step({"step": 1, "reward": 0.5})
+    log("start", key="0/a", owner="x")
+    with log.busy("learner", "train"):
+        pass
+    log.span("learner", "train", 1.0, 2.0)
+    log.span("learner", "train", 5.0, 1.0)
+    log.close()
+    with (tmp_path / STEPS).open("a") as file:
+        file.write('{"step": 2, "rew')
+    assert [line["step"] for line in read_lines(tmp_path / STEPS)] == [1]
+    assert read_lines(tmp_path / EVENTS)[0]["event"] == "start"
+    (tmp_path / SPANS).write_text("".join((tmp_path / SPANS).read_text().splitlines(True)[1:]))
+    assert idle_shares(tmp_path) == {"learner": 0.4}
+    assert write_timeline(tmp_path, tmp_path / "trace.json") > 3

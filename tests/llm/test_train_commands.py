@@ -1,0 +1,97 @@
+"""``sharpwave train`` and its sisters: what they print, and how they fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from patience import HANG_S, until
+from run_sweep import SMALL
+from typer.testing import CliRunner
+
+from sharpwave.llm.log import STEPS, read_lines
+from sharpwave.llm.run_folder import RunFolder
+from sharpwave.tools import cli
+
+TABLED = ("task_options", "model", "learner", "evaluation")
+CHANGES = [f"{name}={json.dumps(SMALL[name])}" for name in SMALL if name not in ("task", "epochs", *TABLED)]
+TABLES = [f"{name}.{key}={value}" for name in TABLED[:3] for key, value in SMALL[name].items()]
+TINY = [*CHANGES, *TABLES, "evaluation.every=2", "evaluation.goal=none"]
+
+
+def call(*arguments):
+    torch.set_num_threads(1)
+    return CliRunner().invoke(cli.build_app(), [str(one) for one in arguments])
+
+
+def test_train_status_evaluate_and_resume(tmp_path):
+    out = tmp_path / "run"
+    told = call("train", "sort", *TINY, "steps=10", "--out", out)
+    assert told.exit_code == 0, told.output
+    assert "held out" in told.output  # the table's head, and a line at step 10
+    assert any(line.split()[:1] == ["10"] for line in told.output.splitlines())
+    assert "reward curve:" in told.output
+    assert (out / "reward.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((out / "timeline.json").read_text())["traceEvents"]
+    said = json.loads(call("status", out, "--json").output)
+    assert (said["is_driven"], said["step"], said["trained"]) == (False, 10, 40)
+    assert "does not run; go on with: sharpwave resume" in call("status", out).output
+    assert "of 4 held-out items, 0 failed" in call("evaluate", out).output
+    told = call("resume", out, "steps=12")
+    assert told.exit_code == 0, told.output
+    assert RunFolder(out).cut().step == 12
+    keys = [key for line in read_lines(out / "logs" / STEPS) for key in line["keys"]]
+    assert len(set(keys)) == len(keys) == 48
+
+
+def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
+    told = call("train", "sort", *TINY, "steps=1", "evaluation.goal=2.0", "--out", tmp_path / "run")
+    assert told.exit_code == 3
+    assert "goal 2: not reached" in told.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "sorts"], "expected a file run.toml, or a task: sort, sums, guess, math, or module:function; got 'sorts'"),
+        (["train", "nothing.at_all:make"], "task 'nothing.at_all:make': No module named 'nothing'; is its folder in"),
+        (["train", "sort", "max_stalenes=0"], "unknown key 'max_stalenes'; did you mean 'max_staleness'?"),
+        (["train", "sort", "learner.clp=0.1"], "unknown key 'clp'; did you mean 'clip'?"),
+        (["train", "sort", "task_options.digit=3"], "did you mean 'digits'?"),
+        (["train", "sort", "batch=0"], "batch: expected a whole number, at least 1, got 0"),
+        (["train", "none.toml"], "none.toml cannot be read"),
+        (["resume", "nowhere"], "there is no run; start one with: sharpwave train"),
+        (["status", "nowhere"], "there is no run"),
+        (["stop", "nowhere"], "there is no run"),
+    ],
+)
+def test_errors_come_before_anything_is_made(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    told = call(*arguments)
+    assert said in str(told.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_stop_ends_a_run_of_another_process_with_a_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "sharpwave", "train", "sort", *TINY, "steps=1000000", "--out", str(out)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        folder = RunFolder(out)
+        until(lambda: running.poll() is not None or bool(read_lines(folder.logs / STEPS)), "the first step")
+        until(lambda: running.poll() is not None or bool(folder.status()), "a status")
+        assert "runs" in call("status", out).output
+        told = call("train", "sort", "--out", out)
+        assert "has a run already" in str(told.exception)
+        told = call("stop", out, "--timeout", HANG_S)
+        assert told.exit_code == 0, told.exception
+        assert running.wait(HANG_S) == 0
+    finally:
+        if running.poll() is None:
+            os.kill(running.pid, signal.SIGKILL)
+            running.wait()
+    assert folder.cut().step == read_lines(folder.logs / STEPS)[-1]["step"]
+    assert "no process drives" in str(call("stop", out).exception)
