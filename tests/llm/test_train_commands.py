@@ -56,7 +56,10 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "sorts"], "expected a file run.toml, or a task: sort, sums, guess, math, or module:function; got 'sorts'"),
+        (
+            ["train", "sorts"],
+            "expected a file run.toml, or a task: sort, sums, guess, math, or module:function; got 'sorts'",
+        ),
         (["train", "nothing.at_all:make"], "task 'nothing.at_all:make': No module named 'nothing'; is its folder in"),
         (["train", "sort", "max_stalenes=0"], "unknown key 'max_stalenes'; did you mean 'max_staleness'?"),
         (["train", "sort", "learner.clp=0.1"], "unknown key 'clp'; did you mean 'clip'?"),

@@ -33,6 +33,7 @@ def preset(task: str) -> dict[str, Any]:
     """
     if task not in TASKS and ":" not in task:
         raise SchemaError(
-            f"train: expected a file run.toml, or a task: {', '.join(TASKS)}, or module:function; got {task!r}{nearest(task, TASKS)}"
+            f"train: expected a file run.toml, or a task: {', '.join(TASKS)}, or module:function; got {task!r}"
+            f"{nearest(task, TASKS)}"
         )
     return {"task": task, **(_SORT if task == "sort" else _OTHERS)}
