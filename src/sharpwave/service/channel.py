@@ -60,12 +60,15 @@ class Channel:
         self.is_over: threading.Event | None = None  # set by another thread: the caller wants no answer
 
     def __del__(self) -> None:
-        socket = getattr(self, "_socket", None)
+        socket, wire = getattr(self, "_socket", None), getattr(self, "_wire", None)
+        if wire is not None:
+            wire.close()
         if socket is not None:
             socket.close(0)
 
     def close(self) -> None:
-        self._socket.close(0)
+        if self._wire.close():  # else a thread waits at the socket, which is freed after it
+            self._socket.close(0)
 
     def renew(self) -> Channel:
         """Another channel with the open calls of this one, whose socket is gone. Only for calls that may come twice."""

@@ -272,9 +272,11 @@ class Server:
         if guest is None:
             return
         if kind == _Kind.CALL:
+            self._calls.take(guest, event)
+        elif kind == _Kind.BARRED:
             if self._guests.is_barred(guest):
                 return self._turn_away(event, self._guests.refusal_of(guest))
-            self._calls.take(guest, event)
+            self._guests.read_keys()  # it is known again; the message is lost, and the client asks what became of it
         elif kind == _Kind.GIVEN_UP:
             self._calls.give_up(guest, event.channel)
         else:
