@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import NotReady
+from ..errors import ClosedError, NotReady
 from .message import Status, Verb, error_of, to_microseconds
 from .zeromq import load_zmq, zmq_functions
 
@@ -106,8 +106,10 @@ class Channel:
         try:
             self.begin(where, call)
             return self.finish(where)
-        except BaseException:
+        except BaseException as error:
             self.abandon()
+            if isinstance(error, (ClosedError, self._zmq.ZMQError)):
+                self._session.check_open(where)  # closed meanwhile, by the handler of a signal
             raise
         finally:
             self.is_busy = False
@@ -306,8 +308,8 @@ class Channel:
                 self._socket.setsockopt(option, 200)
             self._wait_ms = 200
             self._socket.send(message)
-        except zmq.ZMQError:
+            while (frame := self._wire.receive()) is not None:
+                if frame.is_valid and frame.verb == Verb.BYE:
+                    return
+        except (ClosedError, zmq.ZMQError):
             return
-        while (frame := self._wire.receive()) is not None:
-            if frame.is_valid and frame.verb == Verb.BYE:
-                return
