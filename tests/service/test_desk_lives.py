@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from patience import HANG_S, until
+from service.server_child import ServerChild
 
 pytest.importorskip("zmq")
 
@@ -97,17 +98,27 @@ def test_a_channel_that_another_thread_closes_ends_its_call(waits: Any) -> None:
     thread.join()
 
 
-def test_a_call_ends_at_its_deadline_among_signals(waits: Any) -> None:
-    server, buffer = waits
-    server.close()
+def new_buffer() -> Any:
+    return sw.ReplayBuffer(100, obs_shape=(2,), seed=0)
+
+
+def test_a_call_ends_at_its_deadline_among_signals() -> None:
+    server = ServerChild(new_buffer)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     try:
+        buffer = sw.open(server.address)
+        buffer.add(*row(1))
+        server.pause()
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
         with pytest.raises(NotReady, match="did not answer"):
             buffer.sample(4, timeout=0.5)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        server.kill()
+    with pytest.raises(NotReady):
+        buffer.sample(4, timeout=0)
+    buffer.close()
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
