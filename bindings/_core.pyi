@@ -765,6 +765,11 @@ class Wire:
 
     def __init__(self, zmq: Zmq, socket: int) -> None: ...
 
+    def close(self) -> bool:
+        """
+        Uses the socket no more. False: another thread waits at it, so it must not be freed yet.
+        """
+
     def send(self, message: object | None, version: int, verb: int, flags: int, table: int, session: int, channel: int, stream: int, call: int, oldest: int, timeout: int, argument: int) -> bool:
         """
         Sends a message whose first 64 bytes are the space of the head. None: a head alone. False: there is no connection, or no room.
@@ -817,11 +822,13 @@ class Event:
 
         CALL = 4
 
-        GIVEN_UP = 5
+        BARRED = 5
 
-        BROKEN = 6
+        GIVEN_UP = 6
 
-        KEYS = 7
+        BROKEN = 7
+
+        KEYS = 8
 
     @property
     def kind(self) -> Event.Kind: ...
@@ -891,7 +898,7 @@ class Desk:
 
     def part(self, session: int) -> None: ...
 
-    def watch(self, path: str, device: int, inode: int, bytes: int, modified_ns: int, changed_ns: int) -> None: ...
+    def watch(self, path: bytes, device: int, inode: int, bytes: int, modified_ns: int, changed_ns: int) -> None: ...
 
     def hold(self, session: int, channel: int, call: int) -> None:
         """A call waits elsewhere; 0: none any more."""

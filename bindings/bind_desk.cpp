@@ -213,8 +213,8 @@ private:
 
 class BoundDesk {
 public:
-    BoundDesk(std::shared_ptr<wire::Zmq> zmq, std::uintptr_t socket, const nb::dict& limits)
-        : desk(*zmq, to_pointer(socket), read_limits(limits)) {}
+    BoundDesk(const wire::Zmq& zmq, std::uintptr_t socket, const nb::dict& limits)
+        : desk(zmq, to_pointer(socket), read_limits(limits)) {}
 
     Desk desk;
 
@@ -336,6 +336,7 @@ void bind_desk(nb::module_& m) {
         .value("HELLO", Event::Kind::hello)
         .value("BYE", Event::Kind::bye)
         .value("CALL", Event::Kind::call)
+        .value("BARRED", Event::Kind::barred)
         .value("GIVEN_UP", Event::Kind::given_up)
         .value("BROKEN", Event::Kind::broken)
         .value("KEYS", Event::Kind::keys);
@@ -373,7 +374,7 @@ void bind_desk(nb::module_& m) {
             nb::sig("def body(self) -> memoryview"));
     nb::class_<BoundDesk>(m, "Desk",
                           "Takes the messages of a server, and answers at once what can be answered at once.")
-        .def(nb::init<std::shared_ptr<wire::Zmq>, std::uintptr_t, const nb::dict&>(), nb::arg("zmq"), nb::arg("socket"),
+        .def(nb::init<const wire::Zmq&, std::uintptr_t, const nb::dict&>(), nb::arg("zmq"), nb::arg("socket"),
              nb::arg("limits"), nb::sig("def __init__(self, zmq: Zmq, socket: int, limits: dict[str, int]) -> None"))
         .def("serve", &serve, nb::arg("until"), "Until something comes that it hands over, or until that time.")
         .def(
@@ -413,9 +414,10 @@ void bind_desk(nb::module_& m) {
             "part", [](BoundDesk& self, std::uint64_t session) { self.desk.part(session); }, nb::arg("session"))
         .def(
             "watch",
-            [](BoundDesk& self, const std::string& path, std::uint64_t device, std::uint64_t inode, std::uint64_t bytes,
-               std::uint64_t modified_ns,
-               std::uint64_t changed_ns) { self.desk.watch(path, {device, inode, bytes, modified_ns, changed_ns}); },
+            [](BoundDesk& self, const nb::bytes& path, std::uint64_t device, std::uint64_t inode, std::uint64_t bytes,
+               std::uint64_t modified_ns, std::uint64_t changed_ns) {
+                self.desk.watch({path.c_str(), path.size()}, {device, inode, bytes, modified_ns, changed_ns});
+            },
             nb::arg("path"), nb::arg("device"), nb::arg("inode"), nb::arg("bytes"), nb::arg("modified_ns"),
             nb::arg("changed_ns"))
         .def(

@@ -20,6 +20,7 @@ using sharpwave::wire::Zmq;
 
 namespace {
 
+constexpr double kMostWait_s = 1.0;             // of a wait that signals interrupt again and again
 constexpr std::size_t kCopiedBytes = 64 << 10;  // a new block for so much costs page faults: it comes from the pool
 
 // The functions by name, as their addresses in this process.
@@ -72,7 +73,13 @@ nb::object body_of(nb::handle frame) {
 // A connected DEALER, used by one thread at a time.
 class Wire {
 public:
-    Wire(std::shared_ptr<Zmq> zmq, std::uintptr_t socket) : zmq_(std::move(zmq)), socket_(to_pointer(socket)) {}
+    Wire(const Zmq& zmq, std::uintptr_t socket) : zmq_(zmq), socket_(to_pointer(socket)) {}
+
+    // Nothing uses the socket from here on. False: another thread waits at it, so it must not be freed yet.
+    bool close() {
+        socket_ = nullptr;
+        return !is_waiting_;
+    }
 
     // False: there is no connection, or no room. The bytes begin with the space of a head, which is written here.
     bool send(nb::handle bytes, std::uint16_t version, std::uint16_t verb, std::uint16_t flags, std::uint32_t table,
@@ -90,10 +97,10 @@ public:
         head.oldest = oldest;
         head.timeout = timeout;
         head.argument = argument;
-        Message message = bytes.is_none() ? Message(*zmq_, sizeof head) : message_of(*zmq_, bytes);
+        Message message = bytes.is_none() ? Message(zmq_, sizeof head) : message_of(zmq_, bytes);
         if (message.size() < sizeof head) throw nb::value_error("send(): a message has the space of a head");
         std::memcpy(message.data(), &head, sizeof head);
-        return message.send(socket_, sharpwave::wire::kDontWait) || is_later();
+        return message.send(checked(), sharpwave::wire::kDontWait) || is_later();
     }
 
     // None: nothing came within the socket's own timeout. Other threads run while it waits.
@@ -125,42 +132,59 @@ public:
 private:
     // Without a message: nothing came.
     Frame next() {
-        auto message = std::make_shared<Message>(*zmq_);
+        auto message = std::make_shared<Message>(zmq_);
         // What is there already is taken without letting others in.
-        bool came = message->receive(socket_, sharpwave::wire::kDontWait);
+        bool came = message->receive(checked(), sharpwave::wire::kDontWait);
+        const double begun = came ? 0 : sharpwave::wire::monotonic_now();
         while (!came) {
-            {
-                const PatientRelease release;
-                came = message->receive(socket_, 0);
-            }
-            if (came) break;
-            if (zmq_->error() == EAGAIN) return {};
-            if (zmq_->error() != EINTR) throw Error(ErrorKind::closed, "the connection is closed");
-            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            const int error = wait(*message);
+            if (error == 0) break;
+            if (error == EAGAIN) return {};
+            if (error != EINTR) throw Error(ErrorKind::closed, "the connection is closed");
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();  // a handler may also close the socket
+            if (sharpwave::wire::monotonic_now() - begun >= kMostWait_s) return {};
         }
         if (message->has_more()) {  // no message of the protocol
-            Message rest(*zmq_);
-            while (rest.receive(socket_, sharpwave::wire::kDontWait) && rest.has_more()) {
+            Message rest(zmq_);
+            while (rest.receive(checked(), sharpwave::wire::kDontWait) && rest.has_more()) {
             }
-            message = std::make_shared<Message>(*zmq_);
+            message = std::make_shared<Message>(zmq_);
         }
         Frame frame{message, {}, false};
         frame.is_valid = read_head(message->bytes(), frame.head);
         return frame;
     }
 
+    // For a message, while other threads run: 0, or why there is none.
+    int wait(Message& message) {
+        void* const socket = checked();
+        is_waiting_ = true;
+        int error = 0;
+        {
+            const PatientRelease release;
+            if (!message.receive(socket, 0)) error = zmq_.error();
+        }
+        is_waiting_ = false;
+        return error;
+    }
+
+    void* checked() const {
+        if (!socket_) throw Error(ErrorKind::closed, "the connection is closed");
+        return socket_;
+    }
     static void* to_pointer(std::uintptr_t address) {
         void* pointer;
         std::memcpy(&pointer, &address, sizeof pointer);
         return pointer;
     }
     bool is_later() const {
-        if (zmq_->error() == EAGAIN || zmq_->error() == EINTR) return false;
+        if (zmq_.error() == EAGAIN || zmq_.error() == EINTR) return false;
         throw Error(ErrorKind::closed, "the connection is closed");
     }
 
-    std::shared_ptr<Zmq> zmq_;
-    void* socket_;
+    const Zmq& zmq_;
+    void* socket_;             // null: closed
+    bool is_waiting_ = false;  // a thread is at the socket without the interpreter
     Frame early_;  // came before it was wanted; without a message: none
 };
 
@@ -292,7 +316,8 @@ Message message_of(const Zmq& zmq, nb::handle bytes) {
 void bind_wire(nb::module_& m) {
     nb::class_<Zmq>(m, "Zmq", "libzmq's functions, by their addresses in this process.");
     m.def(
-        "zmq", [](const nb::dict& addresses) { return std::make_shared<Zmq>(read_functions(addresses)); },
+        "zmq", [](const nb::dict& addresses) { return new Zmq(read_functions(addresses)); },
+        nb::rv_policy::reference,  // never freed: arrays over messages may die after everything else
         nb::arg("addresses"), nb::sig("def zmq(addresses: dict[str, int]) -> Zmq"));
     nb::class_<Frame>(m, "Frame", nb::type_slots(frame_slots), "A message that came; a buffer of its bytes.")
         .def_ro("is_valid", &Frame::is_valid, "Whether it has a head of the protocol.")
@@ -313,7 +338,9 @@ void bind_wire(nb::module_& m) {
             nb::arg("bytes"))
         .def("__len__", [](const MessageMemory& self) { return self.memory->size(); });
     nb::class_<Wire>(m, "Wire", "A connected socket of a client, used by one thread at a time.")
-        .def(nb::init<std::shared_ptr<Zmq>, std::uintptr_t>(), nb::arg("zmq"), nb::arg("socket"))
+        .def(nb::init<const Zmq&, std::uintptr_t>(), nb::arg("zmq"), nb::arg("socket"))
+        .def("close", &Wire::close,
+             "Uses the socket no more. False: another thread waits at it, so it must not be freed yet.")
         .def("send", &Wire::send, nb::arg("message").none(), nb::arg("version"), nb::arg("verb"), nb::arg("flags"),
              nb::arg("table"), nb::arg("session"), nb::arg("channel"), nb::arg("stream"), nb::arg("call"),
              nb::arg("oldest"), nb::arg("timeout"), nb::arg("argument"),

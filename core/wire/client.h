@@ -47,7 +47,7 @@ struct Line {
     std::uint64_t expected = 1;  // the next call's number
     std::uint64_t oldest = 1;    // the least call whose reply is wanted
     std::uint64_t held = 0;      // the call that waits elsewhere; those behind it wait there, too. 0: none
-    std::deque<std::pair<std::uint64_t, Message>> replies;  // by call
+    std::deque<std::pair<std::uint64_t, Message>> replies;  // in the order of calls
 };
 
 struct Client {

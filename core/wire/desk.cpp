@@ -50,6 +50,12 @@ Head reply_head(const Client& client, const Head& request, std::uint64_t argumen
     return head;
 }
 
+// The place of a call's reply: its own, or that of the next one.
+auto place_of(Line& line, std::uint64_t call) {
+    return std::lower_bound(line.replies.begin(), line.replies.end(), call,
+                            [](const auto& reply, std::uint64_t number) { return reply.first < number; });
+}
+
 std::uint64_t nanoseconds(const timespec& time) {
     return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec);
 }
@@ -68,6 +74,7 @@ Event Desk::serve(double until) {
     for (;;) {
         if (!frame_ && !receive()) return {};
         if (came_ >= until) return {};  // what has come waits while the server looks around
+        if (!frame_) continue;          // it was dropped
         try {
             Event event;
             if (handle(event)) return event;
@@ -79,24 +86,24 @@ Event Desk::serve(double until) {
     }
 }
 
-// False: nothing came in time.
+// False: nothing came in time. True without a frame: what came is no message of the protocol.
 bool Desk::receive() {
     Message who(zmq_);
     auto frame = std::make_shared<Message>(zmq_);
-    for (;;) {
-        if (!who.receive(socket_, 0) || !frame->receive(socket_, 0)) {
+    for (Message* part : {&who, frame.get()}) {
+        while (!part->receive(socket_, 0)) {
             const int error = zmq_.error();
             if (error == EAGAIN) return false;
             if (error != EINTR) throw Error(ErrorKind::storage, "serve(): the server's socket failed");
-            continue;
         }
-        if (!frame->has_more()) break;
-        Message rest(zmq_);  // more frames than the protocol has
-        while (rest.receive(socket_, 0) && rest.has_more()) {
-        }
-        count(kFrames);
     }
     came_ = monotonic_now();
+    if (frame->has_more()) {  // more frames than the protocol has
+        Message rest(zmq_);
+        while (rest.receive(socket_, 0) && rest.has_more()) {
+        }
+        return count(kFrames), true;
+    }
     who_.assign(reinterpret_cast<const char*>(who.data()), who.size());
     frame_ = std::move(frame);
     return true;
@@ -128,7 +135,7 @@ bool Desk::handle(Event& event) {
             count(kForeign);
             return reply_bare(who_, head, Status::unknown_session, ""), false;
         }
-        if (client->is_barred) return hand_over(event, Event::Kind::call, head);
+        if (client->is_barred) return hand_over(event, Event::Kind::barred, head);
     }
     client->seen.store(came_, std::memory_order_relaxed);
     if (head.verb == Verb::beat) return hear_beat(*client, event);
@@ -167,6 +174,17 @@ bool Desk::take_call(Client& client, Line& line, const Head& head, Event& event)
         return hand_over(event, Event::Kind::broken, head);
     }
     ++line.expected;
+    try {
+        return begin_call(client, line, head, event);
+    } catch (...) {  // no memory: the client sends it again, unless its reply is kept
+        const auto found = place_of(line, head.call);
+        if (found == line.replies.end() || found->first != head.call) --line.expected;
+        throw;
+    }
+}
+
+// The next call of its line.
+bool Desk::begin_call(Client& client, Line& line, const Head& head, Event& event) {
     if (client.open_calls >= limits_.calls) {
         return refuse_busy(client, line, head, "at most " + std::to_string(limits_.calls) + " open calls"), false;
     }
@@ -181,8 +199,9 @@ bool Desk::take_call(Client& client, Line& line, const Head& head, Event& event)
         return refuse_busy(client, line, head, text), false;
     }
     if (!line.held && try_at_once(client, line, head)) return false;
+    hand_over(event, Event::Kind::call, head);
     client.open_calls.fetch_add(1, std::memory_order_relaxed);
-    return hand_over(event, Event::Kind::call, head);
+    return true;
 }
 
 bool Desk::try_at_once(Client& client, Line& line, const Head& head) {
@@ -246,9 +265,8 @@ bool Desk::forget(Client& client, Line& line, std::uint64_t oldest) {
 }
 
 void Desk::answer_probe(Line& line, const Head& head) {
-    const auto found = std::find_if(line.replies.begin(), line.replies.end(),
-                                    [&](const auto& reply) { return reply.first == head.call; });
-    if (found != line.replies.end()) {
+    const auto found = place_of(line, head.call);
+    if (found != line.replies.end() && found->first == head.call) {
         send(line.who, found->second);
     } else if (head.call >= line.expected) {
         reply_bare(line.who, head, Status::unknown_call, "");
@@ -275,10 +293,10 @@ void Desk::refuse_busy(Client& client, Line& line, const Head& head, const std::
 
 void Desk::keep(Client& client, Line& line, std::uint64_t call, Message message) {
     if (call < line.oldest) return;
-    client.kept_bytes.fetch_add(message.size(), std::memory_order_relaxed);
-    // Calls of a line end in their order.
-    line.replies.emplace_back(call, message);
+    // Mostly at the end: calls of a line end in their order, but for those refused while one before them waits.
+    line.replies.emplace(place_of(line, call), call, message);
     ++client.kept;
+    client.kept_bytes.fetch_add(message.size(), std::memory_order_relaxed);
     send(line.who, std::move(message));
 }
 

@@ -43,6 +43,7 @@ struct Event {
         hello,     // a client introduces itself
         bye,       // and takes its leave
         call,      // a call to be executed; where its line is held, after the call that holds it
+        barred,    // any message of a client whose key is not known (any more)
         given_up,  // the client wants no answer of the call that holds a line
         broken,    // a client that breaks the protocol: it was told so
         keys,      // the list of keys has changed
@@ -58,7 +59,8 @@ struct Event {
 
 class Desk {
 public:
-    // `socket`: a bound ROUTER, used by the thread that serves. Its receive timeout bounds a wait.
+    // `zmq` must outlive the desk and every event. `socket`: a bound ROUTER, used by the thread that serves. Its
+    // receive timeout bounds a wait.
     Desk(const Zmq& zmq, void* socket, const DeskLimits& limits) : zmq_(zmq), socket_(socket), limits_(limits) {}
 
     // Answers until something comes that it cannot answer, or until that time of the monotonic clock.
@@ -107,6 +109,7 @@ private:
     bool receive();
     bool handle(Event& event);
     bool take_call(Client& client, Line& line, const Head& head, Event& event);
+    bool begin_call(Client& client, Line& line, const Head& head, Event& event);
     bool try_at_once(Client& client, Line& line, const Head& head);
     bool hear_beat(Client& client, Event& event);
     bool forget(Client& client, Line& line, std::uint64_t oldest);
@@ -119,7 +122,7 @@ private:
     Message make(Head head, Status status, std::string_view text);
     void count(Reason reason) { refused_[reason].fetch_add(1, std::memory_order_relaxed); }
 
-    const Zmq zmq_;
+    const Zmq& zmq_;
     void* const socket_;
     const DeskLimits limits_;
     std::unordered_map<std::uint64_t, std::unique_ptr<Client>> clients_;

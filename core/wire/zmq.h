@@ -13,6 +13,7 @@
 
 namespace sharpwave::wire {
 
+// It lives as long as the process: messages refer to it, and some outlive the socket that brought them.
 struct Zmq {
     int (*msg_init)(void*);
     int (*msg_init_size)(void*, std::size_t);

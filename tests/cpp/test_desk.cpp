@@ -280,6 +280,69 @@ TEST_F(DeskTest, RolesAreAsked) {
     EXPECT_EQ(rows_->taken, 0u);
 }
 
+TEST_F(DeskTest, AReplyBehindRefusedCallsIsForgottenWhenItWasTaken) {
+    for (std::uint64_t call = 1; call <= 4; ++call) {
+        send(head(Verb::call, call, 0, 1));
+        EXPECT_EQ(serve().kind, Event::Kind::call);
+    }
+    EXPECT_EQ(ask(head(Verb::call, 5, 0, 1)).head.status, Status::busy);
+    const std::uint64_t refused = desk_->find(kSession)->kept_bytes;
+    desk_->reply(head(Verb::call, 1), wire::Message(zmq_, 200), 0, 0);
+    EXPECT_EQ(answer()->head.call, 1u);
+    EXPECT_EQ(ask(head(Verb::probe, 1, 0, 1)).head.call, 1u);
+    EXPECT_EQ(ask(head(Verb::probe, 5, 0, 1)).head.status, Status::busy);
+    EXPECT_EQ(ask(head(Verb::probe, 3, 0, 2)).head.status, Status::working);
+    EXPECT_EQ(desk_->find(kSession)->kept_bytes, refused);
+}
+
+TEST_F(DeskTest, EveryMessageOfAClientWithoutAKeyIsHandedOverAsSuch) {
+    desk_->watch("/nowhere/clients.list", {});
+    desk_->find(kSession)->is_barred = true;
+    for (const Verb verb : {Verb::beat, Verb::probe, Verb::sample, Verb::bye, static_cast<Verb>(999)}) {
+        send(head(verb, 1, 1));
+        EXPECT_EQ(serve().kind, Event::Kind::barred);
+    }
+    desk_->find(kSession)->is_barred = false;
+    EXPECT_EQ(ask(head(Verb::sample, 1, 2)).body, "\1\1") << "nothing of it was counted as a call";
+    EXPECT_EQ(desk_->find(kSession)->open_calls, 0u);
+}
+
+TEST_F(DeskTest, TheServerLooksAroundWhileFramesAreDropped) {
+    for (int i = 0; i < 2; ++i) {
+        EXPECT_GE(zmq_send(dealer_, "abc", 3, ZMQ_SNDMORE), 0);
+        EXPECT_GE(zmq_send(dealer_, "abc", 3, 0), 0);
+    }
+    EXPECT_EQ(desk_->serve(0).kind, Event::Kind::quiet);
+    EXPECT_EQ(desk_->refused(wire::Desk::kFrames), 1u);
+}
+
+TEST_F(DeskTest, AnEventOutlivesItsDesk) {
+    send(head(Verb::call, 1), "abc");
+    const Event event = serve();
+    ASSERT_EQ(event.kind, Event::Kind::call);
+    desk_.reset();
+    EXPECT_EQ(event.body().size(), 3u);
+}
+
+bool has_memory = true;
+
+TEST_F(DeskTest, ACallForWhichThereWasNoMemoryIsTakenAgain) {
+    zmq_.msg_init_size = [](void* message, std::size_t bytes) {
+        return has_memory ? zmq_msg_init_size(static_cast<zmq_msg_t*>(message), bytes) : -1;
+    };
+    has_memory = false;
+    send(head(Verb::add, 1, 10), "ab");
+    EXPECT_THROW(serve(), std::bad_alloc);
+    has_memory = true;
+    EXPECT_EQ(ask(head(Verb::probe, 1)).head.status, Status::unknown_call) << "the client sends it again";
+    EXPECT_EQ(ask(head(Verb::add, 1, 10), "ab").head.argument, 12u);
+    has_memory = false;
+    send(head(Verb::sample, 2, 3));  // its reply is kept, and only the way out fails
+    EXPECT_THROW(serve(), std::bad_alloc);
+    has_memory = true;
+    EXPECT_EQ(ask(head(Verb::probe, 2)).body, "\1\1\1");
+}
+
 }  // namespace desk_test
 
 #endif

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import NotReady
+from ..errors import ClosedError, NotReady
 from .message import Status, Verb, error_of, to_microseconds
 from .zeromq import load_zmq, zmq_functions
 
@@ -60,12 +60,15 @@ class Channel:
         self.is_over: threading.Event | None = None  # set by another thread: the caller wants no answer
 
     def __del__(self) -> None:
-        socket = getattr(self, "_socket", None)
+        socket, wire = getattr(self, "_socket", None), getattr(self, "_wire", None)
+        if wire is not None:
+            wire.close()
         if socket is not None:
             socket.close(0)
 
     def close(self) -> None:
-        self._socket.close(0)
+        if self._wire.close():  # else a thread waits at the socket, which is freed after it
+            self._socket.close(0)
 
     def renew(self) -> Channel:
         """Another channel with the open calls of this one, whose socket is gone. Only for calls that may come twice."""
@@ -103,8 +106,10 @@ class Channel:
         try:
             self.begin(where, call)
             return self.finish(where)
-        except BaseException:
+        except BaseException as error:
             self.abandon()
+            if isinstance(error, (ClosedError, self._zmq.ZMQError)):
+                self._session.check_open(where)  # closed meanwhile, by the handler of a signal
             raise
         finally:
             self.is_busy = False
@@ -303,8 +308,8 @@ class Channel:
                 self._socket.setsockopt(option, 200)
             self._wait_ms = 200
             self._socket.send(message)
-        except zmq.ZMQError:
+            while (frame := self._wire.receive()) is not None:
+                if frame.is_valid and frame.verb == Verb.BYE:
+                    return
+        except (ClosedError, zmq.ZMQError):
             return
-        while (frame := self._wire.receive()) is not None:
-            if frame.is_valid and frame.verb == Verb.BYE:
-                return

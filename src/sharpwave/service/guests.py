@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -60,7 +61,8 @@ class Guests:
         """Tells the desk the roles of everybody, and by what it knows that the list of keys has changed since."""
         if self._keys is None:
             return
-        self._desk.watch(str(self._keys.list_path), *self._keys.list_state())  # first: what changes now is read again
+        state = self._keys.list_state()  # first: what changes now is read again
+        self._desk.watch(os.fsencode(self._keys.list_path), *(number % 2**64 for number in state))
         for guest in self:
             roles = self._keys.roles_of(guest.user)
             guest.roles = frozenset() if roles is None else roles

@@ -132,7 +132,7 @@ class Keys:
             if version != self._read[0]:
                 self._read = (version, read_clients(self.folder))
             self.problem = None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             # Refuses everybody: a list that cannot be read may be one that revokes.
             self._read = (None, MappingProxyType({}))
             self.problem = str(error)

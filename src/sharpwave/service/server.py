@@ -119,10 +119,14 @@ class Server:
         functions = zmq_functions()
         self._listener = Listener(where, self._endpoint, self._keys, self._limits)
         self.address = self._listener.address
-        self._desk = _core.Desk(functions, self._listener.socket_address, asdict(self._limits))
-        for number_, (_, hosted) in enumerate(self._tables, 1):
-            hosted.attach(self._desk, number_)
-        self._guests = Guests(self._desk, self._keys, self._limits, self._timeout, self._tables)
+        try:
+            self._desk = _core.Desk(functions, self._listener.socket_address, asdict(self._limits))
+            for number_, (_, hosted) in enumerate(self._tables, 1):
+                hosted.attach(self._desk, number_)
+            self._guests = Guests(self._desk, self._keys, self._limits, self._timeout, self._tables)
+        except BaseException:
+            self._listener.close()  # else its address would stay in use
+            raise
         from .chores import Chores
 
         self._chores = Chores(self._listener.ring)
@@ -272,9 +276,11 @@ class Server:
         if guest is None:
             return
         if kind == _Kind.CALL:
+            self._calls.take(guest, event)
+        elif kind == _Kind.BARRED:
             if self._guests.is_barred(guest):
                 return self._turn_away(event, self._guests.refusal_of(guest))
-            self._calls.take(guest, event)
+            self._guests.read_keys()  # it is known again; the message is lost, and the client asks what became of it
         elif kind == _Kind.GIVEN_UP:
             self._calls.give_up(guest, event.channel)
         else:

@@ -31,14 +31,14 @@ def zmq_functions() -> _core.Zmq:
     import ctypes
 
     load_zmq()
-    from zmq.backend.cython import _zmq
-
     try:
+        from zmq.backend.cython import _zmq
+
         library = ctypes.CDLL(_zmq.__file__)
         addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS}
-    except (AttributeError, OSError) as error:
+    except (ImportError, AttributeError, OSError) as error:
         raise StorageError(
-            f"tcp:// and ipc:// need libzmq's functions, which this build of pyzmq hides ({error}); install pyzmq as a "
-            "wheel: pip install --force-reinstall pyzmq"
+            f"tcp:// and ipc:// need libzmq's functions, which this build of pyzmq hides ({error}); install a newer "
+            "pyzmq as a wheel: pip install --upgrade --force-reinstall pyzmq"
         ) from None
     return _core.zmq(addresses)
