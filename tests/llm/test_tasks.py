@@ -168,7 +168,11 @@ def test_word_problems_come_from_a_file_in_gsm8ks_format(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("srot", {}, "task: expected one of sort, sums, guess, math, or module:function, got 'srot'; did you mean 'sort'?"),
+        (
+            "srot",
+            {},
+            "task: expected one of sort, sums, guess, math, or module:function, got 'srot'; did you mean 'sort'?",
+        ),
         ("sort", {"digit": 3}, "task 'sort': unknown key 'digit'; did you mean 'digits'?; it has digits, count"),
         (
             "sort",

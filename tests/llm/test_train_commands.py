@@ -38,6 +38,7 @@ def test_train_status_evaluate_and_resume(tmp_path):
     assert json.loads((out / "timeline.json").read_text())["traceEvents"]
     said = json.loads(call("status", out, "--json").output)
     assert (said["is_driven"], said["step"], said["trained"]) == (False, 10, 40)
+    assert {"held_out", "reward", "entropy", "clip_share"} <= said.keys()
     assert "does not run; go on with: sharpwave resume" in call("status", out).output
     assert "of 4 held-out items, 0 failed" in call("evaluate", out).output
     told = call("resume", out, "steps=12")
@@ -56,7 +57,10 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "sorts"], "expected a file run.toml, or a task: sort, sums, guess, math, or module:function; got 'sorts'"),
+        (
+            ["train", "sorts"],
+            "expected a file run.toml, or a task: sort, sums, guess, math, or module:function; got 'sorts'",
+        ),
         (["train", "nothing.at_all:make"], "task 'nothing.at_all:make': No module named 'nothing'; is its folder in"),
         (["train", "sort", "max_stalenes=0"], "unknown key 'max_stalenes'; did you mean 'max_staleness'?"),
         (["train", "sort", "learner.clp=0.1"], "unknown key 'clp'; did you mean 'clip'?"),
