@@ -770,6 +770,15 @@ class Wire:
         Sends a message whose first 64 bytes are the space of the head. None: a head alone. False: there is no connection, or no room.
         """
 
+    def take(self, session: int, call: int) -> Frame | None:
+        """
+        The next message, if it is the good answer to this call. None: nothing came, or something that receive() gives.
+        """
+
+    @property
+    def has_early(self) -> bool:
+        """Whether receive() has one at once, which take() left."""
+
     def receive(self) -> Frame | None:
         """The next message. None: nothing came within the socket's timeout."""
 

@@ -51,10 +51,10 @@ public:
                 held_ += bytes;
                 return;
             }
-        } catch (const std::bad_alloc&) {
-            // No memory for the list: the block goes back to the system.
+            std::free(memory);
+        } catch (const std::bad_alloc&) {  // no memory for the list: the block goes back to the system
+            std::free(memory);
         }
-        std::free(memory);
     }
 
     void lock() { mutex_.lock(); }

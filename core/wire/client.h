@@ -58,6 +58,7 @@ struct Client {
     bool is_barred = false;  // its key is not known (any more): others decide what it is told
     std::unordered_map<std::uint32_t, Line> lines;
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams;  // by table and number
+    std::uint64_t kept = 0;                                              // replies of all lines
     std::atomic<double> seen{0};
     std::atomic<std::uint64_t> open_calls{0};  // without a reply
     std::atomic<std::uint64_t> kept_bytes{0};  // of replies

@@ -19,6 +19,9 @@ double monotonic_now() {
 
 namespace {
 
+// Replies of one client, also of those that only say BUSY: a client that never takes one does not fill the memory.
+constexpr std::uint64_t kMostKept = 1 << 16;
+
 bool is_numbered(Verb verb) {
     switch (verb) {
         case Verb::open:
@@ -65,8 +68,13 @@ Event Desk::serve(double until) {
     for (;;) {
         if (!frame_ && !receive()) return {};
         if (came_ >= until) return {};  // what has come waits while the server looks around
-        Event event;
-        if (handle(event)) return event;
+        try {
+            Event event;
+            if (handle(event)) return event;
+        } catch (...) {  // no memory: this message is lost, as if the network had lost it
+            frame_.reset();
+            throw;
+        }
         frame_.reset();
     }
 }
@@ -76,20 +84,20 @@ bool Desk::receive() {
     Message who(zmq_);
     auto frame = std::make_shared<Message>(zmq_);
     for (;;) {
-        if (who.receive(socket_, 0) && frame->receive(socket_, 0)) break;
-        const int error = zmq_.error();
-        if (error == EAGAIN) return false;
-        if (error != EINTR) throw Error(ErrorKind::storage, "serve(): the server's socket failed");
-    }
-    came_ = monotonic_now();
-    who_.assign(reinterpret_cast<const char*>(who.data()), who.size());
-    if (frame->has_more()) {  // more frames than the protocol has
-        Message rest(zmq_);
+        if (!who.receive(socket_, 0) || !frame->receive(socket_, 0)) {
+            const int error = zmq_.error();
+            if (error == EAGAIN) return false;
+            if (error != EINTR) throw Error(ErrorKind::storage, "serve(): the server's socket failed");
+            continue;
+        }
+        if (!frame->has_more()) break;
+        Message rest(zmq_);  // more frames than the protocol has
         while (rest.receive(socket_, 0) && rest.has_more()) {
         }
         count(kFrames);
-        return receive();
     }
+    came_ = monotonic_now();
+    who_.assign(reinterpret_cast<const char*>(who.data()), who.size());
     frame_ = std::move(frame);
     return true;
 }
@@ -152,6 +160,12 @@ bool Desk::take_call(Client& client, Line& line, const Head& head, Event& event)
     }
     if (head.call < line.expected) return answer_probe(line, head), false;  // it came before
     if (head.call > line.expected) return count(kOrder), false;             // the client sends again from the lost one
+    if (client.kept >= kMostKept) {
+        count(kBad);
+        reply_bare(who_, head, Status::bad_message,
+                   "the replies of " + std::to_string(client.kept) + " calls were not taken");
+        return hand_over(event, Event::Kind::broken, head);
+    }
     ++line.expected;
     if (client.open_calls >= limits_.calls) {
         return refuse_busy(client, line, head, "at most " + std::to_string(limits_.calls) + " open calls"), false;
@@ -226,6 +240,7 @@ bool Desk::forget(Client& client, Line& line, std::uint64_t oldest) {
     while (!line.replies.empty() && line.replies.front().first < oldest) {
         client.kept_bytes.fetch_sub(line.replies.front().second.size(), std::memory_order_relaxed);
         line.replies.pop_front();
+        --client.kept;
     }
     return line.held && line.held < oldest;
 }
@@ -263,6 +278,7 @@ void Desk::keep(Client& client, Line& line, std::uint64_t call, Message message)
     client.kept_bytes.fetch_add(message.size(), std::memory_order_relaxed);
     // Calls of a line end in their order.
     line.replies.emplace_back(call, message);
+    ++client.kept;
     send(line.who, std::move(message));
 }
 

@@ -40,10 +40,12 @@ public:
     }
     // The first `bytes` of the memory, which is held until the message was sent.
     Message(const Zmq& zmq, const std::shared_ptr<Memory>& memory, std::size_t bytes) : zmq_(&zmq) {
-        auto held = std::make_unique<std::shared_ptr<Memory>>(memory);
+        auto* held = new std::shared_ptr<Memory>(memory);
         const auto drop = [](void*, void* hint) { delete static_cast<std::shared_ptr<Memory>*>(hint); };
-        if (zmq.msg_init_data(raw_, memory->data(), bytes, drop, held.get()) != 0) throw std::bad_alloc();
-        static_cast<void>(held.release());
+        if (zmq.msg_init_data(raw_, memory->data(), bytes, drop, held) != 0) {
+            delete held;
+            throw std::bad_alloc();
+        }
     }
     Message(const Message& other) : zmq_(other.zmq_) {
         zmq_->msg_init(raw_);

@@ -85,6 +85,7 @@ class Child:
 
     def end(self) -> None:
         self.process.kill()
+        self.process.wait()  # first: at the end of its input, the child of `unshare` would end in order
         self.process.communicate()
 
     def end_in_its_namespace(self, address: str) -> None:

@@ -38,7 +38,7 @@ def test_forbidden_include_is_named_with_file_line_and_cycle(tmp_path: Path) -> 
     )
     (problem,) = check([include_graph(tmp_path)], known=())
     assert problem.startswith("core/storage/storage.h:3: storage may not use table (include of table/table.h)")
-    assert "it may use base, schema, returns, trajectories." in problem
+    assert "it may use base, schema, returns, trajectories, wire." in problem
     assert "cycle: storage -> table -> storage." in problem
 
 

@@ -1,7 +1,8 @@
 """Every generator that the conformance suite runs over, and what each of them promises.
 
 A back end that cannot run here stands in the list with its reason. `make test` runs those in process and our server;
-`make backends` also runs real vLLM, whose program is given by SHARPWAVE_VLLM.
+`make backends` also runs real vLLM, whose program is given by SHARPWAVE_VLLM. SGLang has no CPU build: SHARPWAVE_SGLANG
+is the Python of an environment that was made for it by hand.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 import torch
 
 from sharpwave.llm.generators import Engine, Generator
+from sharpwave.llm.generators.client import Client
+from sharpwave.llm.generators.sglang import SGLangClient, sglang_server
 from sharpwave.llm.generators.vllm import VLLMClient, sharpwave_server, vllm_server
 from sharpwave.llm.model import load_model, save_model, small_model, small_tokenizer
 
 CONTEXT = 640
-_VLLM = os.environ.get("SHARPWAVE_VLLM", "")
+_VLLM, _SGLANG = os.environ.get("SHARPWAVE_VLLM", ""), os.environ.get("SHARPWAVE_SGLANG", "")
 
 
 class Weights:
@@ -52,8 +55,9 @@ class Weights:
 class BackEnd:
     """How a generator is opened for `count` servers, and what it does beyond what all of them do.
 
-    `lacks` has a reason for each ability that it has not: "seed" (the same seed, the same answer), "stop strings",
-    "pause" (calls of its own for it), "processes" (servers that can be killed).
+    `lacks` has a reason for each ability that it has not: "seed" (same seed, same answer), "stop strings", "both
+    ends" (stop ids beside ignore_eos), "filters" (top_k, top_p, min_p), "pause" (calls of its own for it), "processes"
+    (servers that can be killed).
     """
 
     name: str
@@ -112,6 +116,17 @@ def _open_vllm(weights: Weights, place: Path, count: int) -> Generator:
     return VLLMClient(servers)
 
 
+def _open_sglang(weights: Weights, place: Path, count: int) -> Generator:
+    arguments = (
+        "--device cpu --dtype float32 --disable-cuda-graph --attention-backend torch_native --max-total-tokens 8192 "
+    )
+    arguments += "--sampling-backend pytorch --disable-overlap-schedule --mem-fraction-static 0.1 --context-length"
+    env = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    logs = [place / f"sglang-{number}.log" for number in range(count)]
+    given = [*arguments.split(), str(CONTEXT)]
+    return SGLangClient([sglang_server(weights.folder(0), *given, program=_SGLANG, env=env, log=log) for log in logs])
+
+
 IN_PROCESS = "it runs in this process"
 BACK_ENDS = [
     BackEnd("ours, in process", _open_local, {"processes": IN_PROCESS}),
@@ -127,6 +142,16 @@ BACK_ENDS = [
         },
         missing="" if importlib.util.find_spec("transformers") else "transformers is not installed",
     ),
+    BackEnd(
+        "SGLang",
+        _open_sglang,
+        {
+            "filters": "no top_k, top_p, min_p",
+            "seed": "seeds need --enable-deterministic-inference",
+            "both ends": "no stop ids beside ignore_eos",
+        },
+        missing="" if _SGLANG else "by hand: SHARPWAVE_SGLANG is not set",
+    ),
     BackEnd("vLLM", _open_vllm, missing="" if _VLLM else "`make backends` runs it: SHARPWAVE_VLLM is not set"),
 ]
 
@@ -138,24 +163,33 @@ async def tokens_of_vllm(generator: Generator) -> float:
     return sum(float(count) for count in re.findall(r"^vllm:generation_tokens_total\S* (\S+)", text, re.MULTILINE))
 
 
-async def post(generator: Generator, path: str, **query: Any) -> None:
-    """A call of another client to every server."""
-    assert isinstance(generator, VLLMClient)
-    for server in generator.servers:
-        await server.ask("POST", path, query=query)
-
-
 @contextlib.asynccontextmanager
 async def paused(generator: Generator, mode: str = "keep") -> Any:
     """Generation stands still, by a pause that the generator did not ask for."""
-    if isinstance(generator, VLLMClient):
-        await post(generator, "/pause", mode=mode)
-    else:
-        await generator.pause(mode)
+    await _pause(generator, mode)
     try:
         yield
     finally:
-        if isinstance(generator, VLLMClient):
-            await post(generator, "/resume")
+        await _resume(generator)
+
+
+async def _pause(generator: Any, mode: str) -> None:
+    if not isinstance(generator, Client):
+        await generator.pause(mode)
+        return
+    for server in generator.servers:
+        if isinstance(generator, SGLangClient):
+            await server.ask("POST", "/pause_generation", {"mode": "in_place" if mode == "keep" else mode})
         else:
-            await generator.resume()
+            await server.ask("POST", "/pause", query={"mode": mode})
+
+
+async def _resume(generator: Any) -> None:
+    if not isinstance(generator, Client):
+        await generator.resume()
+        return
+    for server in generator.servers:
+        if isinstance(generator, SGLangClient):
+            await server.ask("POST", "/continue_generation", {})
+        else:
+            await server.ask("POST", "/resume")

@@ -120,6 +120,7 @@ class System:
     seed: int = 0
     watchdog_s: float | None = None
     restarts: bool = True
+    follow_s: float = 0.002
     agent: object = coin_agent
     costs: Costs = field(default_factory=lambda: Costs(decode_s=1e-3, train_s=2e-2))
 
@@ -175,7 +176,9 @@ class System:
             self.device, slots=self.slots, costs=self.costs, length=lengths
         )
         self.tasks["generator"] = asyncio.ensure_future(generator.run())
-        self.tasks["follow"] = asyncio.ensure_future(follow(self.weights, generator, clock=self.clock))
+        self.tasks["follow"] = asyncio.ensure_future(
+            follow(self.weights, generator, clock=self.clock, poll_s=self.follow_s)
+        )
 
     def start_worker(self, role):
         self.names += 1
@@ -235,6 +238,8 @@ class System:
             await self.clock.sleep(self.restart_s)
             self.start_controller(resume=True)
             self.start_learner()
+            for ended in [one for one in self.tasks if one.startswith("worker") and self.tasks[one].done()]:
+                self.start_worker(ended)  # they had heard that the run was over, which it is not any more
         elif role == "generator":
             await self.end("follow")
             await self.end("generator")

@@ -1,6 +1,7 @@
 """The controller call by call: admission, outcomes, deaths, restarts, and what it says."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -300,8 +301,11 @@ def test_work_of_an_owner_that_was_taken_for_dead_counts_while_no_other_has_begu
         controller.lose("a")
         assert (await controller.start("b")).key == "0/0"
         assert await controller.finish(begun[0], sample_of(begun[0])) == "unwanted"
-        assert await controller.finish(begun[1], sample_of(begun[1])) == "kept"
+        # A permit of a former controller may have the number of one that is out now.
+        of_former = dataclasses.replace(begun[1], number=2)
+        assert await controller.finish(of_former, sample_of(of_former)) == "kept"
         assert (await controller.start("b")).key == "0/2"
+        assert controller.stats()["running"] == 2
 
     controlled(body)
 
@@ -317,6 +321,26 @@ def test_an_owner_that_dies_while_its_sample_is_written_has_handed_it_in():
             assert controller.lose("a") == 0
             assert await put == "kept"
         assert [controller.buffer.ids(), controller.capacity()] == [["0/0", "0/1"], 2]
+
+    controlled(body, outside_s=1.0)
+
+
+def test_calls_that_are_cancelled_while_they_write_are_made_all_the_same():
+    async def body(controller, clock):
+        for moment in (0.25, 0.75):
+            permit = await controller.start("a")
+            put = asyncio.ensure_future(controller.finish(permit, sample_of(permit)))
+            await clock.sleep(moment)
+            put.cancel()
+            await clock.sleep(1)
+            assert put.cancelled()
+        assert (controller.buffer.ids(), controller.stats()["running"]) == (["0/0", "0/1"], 0)
+        lease = await controller.take("learner")
+        call = asyncio.ensure_future(controller.trained(lease, 1))
+        await clock.sleep(1.25)
+        call.cancel()
+        await clock.sleep(2)
+        assert (controller.stats()["trained"], controller.step, controller.lose("learner")) == (2, 1, 0)
 
     controlled(body, outside_s=1.0)
 

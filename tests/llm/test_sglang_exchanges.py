@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,13 +76,15 @@ def test_scores_leave_out_the_first_token() -> None:
 
 
 def test_settings_by_the_names_of_sglang() -> None:
-    given = Sampling(max_tokens=9, temperature=0.5, seed=3, stop_ids=(4,), stop=("x",), ignore_eos=True)
+    with pytest.raises(SchemaError, match="ignores stop ids"):
+        parameters(Sampling(stop_ids=(4,), ignore_eos=True))
+    given = Sampling(max_tokens=9, temperature=0.5, seed=3, stop_ids=(4,), stop=("x",))
     assert parameters(given) == {
         "max_new_tokens": 9,
         "temperature": 0.5,
         "top_k": -1,
         "stop_token_ids": [4],
-        "ignore_eos": True,
+        "ignore_eos": False,
         "stop": ["x"],
         "sampling_seed": 3,
     }
@@ -201,6 +204,8 @@ def test_a_request_and_scores_over_http() -> None:
         assert playback.asked[-1][1]["logprob_start_len"] == 0
         with pytest.raises(SchemaError, match="out of the vocabulary"):
             await client.generate([99999], Sampling(max_tokens=3))
+        with pytest.raises(SchemaError, match="--enable-deterministic-inference"):
+            await client.generate([5], Sampling(max_tokens=3, seed=1))
         with pytest.raises(SchemaError, match="512"):
             await client.generate([5] * 510, Sampling(max_tokens=3))
         assert (await client.health()).version == 0
@@ -223,6 +228,19 @@ def test_an_update_pauses_swaps_and_goes_on(kv: Any, mode: str, is_flushed: bool
         with pytest.raises(StorageError, match="no such folder"):
             await client.update("/weights/two", 2, kv=kv)
         assert playback.asked[-1][0] == "/continue_generation"
+
+    asyncio.run(play(work))
+
+
+def test_ids_that_sglang_would_die_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 40}))
+    monkeypatch.setitem(recorded.MODEL, "model_path", str(tmp_path))
+
+    async def work(playback: Playback, client: SGLangClient) -> None:
+        with pytest.raises(SchemaError, match=r"ids\[1\]=40, expected 0 to 39"):
+            await client.generate([39, 40], Sampling(max_tokens=3))
+        client.vocabulary = 50
+        assert len((await client.generate([39, 40], Sampling(max_tokens=3))).tokens) == 3
 
     asyncio.run(play(work))
 

@@ -29,6 +29,7 @@ from mutator import BAD_DOCUMENTS, VERBS, Mutator
 from wire import Wire, document, pack, packed_rows
 
 import sharpwave as sw
+from sharpwave.errors import NotReady
 
 GROWTH_BYTES = 48 << 20  # of the server, after the first part of the run; a leak of 1 kB a message has more
 DEADLINE_S = 20.0
@@ -244,33 +245,58 @@ class Attacker:
             )
 
 
-class GoodClient(threading.Thread):
-    """Adds and samples as if nobody else were there; its rows have an `action` of 7."""
+def seconds_without_processor(pid: int | str) -> float:
+    """Of all threads of a process: ready to run, and the machine's load left them none."""
+    waited = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            waited += int(path.read_text().split()[1])
+    return waited / 1e9
 
-    def __init__(self, address: str) -> None:
+
+class GoodClient(threading.Thread):
+    """Adds and samples as if nobody else were there; its rows have an `action` of 7.
+
+    A call without an answer is a failure, unless the server or this process had no processor for most of that time.
+    """
+
+    def __init__(self, address: str, server_pid: int) -> None:
         super().__init__(daemon=True)
-        self.address = address
+        self.address, self._pids = address, (server_pid, "self")
+        self.starved: list[tuple[float, float]] = []  # seconds since the begin, seconds without a processor
         self.ends = threading.Event()
         self.added = 0
-        self.slowest_s = 0.0
+        self.slowest_s = self.failed_s = 0.0
         self.failure: BaseException | None = None
 
     def run(self) -> None:
+        first = time.monotonic()
         try:
             with sw.open(f"{self.address}/replay") as buffer:
                 while not self.ends.is_set():
-                    begun = time.monotonic()
-                    obs = np.full(4, self.added, np.float32)
-                    buffer.add(obs, [7, 7], self.added, obs + 1, False, timeout=DEADLINE_S)
-                    self.added += 1
-                    batch = buffer.sample(16, timeout=DEADLINE_S)
-                    own = batch["action"][:, 0] == 7
-                    assert (batch["obs"][own] == batch["reward"][own][:, None]).all(), "a row of mine is torn"
-                    assert (batch["next_obs"][own] == batch["obs"][own] + 1).all(), "a row of mine is torn"
-                    buffer.update_priorities(batch["indices"], np.ones(16), timeout=DEADLINE_S)
+                    begun, waited = time.monotonic(), sum(map(seconds_without_processor, self._pids))
+                    try:
+                        self._exchange(buffer)
+                    except NotReady:
+                        missing = sum(map(seconds_without_processor, self._pids)) - waited
+                        if missing < DEADLINE_S / 2:
+                            raise
+                        self.starved.append((round(begun - first, 1), round(missing, 1)))
+                        continue
                     self.slowest_s = max(self.slowest_s, time.monotonic() - begun)
         except BaseException as error:
+            self.failed_s = time.monotonic() - first
             self.failure = error
+
+    def _exchange(self, buffer: Any) -> None:
+        obs = np.full(4, self.added, np.float32)
+        self.added += 1
+        buffer.add(obs, [7, 7], self.added - 1, obs + 1, False, timeout=DEADLINE_S)
+        batch = buffer.sample(16, timeout=DEADLINE_S)
+        own = batch["action"][:, 0] == 7
+        assert (batch["obs"][own] == batch["reward"][own][:, None]).all(), "a row of mine is torn"
+        assert (batch["next_obs"][own] == batch["obs"][own] + 1).all(), "a row of mine is torn"
+        buffer.update_priorities(batch["indices"], np.ones(16), timeout=DEADLINE_S)
 
 
 def rss_bytes(pid: int) -> int:
@@ -296,7 +322,7 @@ def run(seconds: float, seed: int, attackers: int = 2) -> dict[str, Any]:
         assert pipe.poll(60), "the server did not begin"
         address = pipe.recv()
         assert process.pid is not None
-        good = GoodClient(address)
+        good = GoodClient(address, process.pid)
         good.start()
         peers = [Attacker(address, seed * 1_000 + number) for number in range(attackers)]
         memory: list[tuple[float, int]] = []
@@ -333,11 +359,12 @@ def run(seconds: float, seed: int, attackers: int = 2) -> dict[str, Any]:
         "lost": stats["lost"],
         "rows": good.added,
         "slowest_s": round(good.slowest_s, 2),
+        "starved": good.starved,
         "rss_mib": [round(size / 2**20, 1) for _, size in memory[:: max(1, len(memory) // 12)]],
     }
     assert process.exitcode == 0, f"the server ended with {process.exitcode}"
     assert not (failures := [peer.failure for peer in peers if peer.failure]), f"the fuzzer failed: {failures!r}"
-    assert good.failure is None, f"the good client failed: {good.failure!r}; {found}"
+    assert good.failure is None, f"the good client failed after {good.failed_s:.0f} s: {good.failure!r}; {found}"
     assert good.added > 0, found
     assert counts["sessions"] > 10, f"hardly any session began: {found}"
     assert good.slowest_s < DEADLINE_S, found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
 
 from ..checks import whole
 from ..errors import NotReady, SchemaError
@@ -14,27 +12,16 @@ from .agent import Agent, Generate
 from .characters import Tokenizer
 from .clock import Clock
 from .controller import Controller
+from .coroutines import together
 from .episode import Episode, to_sample
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .permits import Permit, derive_seed
 
-__all__ = ["AgentWorker", "together"]
+__all__ = ["AgentWorker"]
 
 _POLL_S = 0.001
 _RETRY_S = 0.1
-_Result = TypeVar("_Result")
-
-
-async def together(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """All results, in order. Where one raises or the caller is cancelled, the others end before this call does."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class AgentWorker:

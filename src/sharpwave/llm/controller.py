@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..buffers.sequence import SequenceBuffer
 from ..checks import told, whole
 from ..errors import NotReady, SchemaError, StaleHandle
-from ..sequences.dataflow import Consumer, Dataflow
+from ..sequences.dataflow import Dataflow
 from ..sequences.leases import Lease
 from ..sequences.sample import SequenceSample
 from .batches import Batches
 from .clock import Clock
+from .coroutines import Unbroken
 from .cut import Cut
+from .episode import read_rewards, train_flow
+from .events import no_log
 from .explanation import State, explain
 from .items import Items
 from .permits import Permit, Permits, derive_seed
@@ -24,15 +25,9 @@ from .position import Position
 from .rules import Rules
 from .vigil import Vigil
 
-__all__ = ["SAMPLE_KEYS", "Controller", "train_flow"]
+__all__ = ["Controller"]
 
-SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
-
-
-def train_flow(batch: int) -> Dataflow:
-    """The smallest dataflow: the learner alone, which reads what agents make."""
-    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
 
 
 class Controller:
@@ -69,7 +64,7 @@ class Controller:
         log: Callable[..., None] | None = None,
     ) -> None:
         self.rules, self._items, self._clock = rules, items, clock
-        self._log: Callable[..., None] = log if log is not None else _no_log
+        self._log: Callable[..., None] = log if log is not None else no_log
         self._flow = train_flow(rules.batch) if flow is None else flow
         if self._flow["train"].batch_size != rules.batch:
             raise SchemaError(f"Controller(): flow: expected batch_size={rules.batch} for 'train', as the rules say")
@@ -91,6 +86,7 @@ class Controller:
         self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
         self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
+        self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
         self._is_stopped = False
 
@@ -116,26 +112,35 @@ class Controller:
             SchemaError: The sample is not one of this item, or lacks keys. The permit stays.
         """
         self._check("finish()", permit.owner)
-        rewards = self._read_rewards(permit, sample)
-        if not self._permits.has(permit):
+        rewards = read_rewards(f"finish(): {permit.key!r}", sample, permit.key, self._flow.given_keys)
+        if permit.number in self._closing and self._permits.has(permit):
+            raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
+        is_adopted = not self._permits.has(permit)  # begun before a restart, or by an owner that was taken for dead
+        if is_adopted:
             if self.capacity() < 1 or not self.position.claim(permit.key):
                 self._log("unwanted", key=permit.key, owner=permit.owner)
                 return "unwanted"
-            self._permits.out[permit.number] = permit  # begun before a restart, or by an owner taken for dead
-        if permit.number in self._closing:
-            raise SchemaError(f"finish(): {permit.key!r} is being handed in already")
+            permit = self._permits.adopt(permit)
         if self.rules.skip_no_signal and len(rewards) > 1 and (rewards == rewards[0]).all():
             self._permits.end(permit)
             self.position.settle(permit.key, "no_signal")
             return self._told("no_signal", permit)
+        return await self._to_its_end(self._put(permit, sample, is_adopted))
+
+    async def _put(self, permit: Permit, sample: SequenceSample, is_adopted: bool) -> str:
         self._closing.add(permit.number)
         try:
             births = [self.position.birth(permit.key)]
-            handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+            await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+        except BaseException:
+            if is_adopted:  # its owner does not know the number
+                self._permits.end(permit)
+                self._lose_item(permit.key)
+            raise
         finally:
             self._closing.discard(permit.number)
         self._permits.end(permit)
-        if int(handles[0]) not in self.buffer:
+        if permit.key in self._dropped():  # and not trained already, which may happen before this call goes on
             self._lose_item(permit.key)
             return self._told("stale", permit)
         return self._told("kept", permit)
@@ -148,17 +153,6 @@ class Controller:
             self.position.settle(permit.key, "rejected")
             self._log("why", key=permit.key, why=why)
             self._told("rejected", permit)
-
-    def _read_rewards(self, permit: Permit, sample: SequenceSample) -> np.ndarray[Any, Any]:
-        where = f"finish(): {permit.key!r}"
-        if list(sample.ids) != [permit.key]:
-            raise SchemaError(f"{where}: expected one sample with the permit's key as its id, got {told(sample.ids)}")
-        if lacking := sorted(self._flow.given_keys - sample.keys):
-            raise SchemaError(f"{where}: the sample lacks {', '.join(lacking)}")
-        rewards = np.asarray(sample["rewards"])
-        if not np.isfinite(rewards).all():
-            raise SchemaError(f"{where}: rewards: expected finite numbers, got {told(rewards.tolist())}")
-        return rewards
 
     def _told(self, event: str, permit: Permit) -> str:
         self._log(event, key=permit.key, owner=permit.owner)
@@ -205,9 +199,7 @@ class Controller:
         self._check("trained()", owner)
         version = whole("trained()", "version", version, self.version + 1)
         # Before the acknowledgement: an item that starts in the place of a trained one begins with these weights.
-        await self._acknowledge([lease], version, step)
-        self._batches.leases.pop(owner, None)
-        self._moved()
+        await self._to_its_end(self._acknowledge([lease], version, step))
 
     async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
         """The same as `trained`, for a learner whose lease is gone because the controller was restarted meanwhile.
@@ -216,16 +208,13 @@ class Controller:
             StaleHandle: Another learner has one of the items, or has trained it. Nothing was changed.
         """
         self._check("confirm()", owner)
-        wanted, used = set(keys), set(self.buffer.used_ids)
-        if wanted <= used and not wanted & self.position.open.keys():
-            return  # it was heard before the restart
-        mine = self._batches.find(wanted, owner)
-        await self._acknowledge(mine, max(version, self.version), step)
-        self._moved()
+        heard = set(self.buffer.used_ids) - self.position.open.keys()  # before the restart
+        mine = self._batches.find(set(keys) - heard, owner)
+        await self._to_its_end(self._acknowledge(mine, max(version, self.version), step))
 
     async def _acknowledge(self, leases: Sequence[Lease], version: int, step: int | None) -> None:
-        # The version first: an item that starts in the place of a trained one begins with these weights.
-        await self._clock.outside(lambda: self.buffer.set_version(version))
+        # The version comes last: a controller that dies in between finds samples that are not too old, and the learner
+        # confirms them. Until then nothing starts (`capacity`): what starts next begins with the new weights.
         keys = [key for lease in leases for key in lease.batch.ids]
         self._leaving.update(keys)
         try:
@@ -233,11 +222,16 @@ class Controller:
                 await self._clock.outside(lease.ack)
                 for key in lease.batch.ids:
                     self.position.settle(key, "trained")
+            await self._clock.outside(lambda: self.buffer.set_version(version))
+            for lease in leases:
+                if (owner := self._batches.owner_of(lease)) is not None:
+                    del self._batches.leases[owner]
+            self.step = self.step + 1 if step is None else max(self.step, step)
+            self._log("trained", step=self.step, version=version, keys=keys)
         finally:
             self._leaving.difference_update(keys)
-        self.step = self.step + 1 if step is None else step
-        self._collect_dropped()
-        self._log("trained", step=self.step, version=version, keys=keys)
+            self._collect_dropped()
+            self._moved()
 
     async def checkpoint(self) -> Cut:
         """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
@@ -306,6 +300,8 @@ class Controller:
 
     def capacity(self) -> int:
         """How many items may start now."""
+        if self._leaving:
+            return 0
         room, most = self.rules.limit - len(self._permits) - len(self.buffer), self.rules.max_running
         return room if most is None else min(room, most - len(self._permits))
 
@@ -356,12 +352,16 @@ class Controller:
 
     def _collect_dropped(self) -> None:
         """Items whose samples the buffer has thrown away, because they are too old, come again."""
-        if self.rules.is_dropping:
-            running = (permit.key for permit in self._permits.out.values())
-            there = {*self.buffer.ids(), *self._leaving, *running}
-            for key in self.position.missing(there):
-                self._log("stale", key=key)
-                self._lose_item(key)
+        for key in self._dropped():
+            self._log("stale", key=key)
+            self._lose_item(key)
+
+    def _dropped(self) -> list[str]:
+        """Open items that are nowhere: neither at agents nor in the buffer nor to be handed out."""
+        if not self.rules.is_dropping:
+            return []
+        running = (permit.key for permit in self._permits.out.values())
+        return self.position.missing({*self.buffer.ids(), *self._leaving, *running})
 
     def _lose_item(self, key: str) -> None:
         if not self.position.lose(key, self.rules.max_losses):
@@ -405,7 +405,3 @@ class Controller:
         self._vigil.move()
         self._log("start", key=key, owner=owner)
         return permit
-
-
-def _no_log(event: str, **about: Any) -> None:
-    pass

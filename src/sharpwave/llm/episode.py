@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..checks import told
 from ..errors import SchemaError
+from ..sequences.dataflow import Consumer, Dataflow
 from ..sequences.sample import SequenceSample
 from .generators.answer import Answer
 
-__all__ = ["Episode", "to_sample"]
+__all__ = ["SAMPLE_KEYS", "Episode", "read_rewards", "to_sample", "train_flow"]
+
+SAMPLE_KEYS = ("input_ids", "logprobs", "loss_mask", "rewards", "versions")
 
 
 @dataclass
@@ -105,3 +109,24 @@ def to_sample(key: str, episodes: Sequence[Episode]) -> SequenceSample:
     }
     seqlens = {**dict.fromkeys(data, lens), "rewards": [[1] * len(episodes)]}
     return SequenceSample([key], seqlens, data)
+
+
+def read_rewards(where: str, sample: SequenceSample, key: str, keys: Collection[str]) -> np.ndarray[Any, Any]:
+    """The rewards of a sample, one a sequence.
+
+    Raises:
+        SchemaError: It is not one sample of the id `key`, lacks one of `keys`, or has rewards that are not finite.
+    """
+    if list(sample.ids) != [key]:
+        raise SchemaError(f"{where}: expected one sample with the permit's key as its id, got {told(sample.ids)}")
+    if lacking := sorted(set(keys) - sample.keys):
+        raise SchemaError(f"{where}: the sample lacks {', '.join(lacking)}")
+    rewards = np.asarray(sample["rewards"])
+    if not np.isfinite(rewards).all():
+        raise SchemaError(f"{where}: rewards: expected finite numbers, got {told(rewards.tolist())}")
+    return rewards
+
+
+def train_flow(batch: int) -> Dataflow:
+    """The smallest dataflow: the learner alone, which reads what agents make."""
+    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])

@@ -15,9 +15,9 @@ from typing import Any
 from ..checks import whole
 from ..errors import NotReady, StaleHandle, StorageError
 from .agent import Agent, Generate
-from .agent_worker import together
 from .characters import Tokenizer
 from .clock import Clock
+from .coroutines import together
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .items import Items

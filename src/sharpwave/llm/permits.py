@@ -56,6 +56,10 @@ class Permits:
         self.out[permit.number] = permit
         return permit
 
+    def adopt(self, permit: Permit) -> Permit:
+        """A permit of another controller, under a number of this one."""
+        return self.open(permit.key, permit.owner, permit.item, permit.version, permit.seed, permit.began_s)
+
     def has(self, permit: Permit) -> bool:
         return self.out.get(permit.number) == permit
 

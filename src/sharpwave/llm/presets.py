@@ -32,6 +32,8 @@ def preset(task: str) -> dict[str, Any]:
         SchemaError: There is no such task. The message names the nearest one.
     """
     if task not in TASKS and ":" not in task:
-        known = f"{', '.join(TASKS)}, or module:function"
-        raise SchemaError(f"train: expected a file run.toml, or a task: {known}; got {task!r}{nearest(task, TASKS)}")
+        raise SchemaError(
+            f"train: expected a file run.toml, or a task: {', '.join(TASKS)}, or module:function; got {task!r}"
+            f"{nearest(task, TASKS)}"
+        )
     return {"task": task, **(_SORT if task == "sort" else _OTHERS)}

@@ -54,10 +54,10 @@ async def train(
 
     Args:
         step: Steps that the learner has made before.
-        save_every: A checkpoint after so many steps; None for none.
+        save_every: A checkpoint after so many steps, before the first and after the last one; None for none.
         beat_s: How often the controller hears that the learner is alive, also during a long step.
     """
-    beats = asyncio.ensure_future(_beat(controller, owner, clock, beat_s))
+    beats, is_saved = asyncio.ensure_future(_beat(controller, owner, clock, beat_s)), True
     try:
         if save_every is not None and step == 0:  # a learner that dies before its first checkpoint begins here
             await learner.save(await controller.checkpoint())
@@ -65,6 +65,7 @@ async def train(
             lease = await controller.take(owner)
             if lease is None:
                 break
+            is_saved = False
             await learner.train(lease.batch)
             version, step = await learner.publish(), step + 1
             try:
@@ -73,6 +74,9 @@ async def train(
                 await controller.confirm(lease.batch.ids, owner, version, step)
             if save_every is not None and step % save_every == 0:
                 await learner.save(await controller.checkpoint())
+                is_saved = True
+        if save_every is not None and not is_saved:
+            await learner.save(await controller.checkpoint())
         return step
     finally:
         beats.cancel()

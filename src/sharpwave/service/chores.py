@@ -96,22 +96,27 @@ class Chore:
     def __init__(self, chores: Chores, guest: Guest, place: Any, later: Later) -> None:
         self.guest, self.place = guest, place
         self._chores, self._later = chores, later
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._is_cancelled = False
 
     def begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._end)
         if self._is_cancelled:
             self._task.cancel()
 
-    async def _run(self) -> None:
+    async def _run(self) -> Any:
         try:
-            result: Any = await self._later.wait()
-        except asyncio.CancelledError:
-            result = ClosedError("the client is gone, or the server is closing")
+            return await self._later.wait()
         except Exception as error:
-            result = error
-        self._chores.end(self, result)
+            return error
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        # Not in the coroutine: one that is cancelled before its first step never runs.
+        if task.cancelled():
+            self._chores.end(self, ClosedError("the client is gone, or the server is closing"))
+        else:
+            self._chores.end(self, task.result())
 
     def give_up(self) -> None:
         """The client wants no answer. What is being done is done; a wait ends."""

@@ -258,9 +258,9 @@ class HostedRows:
         """A batch in the memory of its reply, with its handles."""
         layout = self._layout
         assert layout is not None
-        memory = layout.memory(HEAD_BYTES, count, 16 if tells else 0)
+        memory: Any = layout.memory(HEAD_BYTES, count, 16 if tells else 0)
         batch = layout.over(memory, HEAD_BYTES, count)
-        odds = np.frombuffer(memoryview(memory)[-16:], np.float64) if tells else None
+        odds = np.frombuffer(memory, np.float64, 2, len(memory) - 16) if tells else None
         self._rows.table.sample_in_turn(count, batch, timeout, not holds, odds)
         return Answer(memory, count), batch["indices"]
 

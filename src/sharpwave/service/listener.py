@@ -19,6 +19,10 @@ from .zeromq import load_zmq
 
 __all__ = ["Listener"]
 
+# The last replies go out, on a busy machine too: a client without its answer would wait for the next server. Only one
+# that does not read makes the end of a server take so long.
+_LINGER_MS = 5000
+
 
 class Listener:
     """A bound ROUTER socket. A desk receives and sends; any thread may ``ring``.
@@ -32,7 +36,7 @@ class Listener:
         self._context = zmq.Context()
         self._context.max_sockets = max(1024, 2 * limits.clients)
         socket = self._socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 1000)  # the last replies go out
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
         # Of one connection: what waits for the server's thread, and what waits for a slow client. A reply that finds no
         # room is dropped: it is kept, and the client asks for it.

@@ -85,7 +85,8 @@ class Pipeline:
         if not self._settles and not rows.settled:
             self._asked.append(_UNRESERVED)
             call = OpenCall(Verb.SAMPLE, None, rows.table, _UNRESERVED, self._count, 0, None)
-            return self._channel.begin("batches()", call)
+            self._channel.begin("batches()", call)
+            return
         number = next(rows.reservations) if self._settles else 0
         settled = list(rows.settled)
         message = None

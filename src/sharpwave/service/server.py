@@ -207,7 +207,7 @@ class Server:
         pause, is_timed, until = max(50, int(1e3 * look_s)), False, time.monotonic() + look_s
         try:
             while not self._is_closing:
-                self._guard(self._take, self._desk.serve(until))
+                self._guard(self._serve, until)
                 for done in self._chores.finished():
                     self._guard(self._calls.finish, *done)
                 now = time.monotonic()
@@ -219,6 +219,14 @@ class Server:
                     self._listener.wait_at_most(pause if is_timed else -1)
         finally:
             self._end()
+
+    def _serve(self, until: float) -> None:
+        try:
+            event = self._desk.serve(until)
+        except StorageError:  # the socket is gone: nothing can be served any more
+            self._is_closing = True
+            raise
+        self._take(event)
 
     def _guard(self, call: Callable[..., None], *args: Any) -> None:
         """A failure that no reply tells of is reported, and the other clients are served on."""

@@ -56,6 +56,7 @@ class Client(ABC):
         key: The servers' API key.
         version: The version of the weights that the servers have been started with.
         patience_s: How long a request waits for a server to come back before it raises `NotReady`.
+        vocabulary: Token ids from this number on are refused. None: what the server's model has, where that is known.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Client(ABC):
         key: str | None = None,
         version: int = 0,
         patience_s: float = 60.0,
+        vocabulary: int | None = None,
     ) -> None:
         given = [servers] if isinstance(servers, (str, ServerProcess)) else list(servers)
         if not given:
             raise SchemaError(f"{type(self).__name__}: servers is empty, expected at least one address")
         self.servers = [Remote(where, key) for where in given]
-        self.patience_s = patience_s
+        self.patience_s, self.vocabulary = patience_s, vocabulary
         self._first_version = version
         self._wanted: _Wanted | None = None
         self._calls: set[_Call] = set()
@@ -121,7 +123,7 @@ class Client(ABC):
                 if server is None:
                     answer.stop = "abort"
                     return answer.answer()
-                self._check_length(server, prompt, sampling)
+                self._check_fit(server, prompt, sampling)
                 answer.extend(await self._part(server, call, [*prompt, *answer.tokens], left))
                 if answer.stop is not None and (answer.stop != "abort" or call.is_aborted):
                     return answer.answer()
@@ -153,7 +155,7 @@ class Client(ABC):
         while True:
             server = await self._choose(None)
             assert server is not None
-            self._check_length(server, given, Sampling(max_tokens=1))
+            self._check_fit(server, given, Sampling(max_tokens=1))
             try:
                 return await self._score(server, given)
             except Gone as error:
@@ -322,7 +324,10 @@ class Client(ABC):
         except (TypeError, ValueError):
             return self._first_version
 
-    def _check_length(self, server: Remote, ids: list[int], sampling: Sampling) -> None:
+    def _check_fit(self, server: Remote, ids: list[int], sampling: Sampling) -> None:
+        vocabulary = server.vocabulary if self.vocabulary is None else self.vocabulary
+        if vocabulary is not None and max(ids) >= vocabulary:
+            raise SchemaError(f"generate(): ids[{ids.index(max(ids))}]={max(ids)}, expected 0 to {vocabulary - 1}")
         if server.limit is not None and len(ids) + sampling.max_tokens > server.limit:
             raise SchemaError(
                 f"generate(): a prompt of {len(ids)} tokens and max_tokens={sampling.max_tokens} need "

@@ -56,6 +56,8 @@ class Remote:
         self.version: int | None = None
         self.kind = ""
         self.limit: int | None = None
+        self.vocabulary: int | None = None
+        self.has_seeds = True
         self.folder: str | None = None  # the last one that it has read its weights from
         self.trouble: Exception | None = None  # why it is not ready
         self.has_failed = False  # and will not be ready by itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ class SGLangClient(Client):
     Log-probabilities are those after the temperature. SGLang does not apply top_k, top_p and min_p to them, so requests
     with these settings are refused. For temperature 0 they are the model's own.
 
+    SGLang dies of a token id that its model does not have. The client refuses such ids where it can read the model's
+    folder; elsewhere give `vocabulary`.
+
     A server that is started with --incremental-streaming-output sends each token once. Without it, each event repeats
     the whole answer, and long answers cost much. `sglang_server` sets it.
     """
@@ -34,6 +38,8 @@ class SGLangClient(Client):
         if not isinstance(told, dict):
             raise Refused(f"{server.address}/server_info: {str(told)[:200]}, expected the settings of SGLang")
         server.kind, server.limit = "sglang", told.get("context_length") or None
+        server.has_seeds = bool(told.get("enable_deterministic_inference"))
+        server.vocabulary = _vocabulary_of((await server.ask("GET", "/model_info")).get("model_path"))
         if server.is_held:  # it could not be reached to end the pause of an update
             await self._resume(server)
 
@@ -41,6 +47,11 @@ class SGLangClient(Client):
         return self._number((await server.ask("GET", "/model_info")).get("weight_version"))
 
     async def _ask(self, server: Remote, name: str, ids: list[int], sampling: Sampling, part: Partial) -> None:
+        if sampling.seed is not None and not server.has_seeds:
+            raise SchemaError(
+                f"Sampling(seed={sampling.seed}): {server.address} ignores seeds; start SGLang with "
+                "--enable-deterministic-inference, or leave it out"
+            )
         body = {
             "input_ids": ids,
             "rid": name,
@@ -95,6 +106,15 @@ class SGLangClient(Client):
             await server.ask("POST", "/abort_request", {"rid": name})
 
 
+def _vocabulary_of(folder: str | None) -> int | None:
+    """Of the model in a folder; None where it is not visible here."""
+    try:
+        config = json.loads((Path(folder or "") / "config.json").read_text())
+        return int((config.get("text_config") or config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def parameters(sampling: Sampling) -> dict[str, Any]:
     """The settings as SGLang names them."""
     filters = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
@@ -104,6 +124,10 @@ def parameters(sampling: Sampling) -> dict[str, Any]:
                 f"Sampling({name}={getattr(sampling, name)}): SGLang's log-probabilities are those before {name}, "
                 "not of the distribution that is sampled from; leave it out, or use another server"
             )
+    if sampling.ignore_eos and sampling.stop_ids:
+        raise SchemaError(
+            f"Sampling(ignore_eos=True, stop_ids={sampling.stop_ids}): SGLang then ignores stop ids, too; leave one out"
+        )
     found: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

@@ -1,0 +1,40 @@
+"""Coroutines that run together, and such that run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+__all__ = ["Unbroken", "together"]
+
+_Result = TypeVar("_Result")
+
+
+async def together(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """All results, in order. Where one raises or the caller is cancelled, the others end before this call does."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Unbroken:
+    """Runs work that must not be left half done: it goes on where its caller is cancelled."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[Any]] = set()  # an event loop itself keeps no task alive
+
+    async def __call__(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller has it, or is gone

@@ -1,0 +1,285 @@
+// The desk of a server: numbers of calls, replies that are kept, limits, and what it hands over.
+#ifdef SHARPWAVE_HAS_NET
+
+#include <gtest/gtest.h>
+#include <zmq.h>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "wire/desk.h"
+
+// Of its own: in a unity build other files have classes of the same names.
+namespace desk_test {
+
+namespace wire = sharpwave::wire;
+using wire::Event;
+using wire::Head;
+using wire::Status;
+using wire::Verb;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+template <class To, class From>
+To as(From function) {
+    To to;
+    static_assert(sizeof to == sizeof function);
+    std::memcpy(&to, &function, sizeof to);
+    return to;
+}
+
+wire::Zmq functions() {
+    wire::Zmq zmq;
+    zmq.msg_init = as<decltype(zmq.msg_init)>(&zmq_msg_init);
+    zmq.msg_init_size = as<decltype(zmq.msg_init_size)>(&zmq_msg_init_size);
+    zmq.msg_init_data = as<decltype(zmq.msg_init_data)>(&zmq_msg_init_data);
+    zmq.msg_close = as<decltype(zmq.msg_close)>(&zmq_msg_close);
+    zmq.msg_copy = as<decltype(zmq.msg_copy)>(&zmq_msg_copy);
+    zmq.msg_move = as<decltype(zmq.msg_move)>(&zmq_msg_move);
+    zmq.msg_data = as<decltype(zmq.msg_data)>(&zmq_msg_data);
+    zmq.msg_size = as<decltype(zmq.msg_size)>(&zmq_msg_size);
+    zmq.msg_more = as<decltype(zmq.msg_more)>(&zmq_msg_more);
+    zmq.msg_gets = as<decltype(zmq.msg_gets)>(&zmq_msg_gets);
+    zmq.msg_recv = as<decltype(zmq.msg_recv)>(&zmq_msg_recv);
+    zmq.msg_send = as<decltype(zmq.msg_send)>(&zmq_msg_send);
+    zmq.error = as<decltype(zmq.error)>(&zmq_errno);
+    return zmq;
+}
+
+// Batches of bytes that count the draws; it refuses sizes of 100 and more.
+class Draws : public wire::Table {
+public:
+    std::shared_ptr<wire::Memory> sample(std::uint64_t count, bool, std::uint64_t) noexcept override {
+        if (count >= 100) return nullptr;
+        auto memory = std::make_shared<wire::Memory>(sizeof(Head) + count);
+        std::memset(memory->data() + sizeof(Head), ++drawn, count);
+        return memory;
+    }
+    int drawn = 0;
+};
+
+// Takes rows of one byte, and none while it is closed.
+class Rows : public wire::Stream {
+public:
+    bool add(std::span<const std::byte> body, std::uint64_t first_row, std::uint64_t& accepted) noexcept override {
+        if (is_closed) return false;
+        taken = first_row + body.size();
+        accepted = taken;
+        return true;
+    }
+    bool is_closed = false;
+    std::uint64_t taken = 0;
+};
+
+struct Answer {
+    Head head;
+    std::string body;
+};
+
+class DeskTest : public testing::Test {
+protected:
+    static constexpr std::uint64_t kSession = 7;
+
+    DeskTest() : zmq_(functions()) {
+        context_ = zmq_ctx_new();
+        router_ = zmq_socket(context_, ZMQ_ROUTER);
+        dealer_ = zmq_socket(context_, ZMQ_DEALER);
+        const int soon = 20, none = 0;
+        for (void* socket : {router_, dealer_}) {
+            zmq_setsockopt(socket, ZMQ_RCVTIMEO, &soon, sizeof soon);
+            zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none);
+        }
+        EXPECT_EQ(zmq_bind(router_, "inproc://desk"), 0);
+        EXPECT_EQ(zmq_connect(dealer_, "inproc://desk"), 0);
+        desk_ = std::make_unique<wire::Desk>(zmq_, router_, wire::DeskLimits{1 << 20, 4, 1000, 2, 1000});
+        desk_->host(1, draws_);
+        desk_->admit(kSession, "", 1, wire::kRead | wire::kWrite).streams[wire::stream_key(1, 3)] = rows_;
+    }
+    ~DeskTest() override {
+        desk_.reset();
+        zmq_close(dealer_);
+        zmq_close(router_);
+        zmq_ctx_term(context_);
+    }
+
+    static Head head(Verb verb, std::uint64_t call, std::uint64_t argument = 0, std::uint64_t oldest = 0) {
+        Head head;
+        head.verb = verb;
+        head.table = 1;
+        head.session = kSession;
+        head.channel = 5;
+        head.stream = 3;
+        head.call = call;
+        head.oldest = oldest ? oldest : call;
+        head.argument = argument;
+        return head;
+    }
+    void send(const Head& head, const std::string& body = "") {
+        std::string frame(reinterpret_cast<const char*>(&head), sizeof head);
+        frame += body;
+        ASSERT_GE(zmq_send(dealer_, frame.data(), frame.size(), 0), 0);
+    }
+    // What the desk hands over once everything that was sent is handled.
+    Event serve() { return desk_->serve(kNever); }
+    std::optional<Answer> answer() {
+        char frame[1000];
+        const int size = zmq_recv(dealer_, frame, sizeof frame, 0);
+        if (size < 0) return std::nullopt;
+        EXPECT_GE(size, 64);
+        Answer found;
+        std::memcpy(&found.head, frame, sizeof found.head);
+        found.body.assign(frame + 64, frame + size);
+        return found;
+    }
+    Answer ask(const Head& head, const std::string& body = "") {
+        send(head, body);
+        EXPECT_EQ(serve().kind, Event::Kind::quiet);
+        const std::optional<Answer> found = answer();
+        EXPECT_TRUE(found);
+        return found.value_or(Answer{});
+    }
+
+    wire::Zmq zmq_;
+    void *context_, *router_, *dealer_;
+    std::shared_ptr<Draws> draws_ = std::make_shared<Draws>();
+    std::shared_ptr<Rows> rows_ = std::make_shared<Rows>();
+    std::unique_ptr<wire::Desk> desk_;
+};
+
+TEST_F(DeskTest, BatchesAndRowsAreAnsweredAtOnce) {
+    const Answer batch = ask(head(Verb::sample, 1, 3));
+    EXPECT_EQ(batch.head.status, Status::ok);
+    EXPECT_EQ(batch.head.argument, 3u);
+    EXPECT_EQ(batch.body, "\1\1\1");
+    const Answer added = ask(head(Verb::add, 2, 10), "ab");
+    EXPECT_EQ(added.head.argument, 12u);
+    EXPECT_EQ(rows_->taken, 12u);
+    EXPECT_EQ(desk_->find(kSession)->find_times(static_cast<std::uint16_t>(Verb::add))->count, 1u);
+}
+
+TEST_F(DeskTest, ARequestThatComesAgainGetsTheSameReply) {
+    EXPECT_EQ(ask(head(Verb::sample, 1, 2)).body, "\1\1");
+    EXPECT_EQ(ask(head(Verb::sample, 1, 2)).body, "\1\1");
+    EXPECT_EQ(ask(head(Verb::probe, 1)).body, "\1\1");
+    EXPECT_EQ(draws_->drawn, 1);
+    EXPECT_EQ(ask(head(Verb::sample, 2, 2)).body, "\2\2");
+    send(head(Verb::sample, 1, 2, 1));  // its client had moved on: the reply is forgotten
+    EXPECT_EQ(serve().kind, Event::Kind::quiet);
+    EXPECT_FALSE(answer());
+    EXPECT_EQ(desk_->find(kSession)->kept_bytes, 66u);
+}
+
+TEST_F(DeskTest, ACallThatWasLostIsWaitedFor) {
+    send(head(Verb::sample, 2, 1, 1));
+    EXPECT_EQ(serve().kind, Event::Kind::quiet);
+    EXPECT_FALSE(answer());
+    EXPECT_EQ(desk_->refused(wire::Desk::kOrder), 1u);
+    EXPECT_EQ(ask(head(Verb::probe, 2, 0, 1)).head.status, Status::unknown_call);
+    EXPECT_EQ(ask(head(Verb::sample, 1, 1)).head.status, Status::ok);
+    EXPECT_EQ(ask(head(Verb::sample, 2, 1)).head.status, Status::ok);
+}
+
+TEST_F(DeskTest, WhatCannotBeDoneAtOnceIsHandedOverAndHoldsItsLine) {
+    rows_->is_closed = true;
+    send(head(Verb::add, 1, 0), "a");
+    const Event waits = serve();
+    ASSERT_EQ(waits.kind, Event::Kind::call);
+    EXPECT_EQ(waits.body().size(), 1u);
+    desk_->hold(kSession, 5, 1);
+    EXPECT_EQ(ask(head(Verb::probe, 1)).head.status, Status::working);
+    send(head(Verb::sample, 2, 1, 1));
+    EXPECT_EQ(serve().kind, Event::Kind::call) << "a call behind one that waits";
+    desk_->release(kSession, 5);
+    Head done = waits.head;
+    done.argument = 1;
+    desk_->reply(done, wire::Message(zmq_, sizeof(Head)), waits.came, 1);
+    EXPECT_EQ(answer()->head.call, 1u);
+    EXPECT_EQ(desk_->find(kSession)->open_calls, 1u);
+}
+
+TEST_F(DeskTest, ACallThatHoldsItsLineAndIsGivenUpIsToldOf) {
+    send(head(Verb::call, 1));
+    EXPECT_EQ(serve().kind, Event::Kind::call);
+    desk_->hold(kSession, 5, 1);
+    send(head(Verb::sample, 2, 1));
+    const Event given_up = serve();
+    EXPECT_EQ(given_up.kind, Event::Kind::given_up);
+    EXPECT_EQ(given_up.head.channel, 5u);
+    EXPECT_EQ(serve().kind, Event::Kind::call) << "the message behind it comes next";
+}
+
+TEST_F(DeskTest, LimitsAreTold) {
+    send(head(Verb::sample, 1, 100));  // larger than the table gives
+    EXPECT_EQ(serve().kind, Event::Kind::call);
+    for (std::uint64_t call = 2; call <= 4; ++call) {
+        send(head(Verb::call, call, 0, 1));
+        EXPECT_EQ(serve().kind, Event::Kind::call);
+    }
+    const Answer refused = ask(head(Verb::call, 5, 0, 1));
+    EXPECT_EQ(refused.head.status, Status::busy);
+    EXPECT_EQ(refused.body, "at most 4 open calls");
+    Head other = head(Verb::probe, 1);
+    other.channel = 6;
+    EXPECT_EQ(ask(other).head.status, Status::unknown_call);
+    other.channel = 7;
+    EXPECT_EQ(ask(other).head.status, Status::busy);
+}
+
+TEST_F(DeskTest, AClientThatTakesNoReplyIsPartedFrom) {
+    Event event;
+    std::uint64_t call = 1;
+    while (event.kind != Event::Kind::broken && call < 1 << 18) {
+        for (int i = 0; i < 500; ++i) send(head(Verb::call, call++, 0, 1));
+        do event = serve();
+        while (event.kind == Event::Kind::call);
+    }
+    EXPECT_EQ(event.kind, Event::Kind::broken);
+    EXPECT_EQ(desk_->find(kSession)->kept, std::uint64_t{1} << 16);
+}
+
+TEST_F(DeskTest, StrangersAndWrongMessagesChangeNothing) {
+    Head stranger = head(Verb::sample, 1, 1);
+    stranger.session = 8;
+    EXPECT_EQ(ask(stranger).head.status, Status::unknown_session);
+    EXPECT_GE(zmq_send(dealer_, "abc", 3, 0), 0);
+    EXPECT_GE(zmq_send(dealer_, "abc", 3, ZMQ_SNDMORE), 0);
+    EXPECT_GE(zmq_send(dealer_, "abc", 3, 0), 0);
+    Head other_protocol = head(Verb::sample, 1, 1);
+    other_protocol.magic = 1;
+    send(other_protocol);
+    EXPECT_EQ(serve().kind, Event::Kind::quiet);
+    EXPECT_EQ(desk_->refused(wire::Desk::kShort), 1u);
+    EXPECT_EQ(desk_->refused(wire::Desk::kFrames), 1u);
+    EXPECT_EQ(desk_->refused(wire::Desk::kMagic), 1u);
+    send(head(static_cast<Verb>(99), 1));
+    EXPECT_EQ(serve().kind, Event::Kind::broken);
+    EXPECT_EQ(answer()->head.status, Status::bad_message);
+    desk_->part(kSession);
+    EXPECT_EQ(ask(head(Verb::sample, 1, 1)).head.status, Status::unknown_session);
+}
+
+TEST_F(DeskTest, ABeatForgetsReplies) {
+    ask(head(Verb::sample, 1, 2));
+    EXPECT_EQ(desk_->find(kSession)->kept_bytes, 66u);
+    const std::uint64_t pair[2] = {5, 2};
+    send(head(Verb::beat, 0), std::string(reinterpret_cast<const char*>(pair), sizeof pair));
+    send(head(Verb::beat, 0), "odd");
+    EXPECT_EQ(serve().kind, Event::Kind::quiet);
+    EXPECT_EQ(desk_->find(kSession)->kept_bytes, 0u);
+    EXPECT_EQ(desk_->refused(wire::Desk::kBeat), 1u);
+}
+
+TEST_F(DeskTest, RolesAreAsked) {
+    desk_->find(kSession)->roles = wire::kRead;
+    send(head(Verb::add, 1, 0), "a");
+    EXPECT_EQ(serve().kind, Event::Kind::call) << "the long way says which role is missing";
+    EXPECT_EQ(rows_->taken, 0u);
+}
+
+}  // namespace desk_test
+
+#endif
