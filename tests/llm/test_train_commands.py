@@ -38,6 +38,7 @@ def test_train_status_evaluate_and_resume(tmp_path):
     assert json.loads((out / "timeline.json").read_text())["traceEvents"]
     said = json.loads(call("status", out, "--json").output)
     assert (said["is_driven"], said["step"], said["trained"]) == (False, 10, 40)
+    assert {"held_out", "reward", "entropy", "clip_share"} <= said.keys()
     assert "does not run; go on with: sharpwave resume" in call("status", out).output
     assert "of 4 held-out items, 0 failed" in call("evaluate", out).output
     told = call("resume", out, "steps=12")

@@ -20,6 +20,7 @@ EXTRA_MODULES = frozenset(
     {
         "gymnasium",
         "h5py",
+        "httpx",
         "jinja2",
         "matplotlib",
         "minari",

@@ -18,7 +18,7 @@ from sharpwave.llm.clock import WallClock
 from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.generators.local import LocalGenerator
-from sharpwave.llm.log import RunLog
+from sharpwave.llm.log import EVENTS, STEPS, RunLog, read_lines
 from sharpwave.llm.model.folder import load_model
 from sharpwave.llm.parts import LearnerSettings, make_engine, make_model
 from sharpwave.llm.presets import preset
@@ -157,7 +157,7 @@ def evaluate(path: Path, model: Path | None) -> None:
 def print_status(path: Path, as_json: bool) -> None:
     folder = RunFolder(path)
     folder.experiment()
-    said = {"is_driven": folder.is_driven, **folder.status()}
+    said = {"is_driven": folder.is_driven, **folder.status(), **_last_numbers(folder)}
     if as_json:
         print(json.dumps(said, indent=2))
         return
@@ -168,6 +168,15 @@ def print_status(path: Path, as_json: bool) -> None:
             print(f"  {name:<14} {value:.4g}" if isinstance(value, float) else f"  {name:<14} {value}")
     if folder.is_driven and "explain" in said:
         print(f"  {said['explain']}")
+
+
+def _last_numbers(folder: RunFolder) -> dict[str, Any]:
+    """Of the last step and the last evaluation, as the logs have them."""
+    steps = read_lines(folder.logs / STEPS)
+    scores = [line for line in read_lines(folder.logs / EVENTS) if line["event"] == "score"]
+    names = ("reward", "staleness", "entropy", "clip_share", "importance_weight", "tokens_per_s")
+    found = {name: steps[-1][name] for name in names if name in steps[-1]} if steps else {}
+    return {**found, **({"held_out": scores[-1]["reward"]} if scores else {})}
 
 
 def stop(path: Path, timeout_s: float) -> None:
