@@ -185,7 +185,7 @@ private:
     const Zmq& zmq_;
     void* socket_;             // null: closed
     bool is_waiting_ = false;  // a thread is at the socket without the interpreter
-    Frame early_;  // came before it was wanted; without a message: none
+    Frame early_;              // came before it was wanted; without a message: none
 };
 
 // Where the arrays of a batch stand in a body: in order, each at a multiple of 64 bytes.
