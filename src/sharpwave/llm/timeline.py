@@ -43,7 +43,7 @@ def _span_events(spans: list[dict[str, Any]], began: float) -> list[dict[str, An
 def _item_events(events: list[dict[str, Any]], began: float) -> list[dict[str, Any]]:
     """Each item from its start to its end, and two counters."""
     made: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "items"}}]
-    running: dict[str, str] = {}
+    running: dict[Any, str] = {}
     held = 0
     for line in events:
         at, event, key = _us(line["s"] - began), line["event"], line.get("key")

@@ -126,12 +126,13 @@ class ControllerClient:
             try:
                 while True:
                     said = await read_frame(reader)
-                    _, answer = self._open.get(said["id"], (None, None))
-                    if answer is not None and not answer.done():
-                        if "error" in said:
-                            answer.set_exception(to_error(said["error"]))
-                        else:
-                            answer.set_result(said["value"])
+                    found = self._open.get(said["id"])
+                    if found is None or found[1].done():
+                        continue
+                    if "error" in said:
+                        found[1].set_exception(to_error(said["error"]))
+                    else:
+                        found[1].set_result(said["value"])
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._drop()
 
