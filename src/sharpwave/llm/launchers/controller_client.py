@@ -126,12 +126,12 @@ class ControllerClient:
             try:
                 while True:
                     said = await read_frame(reader)
-                    _, answer = self._open.get(said["id"], (None, None))
-                    if answer is not None and not answer.done():
+                    asked = self._open.get(said["id"])  # None: the caller has given up
+                    if asked is not None and not asked[1].done():
                         if "error" in said:
-                            answer.set_exception(to_error(said["error"]))
+                            asked[1].set_exception(to_error(said["error"]))
                         else:
-                            answer.set_result(said["value"])
+                            asked[1].set_result(said["value"])
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._drop()
 
