@@ -36,6 +36,7 @@ SMALL = {
     "batch": 4,
     "group": 2,
     "max_staleness": 1,
+    "stale": "drop",  # masked samples would count as trained, although nothing was learned from them
     "concurrent": 4,
     "slots": 8,
     "save_every": 3,
@@ -123,6 +124,7 @@ class Sweep:
         """Every item that is settled by the final checkpoint is in its weights, exactly once."""
         counts = Counter(items_in_weights(self.folder))
         assert not [key for key, count in counts.items() if count > 1], "an item is in the weights twice"
+        assert all(line["updates"] for line in read_lines(self.folder.logs / STEPS)), "a step learned nothing"
         said = self.folder.cut().position
         rules = self.experiment.rules
         order = Position(self.experiment.load_task().items, epochs=rules.epochs, seed=rules.seed)._order_of

@@ -15,9 +15,10 @@ _SORT: dict[str, Any] = {
     "batch": 16,
     "group": 16,
     "max_staleness": 2,
+    "stale": "drop",  # a learner that begins again learns from what it had not saved, too
     "concurrent": 16,
     "slots": 128,
-    "save_every": 50,
+    "save_every": 10,
     "task_options": {"digits": 3, "count": 800, "held_out": 64},
     "learner": {"learning_rate": 2e-3, "entropy": 0.03, "row_tokens": 64, "rows": 64},
     "evaluation": {"every": 10, "concurrent": 64, "goal": 0.8},

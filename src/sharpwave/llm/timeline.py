@@ -46,7 +46,7 @@ def _item_events(events: list[dict[str, Any]], began: float) -> list[dict[str, A
     running: dict[Any, str] = {}
     held = 0
     for line in events:
-        at, event, key = _us(line["s"] - began), line["event"], line.get("key")
+        at, event, key = _us(line["s"] - began), line["event"], str(line.get("key"))
         if event == "start":
             running[key] = line["owner"]
             made.append({"ph": "b", "cat": "item", "id": key, "name": line["owner"], "pid": 2, "tid": 1, "ts": at})

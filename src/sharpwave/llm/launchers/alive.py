@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,4 +28,14 @@ def is_alive(said: dict[str, Any] | None) -> bool:
     if said is None or "ticks" not in said:
         return False
     found = _stat(said["pid"])
-    return found is not None and found[0] not in "ZX" and found[1] == said["ticks"]
+    if found is None or found[1] != said["ticks"]:
+        return False
+    return found[0] not in "ZX" or _has_other_threads(said["pid"])
+
+
+def _has_other_threads(pid: int) -> bool:
+    """A killed process keeps its files and locks until the last of its threads is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except (FileNotFoundError, ProcessLookupError):
+        return False
