@@ -180,10 +180,15 @@ def keep(path: str) -> None:
     import signal
 
     folder = RunFolder(path)
+    told: list[int] = []
+    # Before it drives the run: from then on it may be told to stop, and must not die of it.
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     folder.take()
     try:
         keeper = Keeper(folder)
         signal.signal(signal.SIGTERM, lambda *_: keeper.stop())
+        if told:
+            keeper.stop()
         keeper.run()
     finally:
         folder.give_back()
