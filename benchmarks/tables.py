@@ -688,7 +688,7 @@ def wins(documents: Documents, verdicts: list[Verdict]) -> str:
         lines += crowd_wins(processes)
     lines += [f"- Goal not held: {v.goal}; measured {v.measured}." for v in verdicts if v.held is False]
     lines += [f"- Not measured: {v.goal}." for v in verdicts if v.held is None]
-    left_out = [line for document in measured for line in document["left_out"]]
+    left_out = [line for document in measured for line in document.get("left_out", [])]
     lines += [f"- Left out: {line['who']} ({line['reason']})." for line in left_out]
     return "\n".join(lines) or "- In this run nobody was faster in any case, and every goal held."
 

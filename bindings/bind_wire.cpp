@@ -205,6 +205,8 @@ public:
                 place.shape.push_back(extent);
                 place.bytes *= static_cast<std::size_t>(extent);
             }
+            const auto needed = PyDataType_ALIGNMENT(reinterpret_cast<PyArray_Descr*>(place.dtype.ptr()));
+            alignment_ = std::max(alignment_, static_cast<std::size_t>(needed));
             places_.push_back(std::move(place));
         }
     }
@@ -240,7 +242,8 @@ public:
         PyBuffer_Release(&view);  // the arrays hold the object, and no buffer of it moves
         const std::size_t needed = bytes(count);
         if (begin > size || needed > size - begin) throw Error(ErrorKind::storage, "a batch is shorter than its size");
-        if (reinterpret_cast<std::uintptr_t>(data + begin) % 16) {  // small frames begin anywhere in ZeroMQ's memory
+        // Small frames begin anywhere in ZeroMQ's memory, large ones at a multiple of 8.
+        if (reinterpret_cast<std::uintptr_t>(data + begin) % alignment_) {
             auto copy = std::make_shared<Memory>(size - begin);
             std::memcpy(copy->data(), data + begin, size - begin);
             data = copy->data();
@@ -292,7 +295,8 @@ private:
     }
 
     std::vector<Place> places_;
-    nb::object names_;  // a tuple, or None
+    std::size_t alignment_ = 1;  // of all items
+    nb::object names_;           // a tuple, or None
 };
 
 }  // namespace
