@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class Calls:
     def __init__(self, desk: _core.Desk, chores: Chores, tables: Sequence[tuple[str, Hosted]], limits: Limits) -> None:
         self._desk, self._chores, self._tables, self._limits = desk, chores, tables, limits
         self.is_closing = False
+        self.replied_at = 0.0  # when the last reply went out
 
     def take(self, guest: Guest, request: Request) -> None:
         line = guest.lines.get(request.channel)
@@ -157,6 +159,7 @@ class Calls:
             )
             status, argument, memory = Status.SCHEMA, 0, _text(text)
         self._desk.reply(request, memory, status, argument)
+        self.replied_at = time.monotonic()
 
 
 class _Forbidden(StorageError):

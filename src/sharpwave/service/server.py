@@ -30,6 +30,8 @@ from .zeromq import zmq_functions
 __all__ = ["Server", "serve"]
 
 _DRAIN_S = 10.0
+# That clients have to read a last reply: ZeroMQ drops what a client has not read when its connection ends.
+_READ_S = 0.5
 
 
 def serve(
@@ -248,6 +250,8 @@ class Server:
         self._finish_chores(self._drain_s)
         self._chores.cancel_all()
         self._finish_chores(1.0)
+        if self._guests:  # else nobody waits for a reply
+            time.sleep(max(0.0, self._calls.replied_at + _READ_S - time.monotonic()))
         for guest in self._guests:
             self._guests.part(guest)
         self._chores.close()
