@@ -882,8 +882,10 @@ class Desk:
 
     def __init__(self, zmq: Zmq, socket: int, limits: dict[str, int]) -> None: ...
 
-    def serve(self, until: float) -> Event:
-        """Until something comes that it hands over, or until that time."""
+    def serve(self, look_s: float, timeout: float) -> Event:
+        """
+        Until something comes that it hands over, or a client was silent for longer than the timeout.
+        """
 
     def host(self, number: int, table: HostedTable) -> None: ...
 

@@ -230,9 +230,9 @@ private:
     }
 };
 
-Event serve(BoundDesk& self, double until) {
+Event serve(BoundDesk& self, double look_s, double timeout) {
     const PatientRelease release;
-    return self.desk.serve(until);
+    return self.desk.serve(look_s, timeout);
 }
 
 Head head_of(std::uint16_t version, std::uint16_t verb, std::uint32_t table, std::uint64_t session,
@@ -376,7 +376,8 @@ void bind_desk(nb::module_& m) {
                           "Takes the messages of a server, and answers at once what can be answered at once.")
         .def(nb::init<const wire::Zmq&, std::uintptr_t, const nb::dict&>(), nb::arg("zmq"), nb::arg("socket"),
              nb::arg("limits"), nb::sig("def __init__(self, zmq: Zmq, socket: int, limits: dict[str, int]) -> None"))
-        .def("serve", &serve, nb::arg("until"), "Until something comes that it hands over, or until that time.")
+        .def("serve", &serve, nb::arg("look_s"), nb::arg("timeout"),
+             "Until something comes that it hands over, or a client was silent for longer than the timeout.")
         .def(
             "host",
             [](BoundDesk& self, std::uint32_t number, std::shared_ptr<wire::Table> table) {

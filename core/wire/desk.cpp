@@ -70,11 +70,15 @@ const char* Desk::reason_name(int reason) {
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
-Event Desk::serve(double until) {
+Event Desk::serve(double look_s, double timeout) {
     for (;;) {
-        if (!frame_ && !receive()) return {};
-        if (came_ >= until) return {};  // what has come waits while the server looks around
-        if (!frame_) continue;          // it was dropped
+        const bool is_idle = !frame_ && !receive();
+        const double now = is_idle ? monotonic_now() : came_;
+        if (is_idle || now >= looked_ + look_s) {
+            looked_ = now;
+            if (are_keys_old() || has_to_part(now, timeout)) return {};  // a message that has come is handled next
+        }
+        if (!frame_) continue;  // none came, or it was dropped
         try {
             Event event;
             if (handle(event)) return event;
@@ -126,7 +130,7 @@ bool Desk::handle(Event& event) {
     if (bytes.size() < sizeof head) return count(kShort), false;
     if (!read_head(bytes, head)) return count(kMagic), false;
     if (head.verb == Verb::hello) return hand_over(event, Event::Kind::hello, head);
-    if (!keys_path_.empty() && are_keys_old()) return hand_over(event, Event::Kind::keys, head);
+    if (are_keys_old()) return hand_over(event, Event::Kind::keys, head);
     Client* client = find(head.session);
     if (!client) return reply_bare(who_, head, Status::unknown_session, ""), false;
     if (!keys_path_.empty()) {
@@ -351,6 +355,14 @@ Client* Desk::find(std::uint64_t session) {
     return found == clients_.end() ? nullptr : found->second.get();
 }
 
+// Barred clients count as long as they are there: their key was revoked, or the list is to be read once more.
+bool Desk::has_to_part(double now, double timeout) const {
+    return std::any_of(clients_.begin(), clients_.end(), [&](const auto& entry) {
+        const Client& client = *entry.second;
+        return client.is_barred || now - client.seen.load(std::memory_order_relaxed) > timeout;
+    });
+}
+
 void Desk::hold(std::uint64_t session, std::uint32_t channel, std::uint64_t call) {
     if (Client* client = find(session)) client->lines[channel].held = call;
 }
@@ -370,6 +382,7 @@ void Desk::watch(std::string path, const FileState& state) {
 }
 
 bool Desk::are_keys_old() const {
+    if (keys_path_.empty()) return false;
     struct stat found{};
     FileState now;
     if (lstat(keys_path_.c_str(), &found) == 0) {

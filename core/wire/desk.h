@@ -38,7 +38,7 @@ struct DeskLimits {
 // What the desk hands over.
 struct Event {
     enum class Kind {
-        quiet,     // nothing came in time, or it is time to look around
+        quiet,     // no message: a client is dead or barred, or the list of keys has changed
         bell,      // another thread rang
         hello,     // a client introduces itself
         bye,       // and takes its leave
@@ -63,8 +63,11 @@ public:
     // receive timeout bounds a wait.
     Desk(const Zmq& zmq, void* socket, const DeskLimits& limits) : zmq_(zmq), socket_(socket), limits_(limits) {}
 
-    // Answers until something comes that it cannot answer, or until that time of the monotonic clock.
-    Event serve(double until);
+    // Answers until something comes that it cannot answer. Every `look_s` seconds, and whenever the socket's receive
+    // timeout passes without a message, it looks after its clients: `quiet` comes only if one of them was silent for
+    // longer than `timeout` seconds or is barred, or if the list of keys has changed. Otherwise it serves on: a return
+    // needs the interpreter, and while another thread has that no client would be answered.
+    Event serve(double look_s, double timeout);
 
     // ---- what the long way tells the desk; all by the thread that serves ----
 
@@ -118,6 +121,7 @@ private:
     void keep(Client& client, Line& line, std::uint64_t call, Message message);
     bool hand_over(Event& event, Event::Kind kind, const Head& head);
     bool are_keys_old() const;
+    bool has_to_part(double now, double timeout) const;
     void send(const std::string& who, Message message);
     Message make(Head head, Status status, std::string_view text);
     void count(Reason reason) { refused_[reason].fetch_add(1, std::memory_order_relaxed); }
@@ -132,6 +136,7 @@ private:
     std::string who_;                 // of the message that is being handled
     std::shared_ptr<Message> frame_;  // null: the next one is to be received
     double came_ = 0;
+    double looked_ = 0;  // when it last looked after its clients
     std::atomic<std::uint64_t> refused_[kReasons] = {};
 };
 

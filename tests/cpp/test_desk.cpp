@@ -4,11 +4,17 @@
 #include <gtest/gtest.h>
 #include <zmq.h>
 
+#include <unistd.h>
+
+#include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "wire/desk.h"
@@ -82,7 +88,7 @@ struct Answer {
 
 class DeskTest : public testing::Test {
 protected:
-    static constexpr std::uint64_t kSession = 7;
+    static constexpr std::uint64_t kSession = 7, kSilent = 9;
 
     DeskTest() : zmq_(functions()) {
         context_ = zmq_ctx_new();
@@ -98,6 +104,8 @@ protected:
         desk_ = std::make_unique<wire::Desk>(zmq_, router_, wire::DeskLimits{1 << 20, 4, 1000, 2, 1000});
         desk_->host(1, draws_);
         desk_->admit(kSession, "", 1, wire::kRead | wire::kWrite).streams[wire::stream_key(1, 3)] = rows_;
+        // It sends nothing: to a server with a timeout of less than its silence every look around tells of it.
+        desk_->admit(kSilent, "", 1, 0);
     }
     ~DeskTest() override {
         desk_.reset();
@@ -123,8 +131,13 @@ protected:
         frame += body;
         ASSERT_GE(zmq_send(dealer_, frame.data(), frame.size(), 0), 0);
     }
-    // What the desk hands over once everything that was sent is handled.
-    Event serve() { return desk_->serve(kNever); }
+    // What the desk hands over, or `quiet` once everything that was sent is handled: it looks around only then.
+    Event serve() { return desk_->serve(kNever, -1); }
+    // What it hands over before this message, which ends the wait.
+    Event serve_until_bell(double look_s, double timeout) {
+        EXPECT_EQ(zmq_send(dealer_, "", 0, 0), 0);
+        return desk_->serve(look_s, timeout);
+    }
     std::optional<Answer> answer() {
         char frame[1000];
         const int size = zmq_recv(dealer_, frame, sizeof frame, 0);
@@ -312,8 +325,52 @@ TEST_F(DeskTest, TheServerLooksAroundWhileFramesAreDropped) {
         EXPECT_GE(zmq_send(dealer_, "abc", 3, ZMQ_SNDMORE), 0);
         EXPECT_GE(zmq_send(dealer_, "abc", 3, 0), 0);
     }
-    EXPECT_EQ(desk_->serve(0).kind, Event::Kind::quiet);
+    EXPECT_EQ(desk_->serve(0, -1).kind, Event::Kind::quiet);
     EXPECT_EQ(desk_->refused(wire::Desk::kFrames), 1u);
+}
+
+TEST_F(DeskTest, WhileAllClientsLiveOnlyMessagesEndTheWait) {
+    EXPECT_EQ(serve_until_bell(0, 1000).kind, Event::Kind::bell) << "a look around is due";
+    // Several receive timeouts pass before the bell: each of them is a look around.
+    const double begun = wire::monotonic_now();
+    std::thread bell([this] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        EXPECT_EQ(zmq_send(dealer_, "", 0, 0), 0);
+    });
+    EXPECT_EQ(desk_->serve(0.01, 1000).kind, Event::Kind::bell);
+    bell.join();
+    EXPECT_GE(wire::monotonic_now() - begun, 0.1);
+}
+
+TEST_F(DeskTest, ADeadClientIsToldOfWhileNothingComes) {
+    desk_->find(kSilent)->seen = wire::monotonic_now() - 1001;
+    EXPECT_EQ(desk_->serve(kNever, 1000).kind, Event::Kind::quiet);
+    desk_->part(kSilent);
+    EXPECT_EQ(serve_until_bell(0, 1000).kind, Event::Kind::bell);
+}
+
+TEST_F(DeskTest, ADeadClientIsToldOfAmongMessagesOfOthersAndOnceALook) {
+    desk_->find(kSilent)->seen = wire::monotonic_now() - 1001;
+    send(head(Verb::sample, 1, 1));
+    const double look_s = wire::monotonic_now() / 2;  // the first look is due, the second one is not
+    EXPECT_EQ(desk_->serve(look_s, 1000).kind, Event::Kind::quiet);
+    EXPECT_FALSE(answer()) << "the message waits meanwhile";
+    EXPECT_EQ(serve_until_bell(look_s, 1000).kind, Event::Kind::bell);
+    EXPECT_EQ(answer()->head.call, 1u);
+}
+
+TEST_F(DeskTest, AClientWithoutAKeyIsToldOfWhileNothingComes) {
+    desk_->find(kSilent)->is_barred = true;
+    EXPECT_EQ(desk_->serve(kNever, 1000).kind, Event::Kind::quiet);
+}
+
+TEST_F(DeskTest, AChangedListOfKeysIsToldOfWhileNothingComes) {
+    const auto path = std::filesystem::temp_directory_path() / ("sharpwave-keys-" + std::to_string(getpid()));
+    desk_->watch(path.string(), {});
+    EXPECT_EQ(serve_until_bell(0, 1000).kind, Event::Kind::bell) << "there is no list, as before";
+    std::ofstream(path) << "a list";
+    EXPECT_EQ(desk_->serve(kNever, 1000).kind, Event::Kind::quiet);
+    std::filesystem::remove(path);
 }
 
 TEST_F(DeskTest, AnEventOutlivesItsDesk) {

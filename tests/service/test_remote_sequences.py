@@ -62,8 +62,8 @@ def make(request: Any) -> Iterator[Any]:
 
 def advance(seq: Any, count: int = 2) -> None:
     """Makes so many samples complete for the trainer."""
-    with seq.get("ref", batch_size=count, timeout=HANG_S) as lease:
-        seq.amend(lease.handles, sample(lease.batch.ids, "y"))
+    lease = seq.get("ref", batch_size=count, timeout=HANG_S)
+    lease.ack(sample(lease.batch.ids, "y"))
 
 
 # ---- verbs -----------------------------------------------------------------------------------------------------------
@@ -86,6 +86,18 @@ def test_samples_gain_keys_and_leave(make: Any) -> None:
     lease.ack()
     assert (seq.ids(), seq.used_ids, seq.stats()["trained"]) == (["c"], ["a", "b"], 2)
     assert handles[0] not in seq
+
+
+def test_an_acknowledgement_brings_what_was_made(make: Any) -> None:
+    seq = make().seq
+    seq.put(sample("ab"))
+    lease = seq.get("ref", timeout=HANG_S)
+    for wrong, words in ((sample("ab"), "'a' lacks y, which 'ref' makes"), ([], "one for each of those leased")):
+        with pytest.raises(SchemaError, match=words):
+            lease.ack(wrong)
+    lease.ack(sample("ab", "y"))
+    assert seq.stats()["consumers"]["ref"]["ready"] == 0
+    assert seq.get("train", timeout=0).batch.keys == {"x", "y"}
 
 
 def test_batches_are_views_of_the_frame_that_came(make: Any) -> None:
@@ -361,6 +373,7 @@ def test_roles_of_keys(tmp_path: Path) -> None:
             (writer, lambda: writer.get("ref", timeout=0)),
             (reader, lambda: reader.put(sample("c"))),
             (reader, lambda: reader.amend(handles, sample("ab", "y"))),
+            (reader, lambda: lease.ack(sample("ab", "y"))),
             (reader, reader.clear),
             (writer, lambda: writer.save(tmp_path / "copy")),
             (writer, lambda: writer.stats()),

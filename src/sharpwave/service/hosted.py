@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from .. import _core
 from ..errors import SchemaError
@@ -53,6 +53,7 @@ class Parked(NamedTuple):
     begin: Callable[[Callable[[Any], None]], Callable[[], None]]
 
 
+@runtime_checkable
 class Hosted(Protocol):
     @property
     def face(self) -> str: ...

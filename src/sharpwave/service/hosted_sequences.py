@@ -24,6 +24,7 @@ from ..files.origin import Origin
 from ..sequences.intake import read_handles
 from ..sequences.leases import Claim
 from ..sequences.local import LocalSequences
+from ..sequences.sample import SequenceSample
 from ..sequences.staleness import Admission
 from .document import encode
 from .guest import Guest, Request
@@ -69,6 +70,7 @@ class HostedSequences:
             "amend": HostedVerb("write", "async", self._amend),
             "get": HostedVerb("read", "async", self._get),
             "ack": HostedVerb("read", "async", self._ack),
+            "complete": HostedVerb("write", "async", self._complete),
             "give_back": HostedVerb("read", "inline", self._give_back),
             "renew": HostedVerb("read", "inline", self._renew),
             "cancel_put": HostedVerb("write", "inline", self._cancel),
@@ -196,9 +198,14 @@ class HostedSequences:
         return Answer(memory)
 
     async def _ack(self, guest: Guest, args: dict[str, Any]) -> None:
-        key = _key(args)
-        origin = origin_of(guest, args)
-        await self._finished(origin, self._sequences.lender.ack_async(self._lease(guest, key), origin))
+        await self._end_lease(guest, args, None)
+
+    async def _complete(self, guest: Guest, args: dict[str, Any]) -> None:
+        await self._end_lease(guest, args, read_parts("ack()", args["samples"]))
+
+    async def _end_lease(self, guest: Guest, args: dict[str, Any], made: list[SequenceSample] | None) -> None:
+        key, origin = _key(args), origin_of(guest, args)
+        await self._finished(origin, self._sequences.lender.ack_async(self._lease(guest, key), made, origin))
         self._forget(guest, key)
 
     def _give_back(self, guest: Guest, args: dict[str, Any]) -> None:

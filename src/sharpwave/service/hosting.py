@@ -19,6 +19,8 @@ __all__ = ["host"]
 
 
 def host(where: str, name: str, buffer: Any, server: Any) -> Hosted:
+    if isinstance(buffer, Hosted):  # of another room, which knows this one
+        return buffer
     rows = getattr(buffer, "_rows", None)
     face = type(buffer).__name__
     if isinstance(rows, HostRows):

@@ -181,11 +181,21 @@ class RemoteSequences:
 
     # What ends the leases; ``claim`` is the key.
 
-    def ack(self, claim: str) -> None:
-        self._once("ack()", "ack", {"key": claim})
+    def ack(self, claim: str, samples: Any) -> None:
+        self._ack("ack()", claim, samples)
 
-    async def ack_async(self, claim: str) -> None:
-        await self._awaited(lambda: self._once("ack_async()", "ack", {"key": claim}))
+    async def ack_async(self, claim: str, samples: Any) -> None:
+        await self._awaited(lambda: self._ack("ack_async()", claim, samples))
+
+    def _ack(self, where: str, claim: str, samples: Any) -> None:
+        if samples is None:
+            self._once(where, "ack", {"key": claim})
+            return
+        self.check(where)
+        _, packed = pack_given("ack()", samples)
+        if packed is None:
+            raise SchemaError("ack(): samples: expected one for each of those leased, got none")
+        self._once(where, "complete", {"key": claim, "samples": packed})
 
     def give_back(self, claim: str) -> None:
         if not self._session.closed:  # close() gave the leases back

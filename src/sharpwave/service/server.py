@@ -95,6 +95,7 @@ class Server:
             raise SchemaError(f"{where}: buffers: expected a dict of buffers by name, got {told(buffers)}")
         self._endpoint = read_endpoint(where, address, named=False).server
         self._timeout = number(where, "client_timeout", client_timeout, 0.1, 1e6)
+        self._look_s = self._timeout / 10  # how often the desk looks for dead clients
         self._limits = Limits.read(where, limits)
         self.folder = None if folder is None else Path(folder).absolute()
         self._keys = None
@@ -209,26 +210,21 @@ class Server:
     # ---- the server's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        look_s = self._timeout / 10
-        pause, is_timed, until = max(50, int(1e3 * look_s)), False, time.monotonic() + look_s
+        pause, is_timed = max(50, int(1e3 * self._look_s)), False
         try:
             while not self._is_closing:
-                self._guard(self._serve, until)
+                self._guard(self._serve)
                 for done in self._chores.finished():
                     self._guard(self._calls.finish, *done)
-                now = time.monotonic()
-                if now >= until:
-                    until = now + look_s
-                    self._guard(self._guests.bury, now)
                 if is_timed != bool(self._guests):  # without clients nothing is looked after
                     is_timed = bool(self._guests)
                     self._listener.wait_at_most(pause if is_timed else -1)
         finally:
             self._end()
 
-    def _serve(self, until: float) -> None:
+    def _serve(self) -> None:
         try:
-            event = self._desk.serve(until)
+            event = self._desk.serve(self._look_s, self._timeout)
         except StorageError:  # the socket is gone: nothing can be served any more
             self._is_closing = True
             raise
@@ -270,8 +266,10 @@ class Server:
     def _take(self, event: _core.Event) -> None:
         """What the desk hands over."""
         kind = event.kind
-        if kind in (_Kind.QUIET, _Kind.BELL):
+        if kind == _Kind.BELL:  # a call that waited is over, or the server is closing: _run sees to both
             return
+        if kind == _Kind.QUIET:
+            return self._guests.bury(time.monotonic())
         if kind == _Kind.HELLO:
             return self._greet(event)
         if kind == _Kind.KEYS:
