@@ -9,6 +9,12 @@ def exact(item, text):
     return float(text == item["answer"])
 
 
+def hang_on_every_tenth(item, text):
+    if int(item["id"]) % 10 == 0:
+        time.sleep(3600)
+    return len(text) / 3
+
+
 def by_word(item, text):
     """Does what the text says."""
     if text == "hang":

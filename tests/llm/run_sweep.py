@@ -36,7 +36,6 @@ SMALL = {
     "batch": 4,
     "group": 2,
     "max_staleness": 1,
-    "stale": "drop",  # masked samples would count as trained, although nothing was learned from them
     "concurrent": 4,
     "slots": 8,
     "save_every": 3,
@@ -45,7 +44,7 @@ SMALL = {
     "task_options": {"digits": 2, "count": 60, "held_out": 4},
     "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
               "num_key_value_heads": 1},
-    "learner": {"row_tokens": 32, "rows": 2},
+    "learner": {"row_tokens": 32, "rows": 2, "kl": 0.01},  # with a process for the reference
     "evaluation": {"every": 4},
 }  # fmt: skip
 

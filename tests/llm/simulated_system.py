@@ -6,10 +6,13 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+import sharpwave as sw
 from sharpwave.errors import ClosedError, NotReady
 from sharpwave.llm.agent_worker import AgentWorker
 from sharpwave.llm.controller import Controller
-from sharpwave.llm.episode import Episode
+from sharpwave.llm.episode import Episode, train_flow
 from sharpwave.llm.events import EventLog
 from sharpwave.llm.generators import Sampling
 from sharpwave.llm.items import Items
@@ -22,7 +25,7 @@ from sharpwave.llm.simulation import (
     SimulatedWeights,
     log_normal_lengths,
 )
-from sharpwave.llm.training import follow, train
+from sharpwave.llm.training import complete, follow, train
 
 
 class Letters:
@@ -36,10 +39,11 @@ class Letters:
 
 
 async def coin_agent(item, generate):
-    """One answer; the reward is a coin's, so that half of the groups of two have no signal."""
+    """One answer; the reward is a coin's, so that half of the groups of two have no signal. The first item always has
+    one: an epoch without any ends a run."""
     episode = Episode([1, 2, 3])
     await generate(episode)
-    episode.reward = float(generate.seed % 2)
+    episode.reward = float(generate.seed % (2**20 if item["id"] == "i0" else 2))
     return episode
 
 
@@ -56,7 +60,7 @@ class Link:
         self._changed = asyncio.Event()
 
     def __getattr__(self, name):
-        if name in ("start", "finish", "reject", "take", "trained", "confirm", "checkpoint"):
+        if name in ("start", "finish", "reject", "take", "trained", "confirm", "checkpoint", "lend", "amend"):
             return lambda *given: self._call(name, given)
         return getattr(self.controller, name)
 
@@ -118,6 +122,7 @@ class System:
     deaths: list = field(default_factory=list)
     restart_s: float = 0.05
     seed: int = 0
+    reference_s: float | None = None  # of a stage before the learner, for each call; None for no stage
     watchdog_s: float | None = None
     restarts: bool = True
     follow_s: float = 0.002
@@ -156,6 +161,7 @@ class System:
                 watchdog_s=self.watchdog_s,
             ),
             self.clock,
+            flow=train_flow(self.batch, reference=self.reference_s is not None),
             journal=None if self.folder is None else self.folder / "journal",
             cut=None if saved is None else saved[0],
             resume=resume,
@@ -196,6 +202,19 @@ class System:
         self.tasks[role] = asyncio.ensure_future(worker.run())
         self.tasks[role].owner = worker.name
 
+    def start_reference(self):
+        self.names += 1
+
+        async def make(batch):
+            await self.clock.sleep(self.reference_s)
+            lens = batch.seqlens["input_ids"]
+            made = np.zeros(sum(map(sum, lens)), np.float32)
+            return sw.SequenceSample(batch.ids, {"ref_logprobs": lens}, {"ref_logprobs": made})
+
+        lane = complete(self.link, "reference", make, owner=f"reference-{self.names}", clock=self.clock)
+        self.tasks["reference"] = asyncio.ensure_future(lane)
+        self.tasks["reference"].owner = f"reference-{self.names}"
+
     def start_learner(self):
         step = 0 if self.learner.saved is None else self.learner.saved[0].step
         self.tasks["learner"] = asyncio.ensure_future(
@@ -211,16 +230,21 @@ class System:
         for role in roles:
             self.start_worker(role)
         self.start_learner()
+        if self.reference_s is not None:
+            self.start_reference()
         for moment, role in self.deaths:
             await self.clock.sleep(max(0.0, moment - self.clock.now()))
             if self.tasks["learner"].done():
                 break
             await self.kill(role)
-        while True:  # the learner may be another task after a death
-            learner = self.tasks["learner"]
-            await asyncio.gather(learner, return_exceptions=True)
-            if self.tasks["learner"] is learner:
-                return learner.result()
+        learner = self.tasks["learner"]
+        while not learner.done():
+            for task in self.tasks.values():
+                if task is not learner and task.done() and not task.cancelled():
+                    task.result()  # no lane ends by an error of its own
+            lanes = {task for task in self.tasks.values() if not task.done()}
+            await asyncio.wait(lanes, return_when=asyncio.FIRST_COMPLETED)
+        return learner.result()
 
     async def kill(self, role) -> None:
         self.log("kill", role=role)
@@ -228,6 +252,7 @@ class System:
             self.stop_controller()
             await self.clock.sleep(self.restart_s)
             self.start_controller(resume=False)
+            self.start_ended()
         elif role == "learner":
             await self.end("learner")
             self.stop_controller()
@@ -238,21 +263,30 @@ class System:
             await self.clock.sleep(self.restart_s)
             self.start_controller(resume=True)
             self.start_learner()
-            for ended in [one for one in self.tasks if one.startswith("worker") and self.tasks[one].done()]:
-                self.start_worker(ended)  # they had heard that the run was over, which it is not any more
+            self.start_ended()
         elif role == "generator":
             await self.end("follow")
             await self.end("generator")
             if self.restarts:
                 await self.clock.sleep(self.restart_s)
                 self.start_generator()
-        else:
+        elif role in self.tasks:
             owner = self.tasks[role].owner
             await self.end(role)
             self.link.controller.lose(owner)
             if self.restarts:
                 await self.clock.sleep(self.restart_s)
-                self.start_worker(role)
+                if role == "reference":
+                    self.start_reference()
+                else:
+                    self.start_worker(role)
+
+    def start_ended(self) -> None:
+        """Lanes that had heard that the run was over: a controller that was made again may have items again."""
+        for ended in [one for one in self.tasks if one.startswith("worker") and self.tasks[one].done()]:
+            self.start_worker(ended)
+        if self.reference_s is not None and self.tasks["reference"].done():
+            self.start_reference()
 
     async def end(self, role) -> None:
         self.tasks[role].cancel()

@@ -10,7 +10,7 @@ import sharpwave as sw
 from sharpwave.errors import NotReady, SchemaError, StaleHandle
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.cut import Cut
-from sharpwave.llm.episode import Episode, to_sample
+from sharpwave.llm.episode import Episode, to_sample, train_flow
 from sharpwave.llm.generators import Answer
 from sharpwave.llm.items import Items
 from sharpwave.llm.rules import Rules
@@ -179,12 +179,25 @@ def test_tokens_that_are_too_old_are_masked():
             await controller.finish(permit, sample_of(permit))
         await step(controller, version=1)
         for permit, version in zip(begun[2:], (0, 5), strict=True):
-            await controller.finish(permit, sample_of(permit, version=version))
+            sample = to_sample(permit.key, [episode(0.0, version), episode(1.0, 5)])
+            assert await controller.finish(permit, sample) == "kept"
         controller.buffer.set_version(5)
         lease = await controller.take("learner")
-        assert lease.batch["fresh"].tolist() == [False] * 10 + [True] * 10
+        assert lease.batch["fresh"].tolist() == [False] * 5 + [True] * 15
 
     controlled(body)
+
+
+def test_samples_without_a_fresh_token_are_made_again():
+    async def body(controller, clock):
+        begun = [await controller.start("a") for _ in range(4)]
+        for permit in begun[:3]:
+            await controller.finish(permit, sample_of(permit))
+        assert await step(controller, version=3) == ["0/0", "0/1"]  # all tokens of the third are too old now
+        assert await controller.finish(begun[3], sample_of(begun[3])) == "stale"
+        assert [(await controller.start("b")).key for _ in range(2)] == ["0/2", "0/3"]
+
+    controlled(body, stale="mask")
 
 
 def test_samples_that_are_too_old_are_dropped_and_their_items_come_again():
@@ -226,7 +239,7 @@ def test_the_last_batch_has_what_is_left():
         learner = asyncio.ensure_future(learn())
         while (permit := await controller.start("a")) is not None:
             await clock.sleep(1)
-            await controller.finish(permit, sample_of(permit))
+            await controller.finish(permit, sample_of(permit, version=controller.version))
         await learner
         assert controller.explain() == "The run is over: every item is settled."
         return taken
@@ -372,7 +385,7 @@ def test_a_cut_goes_on_where_it_was_and_undoes_what_was_trained_since(tmp_path):
         for version in (1, 2):
             for _ in range(2):
                 permit = await first.start("a")
-                await first.finish(permit, sample_of(permit))
+                await first.finish(permit, sample_of(permit, version=version - 1))
             await step(first, version)
             if version == 1:
                 cut = Cut.from_json((await first.checkpoint()).to_json())
@@ -507,3 +520,93 @@ def test_the_watchdog_ends_calls_that_wait_with_the_reason():
 def test_rules_that_make_no_sense_name_the_key(rules, said):
     with pytest.raises(SchemaError, match=said):
         Rules(**{"batch": 2, **rules})
+
+
+# ---- stages before the learner ---------------------------------------------------------------------------------------
+
+
+def reference_of(batch):
+    lens = batch.seqlens["input_ids"]
+    made = np.full(sum(map(sum, lens)), -2.0, np.float32)
+    return sw.SequenceSample(batch.ids, {"ref_logprobs": lens}, {"ref_logprobs": made})
+
+
+def staged(body, **rules):
+    async def main(clock):
+        given = {"batch": 2, "max_staleness": 1, "shuffle": False, "epochs": 1, **rules}
+        items = Items([{"id": n} for n in range(4)])
+        controller = Controller(items, Rules(**given), clock, flow=train_flow(2, reference=True))
+        try:
+            return await body(controller, clock)
+        finally:
+            controller.close()
+
+    return simulate(main)
+
+
+async def put_one(controller, owner="a"):
+    permit = await controller.start(owner)
+    await controller.finish(permit, sample_of(permit, version=controller.version))
+
+
+def test_a_stage_completes_samples_before_the_learner_gets_them():
+    async def body(controller, clock):
+        await put_one(controller)
+        await put_one(controller)
+        batch = await soon(controller.take("learner"), clock)
+        assert not batch.done()
+        assert "items that other consumers are to complete" in controller.explain()
+        lease = await controller.lend("reference", "stage")
+        assert list(lease.batch.ids) == ["0/0", "0/1"]
+        with pytest.raises(SchemaError):
+            await controller.amend(
+                lease, sw.SequenceSample(["0/9"], {"ref_logprobs": [[1]]}, {"ref_logprobs": np.zeros(1)})
+            )
+        await controller.amend(lease, reference_of(lease.batch))
+        assert set(np.asarray((await batch).batch["ref_logprobs"]).tolist()) == {-2.0}
+
+    staged(body)
+
+
+def test_a_stage_takes_what_is_there_and_a_dead_one_gives_it_back():
+    async def body(controller, clock):
+        waiting = await soon(controller.lend("reference", "stage"), clock)
+        assert not waiting.done()
+        await put_one(controller)  # one of a batch of two
+        first = await waiting
+        assert list(first.batch.ids) == ["0/0"]
+        controller.lose("stage")
+        second = await controller.lend("reference", "another")
+        assert list(second.batch.ids) == ["0/0"]
+        with pytest.raises(StaleHandle):
+            await controller.amend(first, reference_of(first.batch))
+        await controller.amend(second, reference_of(second.batch))
+
+    staged(body)
+
+
+def test_a_stage_that_waits_ends_with_the_run_and_hears_why_it_failed():
+    async def body(controller, clock):
+        waiting = await soon(controller.lend("reference", "stage"), clock)
+        controller.stop()
+        assert await waiting is None
+        assert await controller.lend("reference", "stage") is None
+
+    async def fails(controller, clock):
+        waiting = await soon(controller.lend("reference", "stage"), clock)
+        controller.fail("no more")
+        with pytest.raises(NotReady, match="no more"):
+            await waiting
+
+    staged(body)
+    staged(fails)
+
+
+def test_lend_names_the_stages_that_there_are():
+    async def body(controller, clock):
+        with pytest.raises(SchemaError, match="reference"):
+            await controller.lend("refrence", "stage")
+        with pytest.raises(SchemaError, match="take"):
+            await controller.lend("train", "stage")
+
+    staged(body)

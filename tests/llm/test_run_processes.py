@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from patience import HANG_S, until
 from run_sweep import SMALL, Sweep
 
-from sharpwave.errors import NotReady, SchemaError, StaleHandle
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.items import Items
 from sharpwave.llm.launchers.alive import describe_process, is_alive
@@ -27,12 +28,12 @@ from sharpwave.tools.train_process import stop
 
 
 def test_each_role_is_killed_once_and_every_item_is_trained_once(tmp_path):
-    sweep = Sweep(tmp_path / "run", 5, None, seed=1)
+    sweep = Sweep(tmp_path / "run", 6, None, seed=1)
     sweep.run()
     sweep.check()
-    assert sweep.done == sweep.keeper.restarts == 5
+    assert sweep.done == sweep.keeper.restarts == 6
     died = [line["who"] for line in read_lines(sweep.folder.logs / EVENTS) if line["event"] == "died"]
-    assert sorted(died) == ["agents-0", "controller", "evaluation", "generator-0", "learner"]
+    assert sorted(died) == ["agents-0", "controller", "evaluation", "generator-0", "learner", "reference"]
     assert not list((sweep.folder.path / "processes").iterdir())
 
 
@@ -80,6 +81,26 @@ def test_a_role_that_never_gets_ready_ends_the_run_with_the_place_of_its_words(t
     assert folder.find("keeper") is None
 
 
+class Rough(LocalLauncher):
+    """A process that is asked to stop dies at once."""
+
+    def stop(self, role, *, kill=False):
+        super().stop(role, kill=True)
+
+
+def test_a_run_that_is_stopped_ends_although_its_controller_dies(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+    keeper = Keeper(folder, launcher=Rough(folder))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(keeper.run)
+        until(lambda: running.done() or bool(read_lines(folder.logs / STEPS)), "the first step")
+        keeper.stop()
+        assert running.result(HANG_S).trained > 0
+    died = [line["who"] for line in read_lines(folder.logs / EVENTS) if line["event"] == "died"]
+    assert died == ["controller"]
+    assert not list((folder.path / "addresses").glob("stop*"))
+
+
 def test_ids_of_processes_that_are_used_again_are_noticed():
     mine = describe_process(os.getpid())
     assert is_alive(mine)
@@ -92,7 +113,7 @@ def test_ids_of_processes_that_are_used_again_are_noticed():
     assert not is_alive(None)
 
 
-# ---- the controller over its socket, in one process ------------------------------------------------------------------
+# ---- the controller and its clients ----------------------------------------------------------------------------------
 
 
 def sample(permit, reward=1.0):
@@ -108,23 +129,28 @@ def sample(permit, reward=1.0):
 
 
 class Place:
-    """A controller's server and clients of it in one event loop."""
+    """A controller's server, and clients of it in the same event loop."""
 
     def __init__(self, tmp_path):
         (tmp_path / "addresses").mkdir()
-        self.folder, self.path, self.server = RunFolder(tmp_path), tmp_path, None
+        self.folder, self.path, self.server, self.address = RunFolder(tmp_path), tmp_path, None, None
+        self.events = []
 
-    async def start(self):
+    async def start(self, client_timeout_s=HANG_S):
         items = Items([{"id": str(number)} for number in range(8)])
         rules = Rules(2, max_staleness=1, epochs=1, shuffle=False)
-        self.server = ControllerServer(items, rules, journal=self.path / "journal")
-        self.folder.register("controller", {"address": await self.server.start()})
+        self.server = ControllerServer(
+            items, rules, journal=self.path / "journal", address=self.address, client_timeout_s=client_timeout_s,
+            log=lambda event, **about: self.events.append((event, about)),
+        )  # fmt: skip
+        self.address = await self.server.start()
+        self.folder.register("controller", {"address": self.address})
 
     def client(self, owner):
         return ControllerClient(self.folder, owner)
 
 
-def test_calls_go_over_the_socket_and_a_dead_client_loses_what_it_had(tmp_path):
+def test_calls_go_over_the_service_and_a_client_that_closes_loses_what_it_had(tmp_path):
     async def main():
         place = Place(tmp_path)
         await place.start()
@@ -134,7 +160,7 @@ def test_calls_go_over_the_socket_and_a_dead_client_loses_what_it_had(tmp_path):
         with pytest.raises(SchemaError, match="expected one sample with the permit's key"):
             await agent.finish(permits[1], sample(permits[0]))
         assert await agent.finish(permits[0], sample(permits[0])) == "kept"
-        await agent.close()  # dead, with one permit
+        await agent.close()  # with one permit
         again = await other.start("other")
         assert again.key == "0/1"
         assert await other.finish(again, sample(again)) == "kept"
@@ -171,7 +197,7 @@ def test_a_learner_that_begins_again_gets_back_what_it_had_not_saved(tmp_path):
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await first.close()
         second = place.client("learner.2")
-        await second.begin(cut, 2)
+        await second.begin(cut, 1)
         lease = await second.take("learner.2")
         assert sorted(lease.batch.ids) == ["0/0", "0/1"]
         for task in waiting:
@@ -199,3 +225,135 @@ def test_a_call_waits_for_a_controller_that_comes_later(tmp_path):
         await hasty.close()
 
     asyncio.run(main())
+
+
+def test_calls_that_wait_go_on_at_the_next_server_of_the_address(tmp_path):
+    async def main():
+        place = Place(tmp_path)
+        await place.start()
+        agent, learner = place.client("agents-0.1"), place.client("learner.1")
+        permits = [await agent.start("") for _ in range(4)]  # as many as may run
+        await agent.finish(permits[0], sample(permits[0]))
+        waiting = asyncio.ensure_future(learner.take(""))
+        await learner.stats()
+        await place.server.close()
+        others = [asyncio.ensure_future(agent.finish(permit, sample(permit))) for permit in permits[1:3]]
+        await asyncio.sleep(0.1)
+        await place.start()
+        assert [await call for call in others] == ["kept", "kept"]  # of permits that the new controller does not know
+        lease = await waiting
+        assert sorted(lease.batch.ids) == ["0/0", "0/1"]
+        await learner.trained(lease, 1, 1)
+        assert not [about for event, about in place.events if event == "lose"]  # a server's end is no client's death
+        for client in (agent, learner):
+            await client.close()
+        await place.server.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_process_of_a_role_takes_the_place_of_the_one_before(tmp_path):
+    async def main():
+        place = Place(tmp_path)
+        await place.start()
+        first, second, other = (place.client(name) for name in ("agents-0.1", "agents-0.2", "agents-1.3"))
+        for _ in range(3):
+            await first.start("")
+        kept = await other.start("")
+        waiting = asyncio.ensure_future(first.start(""))
+        await first.stats()
+        assert [(await second.start("")).key for _ in range(3)] == ["0/0", "0/1", "0/2"]
+        with pytest.raises(ClosedError, match="owner is dead"):
+            await waiting
+        with pytest.raises(ClosedError, match=r"agents-0\.1 was replaced by another process of its role"):
+            await first.start("")
+        assert await other.finish(kept, sample(kept)) == "kept"
+        await first.close()  # takes nothing from its successor
+        assert (await other.stats())["running"] == 3
+        for client in (second, other):
+            await client.close()
+        await place.server.close()
+
+    asyncio.run(main())
+
+
+HOLD_A_PERMIT = """
+import asyncio, sys, time
+from sharpwave.llm.launchers.controller_client import ControllerClient
+from sharpwave.llm.run_folder import RunFolder
+
+async def main():
+    print((await ControllerClient(RunFolder(sys.argv[1]), "agents-0.1").start("")).key, flush=True)
+    time.sleep(600)  # the event loop stands still, and heartbeats go on
+
+asyncio.run(main())
+"""
+
+
+def test_a_client_that_is_busy_keeps_its_permit_and_one_that_is_killed_loses_it(tmp_path):
+    async def main():
+        place = Place(tmp_path)
+        await place.start(client_timeout_s=1.0)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HOLD_A_PERMIT, str(tmp_path), stdout=subprocess.PIPE
+        )
+        try:
+            assert await asyncio.wait_for(child.stdout.readline(), HANG_S) == b"0/0\n"
+            await asyncio.sleep(3.0)
+            assert not [about for event, about in place.events if event == "lose"]
+        finally:
+            child.kill()
+            await child.wait()
+        other = place.client("agents-1.1")
+        taken = [(await asyncio.wait_for(other.start(""), HANG_S)).key for _ in range(4)]
+        assert sorted(taken) == ["0/0", "0/1", "0/2", "0/3"]
+        assert [about["owner"] for event, about in place.events if event == "lose"] == ["agents-0.1"]
+        await other.close()
+        await place.server.close()
+
+    asyncio.run(main())
+
+
+def test_more_agents_than_threads_wait_at_once(tmp_path):
+    async def main():
+        place = Place(tmp_path)
+        await place.start()
+        client = place.client("agents-0.1")
+        waiting = [asyncio.ensure_future(client.start("")) for _ in range(100)]
+        while (await client.stats())["running"] < 4:
+            await asyncio.sleep(0.01)
+        assert (await client.stats())["waiting"] <= 1
+        await client.stop()
+        permits = [permit for permit in await asyncio.gather(*waiting) if permit is not None]
+        assert [permit.key for permit in permits] == ["0/0", "0/1", "0/2", "0/3"]
+        await client.close()
+        await place.server.close()
+
+    asyncio.run(main())
+
+
+def test_wrong_calls_are_refused(tmp_path):
+    async def main():
+        place = Place(tmp_path)
+        await place.start()
+        client = place.client("agents-0.1")
+        with pytest.raises(SchemaError, match="a Controller has no verb 'fly'"):
+            await client._call("fly")
+        client.owner = 3
+        with pytest.raises(SchemaError, match="owner: expected a name, got 3"):
+            await client.stats()
+        client.owner = "agents-0.1"
+        with pytest.raises(TypeError, match="unexpected keyword argument 'high'"):
+            await client._call("stats", high=True)
+        assert (await client.stats())["trained"] == 0
+        await client.close()
+        await place.server.close()
+
+    asyncio.run(main())
+
+
+def test_without_pyzmq_the_keeper_says_what_to_install(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(StorageError, match=r"need pyzmq; pip install sharpwave\[serve\]"):
+        Keeper(folder)

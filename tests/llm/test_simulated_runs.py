@@ -18,7 +18,7 @@ from sharpwave.errors import NotReady
 from sharpwave.llm.permits import derive_seed
 from sharpwave.llm.simulation import Costs, log_normal_lengths, simulate, simulate_steps
 
-ROLES = ("controller", "learner", "generator", "worker0", "worker1")
+ROLES = ("controller", "learner", "generator", "worker0", "worker1", "reference")
 DEATHS = st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from(ROLES)), max_size=10).map(sorted)
 
 
@@ -47,25 +47,49 @@ def run(limit_s=120.0, outside_s=1e-3, **options):
     seed=st.integers(0, 1000),
     outside_s=st.sampled_from([0.0, 1e-3, 0.1]),
     train_s=st.sampled_from([1e-3, 2e-2]),
+    reference_s=st.sampled_from([None, 1e-3, 5e-2]),
 )
 @example(
-    deaths=[(0.1, "learner")], max_staleness=2, stale="mask", batch=3, save_every=2, seed=0, outside_s=0.0, train_s=2e-2
-)
-@example(deaths=[], max_staleness=1, stale="drop", batch=1, save_every=2, seed=0, outside_s=0.1, train_s=1e-3)
+    deaths=[(0.1, "learner")], max_staleness=2, stale="mask", batch=3, save_every=2, seed=0, outside_s=0.0,
+    train_s=2e-2, reference_s=None,
+)  # fmt: skip
+@example(
+    deaths=[], max_staleness=1, stale="drop", batch=1, save_every=2, seed=0, outside_s=0.1, train_s=1e-3,
+    reference_s=None,
+)  # fmt: skip
+@example(
+    deaths=[(0.1, "reference"), (0.2, "learner"), (0.3, "controller")], max_staleness=2, stale="drop", batch=3,
+    save_every=3, seed=0, outside_s=1e-3, train_s=2e-2, reference_s=1e-3,
+)  # fmt: skip
+@example(
+    deaths=[(0.0, "controller")] * 5 + [(0.5, "controller")], max_staleness=0, stale="mask", batch=1, save_every=1,
+    seed=0, outside_s=0.0, train_s=1e-3, reference_s=5e-2,
+)  # fmt: skip
+@example(
+    deaths=[
+        (0.0, "controller"), (0.036, "reference"), (0.042, "learner"), (0.5, "worker1"), (0.5, "worker1"),
+        (0.5, "worker1"), (1.0164, "controller"), (1.0167, "controller"), (1.066, "controller"), (1.497, "controller"),
+    ],
+    max_staleness=3, stale="mask", batch=4, save_every=3, seed=1000, outside_s=0.1, train_s=2e-2, reference_s=5e-2,
+)  # fmt: skip
 def test_every_item_is_trained_once_an_epoch_whatever_dies(
-    deaths, max_staleness, stale, batch, save_every, seed, outside_s, train_s
+    deaths, max_staleness, stale, batch, save_every, seed, outside_s, train_s, reference_s
 ):
     options = {"max_staleness": max_staleness, "stale": stale, "batch": batch, "save_every": save_every, "seed": seed}
+    options["reference_s"] = reference_s
     costs = Costs(decode_s=1e-3, train_s=train_s)
     system, counted = run(deaths=deaths, outside_s=outside_s, costs=costs, **options)
     learnt = Counter(system.learner.learnt)  # by the weights that are left, without what dead learners had learnt
     assert max(learnt.values(), default=1) == 1
+    assert system.learner.keys >= ({"ref_logprobs"} if reference_s is not None and system.learner.ends else set())
     assert len(learnt) == counted["trained"]
     assert counted["trained"] + counted["no_signal"] + counted["rejected"] == system.items * system.epochs
     assert counted["rejected"] == 0
     assert counted["running"] == counted["buffer"]["size"] == 0
     assert system.highest <= (max_staleness + 1) * batch  # started and not trained, whenever an item started
     assert max(system.learner.staleness, default=0) <= max_staleness  # of the tokens that were trained on
+    assert system.learner.saved[0].step == counted["step"] == system.tasks["learner"].result()
+    assert not system.learner.untaught  # no item counts as trained whose tokens are all too old
     assert system.weights.versions == sorted(set(system.weights.versions))
 
 

@@ -66,6 +66,18 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
         (["train", "sort", "learner.clp=0.1"], "unknown key 'clp'; did you mean 'clip'?"),
         (["train", "sort", "task_options.digit=3"], "did you mean 'digits'?"),
         (["train", "sort", "batch=0"], "batch: expected a whole number, at least 1, got 0"),
+        (["train", "sort", "slots=0"], "slots: expected a whole number, at least 1, got 0"),
+        (["train", "sort", "epochs=1", "batch=900"], "batch: expected at most 800, the items of all epochs, got 900"),
+        (["train", "sort", "learner.row_tokens=4"], "row_tokens: expected at least 8, the longest episode of the task"),
+        (["train", "sort", "model.max_position_embeddings=4"], "max_position_embeddings: expected at least 8"),
+        (["train", "sort", "sampling.max_tokens=500"], "sampling: max_tokens: expected less than 8"),
+        (["train", "sort", "sampling.stop_ids=3"], "Sampling: stop_ids=3, expected a list of token ids"),
+        (["train", "sort", "model.path=nowhere"], "nowhere"),
+        (
+            ["train", "failing_tasks:raises"],
+            "task 'failing_tasks:raises' cannot be loaded: RuntimeError: no data here (",
+        ),
+        (["train", "failing_tasks:returns_nothing"], "expected a function that returns a Task, got None"),
         (["train", "none.toml"], "none.toml cannot be read"),
         (["resume", "nowhere"], "there is no run; start one with: sharpwave train"),
         (["status", "nowhere"], "there is no run"),
@@ -77,6 +89,38 @@ def test_errors_come_before_anything_is_made(tmp_path, monkeypatch, arguments, s
     told = call(*arguments)
     assert said in str(told.exception)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(tmp_path):
+    told = call("train", "sort", "learner.device=cuda", "--out", tmp_path / "run")
+    assert 'torch finds no GPU; give device="cpu"' in str(told.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.hidden_size=32", "is a checkpoint of another model: its hidden_size is 16, the learner's model has 32"),
+        ("task_options.count=30", "the checkpoint is a position in 60 items"),
+        ("learner.objective=ppo", "has the learners policy; expected policy, values"),
+        ("learner.row_tokens=2", "row_tokens: expected at least 6"),
+    ],
+)
+def test_resume_with_settings_that_do_not_fit_the_checkpoint_leaves_the_run_as_it_was(finished, change, said):
+    before = (finished / "experiment.json").read_bytes()
+    told = call("resume", finished, "steps=3", change)
+    assert said in str(told.exception)
+    if "expected at least" not in said:
+        assert "A run keeps its model, task, seed and learner.objective" in str(told.exception)
+    assert (finished / "experiment.json").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert call("train", "sort", *TINY, "steps=2", "--out", out).exit_code == 0
+    return out
 
 
 def test_stop_ends_a_run_of_another_process_with_a_checkpoint(tmp_path):

@@ -218,9 +218,9 @@ class Machine(RuleBasedStateMachine):
             return
         self.same(expected, self.way.call(self.seq, "get", consumer.name, **options))
 
-    @rule(data=st.data(), done=st.sampled_from([True, True, False]))
-    def work(self, data: Any, done: bool) -> None:
-        """What a consumer does: takes what there is, adds what it makes, says that it is done."""
+    @rule(data=st.data(), done=st.sampled_from([True, True, False]), at_once=st.booleans())
+    def work(self, data: Any, done: bool, at_once: bool) -> None:
+        """What a consumer does: takes what there is, adds what it makes, says that it is done; in one call or two."""
         consumer = pick(data, list(self.flow))
         if consumer.name in self.pending:
             return
@@ -230,6 +230,18 @@ class Machine(RuleBasedStateMachine):
         lease = self.way.call(self.seq, "get", consumer.name, timeout=0, partial=True)
         self.same(expected, lease)
         self.leases.pop()
+        if at_once and done and consumer.outputs:
+            keys = sorted(consumer.outputs)
+            made = [
+                sw.SequenceSample([one.id], {key: [2] for key in keys}, {key: np.zeros(2, np.int64) for key in keys})
+                for one in expected.members
+            ]
+            for key in keys:
+                self.model.amend([one.handle for one in expected.members], key, 2)
+            self.model.end(expected, True)
+            lease.ack(made)
+            self.settle()
+            return
         for key in sorted(consumer.outputs):
             self.model.amend([one.handle for one in expected.members], key, 2)
             made = [sw.SequenceSample([one.id], {key: [2]}, {key: np.zeros(2, np.int64)}) for one in expected.members]
@@ -280,7 +292,7 @@ class Machine(RuleBasedStateMachine):
             "amend": {"key": KEYS, "length": (1, 6)},
             "get": {"more": (0, 1), "partial": (True, False), "owner": (None, "a", "b")},
             "end": {"done": (True, False)},
-            "work": {"done": (True, True, True, False)},
+            "work": {"done": (True, True, True, False), "at_once": (True, False)},
             "wait": {},
         }
         for _ in range(80):

@@ -650,33 +650,29 @@ def test_distill_refuses_zero_rounds() -> None:
     assert "--rounds must be at least 1, got 0" in refusal("distill", "--rounds", 0)
 
 
-def test_async_grpo_learns_within_its_staleness_bound() -> None:
-    pytest.importorskip("zmq")
+def test_async_grpo_learns_to_close_brackets() -> None:
     pytest.importorskip("safetensors")
-    finished = run(EXAMPLES / "async_grpo.py", "--steps", 60, "--seed", 1)
+    finished = run(EXAMPLES / "async_grpo.py", "--steps", 40, "--seed", 1)
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
-    reward = next(line for line in lines if line.startswith("reward")).split()
-    first, last = float(reward[1]), float(reward[3])
-    assert first < 0.2, "by chance"
-    assert last > first + 0.1
-    assert reward[5] == "60"
-    ages = [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("staleness")]
-    assert ages
-    assert min(ages) >= 0
-    assert max(ages) <= 4
-    shares = [float(line.split()[2].rstrip("%")) for line in lines if line.startswith("staleness")]
-    assert sum(shares) == pytest.approx(100, abs=0.5)
-    assert any("tokens/s" in line for line in lines)
-    assert any(line.startswith("idle: trainer") for line in lines)
-    assert "--steps must be at least 1" in refusal("async_grpo", "--steps", 0)
+    scores = [float(line.split()[2]) for line in lines if line.startswith("version")]
+    assert scores[0] < 0.25, "random weights"
+    assert scores[-1] > scores[0] + 0.15
+    staleness = [float(line.split()[5]) for line in lines if line.startswith("step")]
+    assert len(staleness) == 2
+    assert max(staleness) > 0, "generators went on while the learner trained"
+    assert lines[-1].startswith(f"reward {scores[-1]:.3f} on held-out items after 40 steps")
 
 
 def test_async_grpo_scores_answers_by_places() -> None:
-    pytest.importorskip("zmq")
+    pytest.importorskip("safetensors")
     grpo = load("async_grpo")
-    question = torch.tensor([[3, 1, 2, 2], [9, 0, 0, 1]])
-    assert grpo.score(question, torch.tensor([[1, 2, 2, 3], [1, 0, 1, 9]])).tolist() == [1.0, 0.75]
+    assert grpo.reward({"id": "([{<"}, ">}])") == 1.0
+    assert grpo.reward({"id": "([{<"}, ">}])>") == 0.8
+    assert grpo.reward({"id": "([{<"}, ">])") == 0.25
+    assert grpo.reward({"id": "([{<"}, "") == 0.0
+    task = grpo.brackets(depth=2)
+    assert (len(task.items), len(task.held_out)) == (14, 2)
 
 
 # ---- trajectories ----------------------------------------------------------------------------------------------------

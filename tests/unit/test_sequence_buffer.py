@@ -430,6 +430,31 @@ def test_reuse_hands_out_so_often_and_then_frees() -> None:
     assert [train(seq)[0] for _ in range(3)] == ["c"] * 3, "what was given back was not used"
 
 
+def test_an_acknowledgement_may_bring_what_the_consumer_made() -> None:
+    seq = two_step()
+    seq.put(sample("abc"))
+    lease = seq.get("inf")
+    before = seq.stats()
+    for wrong, words in (
+        (sample(["b", "a"], "b"), "expected the id 'a', got 'b'"),
+        (sample("a", "b"), "expected one for each of the 2 leased, got 1"),
+        (sample("ab", "c"), "'a' lacks b, which 'inf' makes"),
+        ("ab", "expected SequenceSamples, got str"),
+    ):
+        with pytest.raises(SchemaError, match=words):
+            lease.ack(wrong)  # type: ignore[arg-type]
+    assert {**seq.stats(), "mean_age_s": 0, "max_age_s": 0} == {**before, "mean_age_s": 0, "max_age_s": 0}
+    lease.ack(sample("ab", "b"))
+    with pytest.raises(StaleHandle):
+        lease.ack(sample("ab", "b"))
+    assert seq.stats()["consumers"]["inf"]["ready"] == 1
+    with seq.get("train", timeout=0) as trained:
+        assert trained.batch.ids == ["a", "b"]
+        with pytest.raises(SchemaError, match=r"'train' makes no keys; give Consumer\(outputs=\)"):
+            trained.ack(sample("ab", "b"))
+    assert (seq.ids(), seq.used_ids) == (["c"], ["a", "b"])
+
+
 def test_the_last_reader_may_still_amend_what_it_has() -> None:
     seq = one_step(1)
     seq.put(sample("a"))
@@ -562,6 +587,9 @@ def test_stale_tokens_are_masked_where_asked() -> None:
     assert batch["fresh"].tolist() == [False, False, True, True, True]
     assert batch.seqlens["fresh"] == [[3], [2]]
     assert (seq.stats()["stale_tokens"], seq.stats()["stale_samples"]) == (2, 1)
+    seq.put(Sample(["c"], {"a": [2], "versions": [2]}, {"a": np.arange(2), "versions": np.array([1, 2])}))
+    seq.set_version(4)
+    assert (seq.ids(), seq.stats()["evicted"]) == (["a", "b"], 1), "no token of c is fresh; a and b are leased"
     plain = one_step(2, max_staleness=0, stale="mask")
     plain.put(sample("ab"), version=[0, 1])
     plain.set_version(1)

@@ -58,6 +58,42 @@ def train(seq: sw.SequenceBuffer) -> list[str]:
         return lease.batch.ids
 
 
+@pytest.mark.filterwarnings("ignore:.*was not written whole")
+def test_keys_and_their_acknowledgement_are_one_record(tmp_path: Path) -> None:
+    """A journal that ends at any byte has both or neither: else the trainer gets samples that the maker has to see."""
+    seq = open_at(tmp_path)
+    seq.put(sample("ab"))
+    seq.close()
+    whole = (tmp_path / "journal").stat().st_size
+    seq = open_at(tmp_path)
+    seq.get("inf", timeout=0).ack(sample("ab", "b"))
+    raw = (tmp_path / "journal").read_bytes()[: seq.stats()["journal_bytes"]]  # reserved blocks follow
+    seq.close()
+    for end in range(whole, len(raw) + 1):
+        (tmp_path / "journal").write_bytes(raw[:end])
+        seq = open_at(tmp_path)
+        said = seq.stats()["consumers"]
+        assert (said["inf"]["ready"], said["train"]["ready"]) == ((0, 2) if end == len(raw) else (2, 0))
+        seq.close()
+
+
+def test_resuming_undoes_what_a_former_trainer_made_and_acknowledged(tmp_path: Path) -> None:
+    """A consumer that made keys before the restart, and makes none in the new dataflow, is a trainer."""
+    flow = sw.Dataflow([sw.Consumer("train", {"a"}, {"b"}, 2), sw.Consumer("other", {"a"}, batch_size=2)])
+    seq = sw.SequenceBuffer(100, flow=flow, journal=tmp_path / "journal")
+    seq.put(sample("ab"))
+    seq.checkpoint("one")
+    seq.get("train", timeout=0).ack(sample("ab", "b"))
+    seq.close()
+    trainers = sw.Dataflow([sw.Consumer("train", {"a"}, batch_size=2), sw.Consumer("other", {"a"}, batch_size=2)])
+    for resume in ("one", None):  # the second time from the journal that the first one wrote again
+        seq = sw.SequenceBuffer(100, flow=trainers, journal=tmp_path / "journal", resume=resume)
+        with seq.get("train", timeout=0) as lease:
+            assert lease.batch.ids == ["a", "b"]
+            lease.release()
+        seq.close()
+
+
 def test_a_restart_is_what_it_was(tmp_path: Path) -> None:
     seq = open_at(tmp_path)
     handles = seq.put(sample("abcdef"), version=2)

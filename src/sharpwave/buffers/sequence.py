@@ -41,8 +41,8 @@ class SequenceBuffer:
         max_bytes: Most bytes held, likewise.
         max_staleness: Most versions between the policy that made a sample and the present one. None for no bound.
         stale: What happens to samples that are too old: ``"evict"`` throws them away (not while they are leased),
-            ``"mask"`` hands them out with the key ``fresh`` False on the tokens that are too old, ``"keep"`` hands them
-            out and counts them.
+            ``"mask"`` hands them out with the key ``fresh`` False on the tokens that are too old, and throws away those
+            whose ``versions`` are all too old, ``"keep"`` hands them out and counts them.
         lease_timeout: Seconds after which a lease that was not acknowledged is given back; None for never.
         watchdog_timeout: Seconds without any put, amend, get or acknowledgement after which waiting calls raise.
         duplicate_ids: Whether an id may be put while a sample of that id is held.

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import Module
 
 from ..buffers.sequence import SequenceBuffer
 from ..checks import whole
@@ -57,10 +58,7 @@ class Checkpoint:
         """
         state = self._state()
         saved = state["learners"]
-        if set(saved) != set(learners):
-            raise SchemaError(
-                f"load(): {self.path} has the learners {_listed(saved)}; expected {_listed(learners)}"
-            )  # fmt: skip
+        self._compare_names("load()", saved, learners)
         for name, said in state["files"].items():
             compare(self.path / name, said)
         ready = [self._read(name, learner, saved[name]) for name, learner in learners.items()]
@@ -72,11 +70,29 @@ class Checkpoint:
             learner.random.bit_generator.state = said["random"]
             learner.steps = said["steps"]
 
-    def _read(self, name: str, learner: Learner, said: dict[str, Any]) -> tuple[Learner, Any, Any, Any]:
-        where, kind = f"load(): {self.path / name}", type(learner.model).__name__
+    def check(self, model: Module, learners: Collection[str] = ("policy",)) -> None:
+        """Looks at settings alone, without reading weights.
+
+        Args:
+            model: Of the learner "policy".
+            learners: Names of all learners.
+
+        Raises:
+            SchemaError: It is of another model or of other learners.
+        """
+        saved = self._state()["learners"]
+        self._compare_names("check()", saved, learners)
+        self._compare(f"check(): {self.path / 'policy'}", model, saved["policy"])
+
+    def _compare_names(self, where: str, saved: Collection[str], learners: Collection[str]) -> None:
+        if set(saved) != set(learners):
+            raise SchemaError(f"{where}: {self.path} has the learners {_listed(saved)}; expected {_listed(learners)}")
+
+    def _compare(self, where: str, model: Module, said: dict[str, Any]) -> None:
+        kind = type(model).__name__
         if said["model"] != kind:
             raise SchemaError(f"{where} is a checkpoint of a {said['model']}; the learner's model is a {kind}")
-        theirs, ours = said["config"], _config(learner)
+        theirs, ours = said["config"], _config(model)
         other = [key for key in sorted({*theirs, *ours} - {"dtype", "torch_dtype"}) if theirs.get(key) != ours.get(key)]
         if other:
             key = other[0]
@@ -84,6 +100,10 @@ class Checkpoint:
                 f"{where} is a checkpoint of another model: its {key} is {theirs.get(key)!r}, the learner's model "
                 f"has {ours.get(key)!r}"
             )
+
+    def _read(self, name: str, learner: Learner, said: dict[str, Any]) -> tuple[Learner, Any, Any, Any]:
+        where = f"load(): {self.path / name}"
+        self._compare(where, learner.model, said)
         try:
             weights, moments = read_state(self.path / name), load_file(self.path / name / _OPTIMIZER)
         except SafetensorError as error:
@@ -193,10 +213,10 @@ class Checkpoints:
             own.mkdir(mode=0o700)
             files = write_state(dict(learner.model.named_parameters()), own)
             save_file(_moments(learner), own / _OPTIMIZER)
-            (own / _CONFIG).write_text(json.dumps(_config(learner), indent=2) + "\n")
+            (own / _CONFIG).write_text(json.dumps(_config(learner.model), indent=2) + "\n")
             state["learners"][name] = {
                 "model": type(learner.model).__name__,
-                "config": _config(learner),
+                "config": _config(learner.model),
                 "steps": learner.steps,
                 "random": learner.random.bit_generator.state,
                 "optimizer": asdict(learner.config),
@@ -224,10 +244,10 @@ class Checkpoints:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _config(learner: Learner) -> dict[str, Any]:
+def _config(model: Any) -> dict[str, Any]:
     """As it is written and read: JSON knows no tuples."""
-    dtype = str(next(learner.model.parameters()).dtype).removeprefix("torch.")
-    read: dict[str, Any] = json.loads(json.dumps(learner.model.config.replace(dtype=dtype).to_json()))
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    read: dict[str, Any] = json.loads(json.dumps(model.config.replace(dtype=dtype).to_json()))
     return read
 
 
@@ -252,5 +272,5 @@ def _set_moments(learner: Learner, moments: Mapping[str, Tensor]) -> None:
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names))

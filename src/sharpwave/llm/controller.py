@@ -89,6 +89,7 @@ class Controller:
         self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
         self._is_stopped = False
+        self._why_rejected: str | None = None  # of the last item
 
     # ---- agents ------------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class Controller:
         self._closing.add(permit.number)
         try:
             births = [self.position.birth(permit.key)]
-            await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+            handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
         except BaseException:
             if is_adopted:  # its owner does not know the number
                 self._permits.end(permit)
@@ -140,7 +141,9 @@ class Controller:
         finally:
             self._closing.discard(permit.number)
         self._permits.end(permit)
-        if permit.key in self._dropped():  # and not trained already, which may happen before this call goes on
+        has_left = int(handles[0]) not in self.buffer
+        # It may have been trained before this call goes on.
+        if has_left and permit.key in self.position.open and permit.key not in self._leaving:
             self._lose_item(permit.key)
             return self._told("stale", permit)
         return self._told("kept", permit)
@@ -151,6 +154,7 @@ class Controller:
         if self._permits.has(permit) and permit.number not in self._closing:
             self._permits.end(permit)
             self.position.settle(permit.key, "rejected")
+            self._why_rejected = why
             self._log("why", key=permit.key, why=why)
             self._told("rejected", permit)
 
@@ -233,14 +237,64 @@ class Controller:
             self._collect_dropped()
             self._moved()
 
-    async def checkpoint(self) -> Cut:
+    async def checkpoint(self, step: int | None = None) -> Cut:
         """The position as it is now, and the mark of this moment in the journal. The learner saves it in its own
-        checkpoint, between two steps: both are one cut."""
+        checkpoint, between two steps: both are one cut.
+
+        Args:
+            step: The learner's count of steps. A controller that was restarted learns it with the next `trained` only.
+        """
+        self.step = max(self.step, self.step if step is None else step)
         mark = f"step-{self.step}-version-{self.version}"
         if self._has_journal:
             await self._clock.outside(lambda: self.buffer.checkpoint(mark))
         self._log("checkpoint", mark=mark)
         return Cut(mark, self.step, self.version, self.position.to_json())
+
+    # ---- stages before the learner -----------------------------------------------------------------------------------
+
+    async def lend(self, consumer: str, owner: str) -> Lease | None:
+        """Samples for a stage that completes them before training: at least one, at most its batch size.
+
+        Returns:
+            None where the run is over.
+
+        Raises:
+            SchemaError: The run's dataflow has no such stage.
+            NotReady: Nothing has moved for `watchdog_s`, or the run failed.
+        """
+        self._check("lend()", owner)
+        if consumer == "train":
+            raise SchemaError("lend(): the learner has its own call, take()")
+        most = self._flow[consumer].batch_size
+        if self.is_over:
+            return None
+        lease = await self._batches.take_some(consumer, owner, most)
+        if lease is None:  # the run is over, or it failed
+            self._check("lend()", owner)
+        return lease
+
+    async def amend(self, lease: Lease, made: SequenceSample) -> None:
+        """The stage is done with a lease of `lend`: the keys that it made.
+
+        Raises:
+            SchemaError: Keys are missing, or of other samples. Nothing was changed, and the lease goes on.
+            StaleHandle: The lease is over: the stage was taken for dead. Another one has the samples.
+        """
+        owner = self._batches.stage_of(lease)
+        if owner is None:
+            raise StaleHandle("amend(): the lease is over: its owner was taken for dead, or the controller made again")
+        self._check("amend()", owner)
+        await self._to_its_end(self._complete(owner, lease, made))
+
+    async def _complete(self, owner: str, lease: Lease, made: SequenceSample) -> None:
+        # Keys and acknowledgement are one record. Of two, a death in between would leave samples that the learner may
+        # train on and the stage still has to see.
+        await self._clock.outside(lambda: lease.ack(made))
+        if self._batches.lent.get(owner) is lease:
+            del self._batches.lent[owner]
+        self._collect_dropped()  # what became too old meanwhile was kept for the lease
+        self._moved()
 
     # ---- life and death ----------------------------------------------------------------------------------------------
 
@@ -256,8 +310,7 @@ class Controller:
         for permit in lost:
             self._permits.end(permit)
             self._lose_item(permit.key)
-        self._batches.leases.pop(owner, None)
-        count = len(lost) + self.buffer.release(owner)
+        count = len(lost) + self._batches.lose(owner)
         self._collect_dropped()
         self._log("lose", owner=owner, items=count)
         self._moved()
@@ -320,7 +373,7 @@ class Controller:
             ready=self.buffer.stats()["consumers"]["train"]["ready"],
             leased=self._batches.leased,
             learner_s=max((now - began for _, began in leases), default=0.0),
-            takers=len(self._batches.waiting()),
+            takers=self._batches.takers,
             max_running=self.rules.max_running,
             has_next=self.position.has_next,
             is_over=self.is_over,
@@ -358,8 +411,6 @@ class Controller:
 
     def _dropped(self) -> list[str]:
         """Open items that are nowhere: neither at agents nor in the buffer nor to be handed out."""
-        if not self.rules.is_dropping:
-            return []
         running = (permit.key for permit in self._permits.out.values())
         return self.position.missing({*self.buffer.ids(), *self._leaving, *running})
 
@@ -372,10 +423,10 @@ class Controller:
         self._vigil.move()
         if self.position.empty_epoch is not None and self._failure is None:
             counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
-            self.fail(
-                f"epoch {self.position.empty_epoch} is over and nothing was trained ({counts} so far); easier items, a "
-                "finer reward or skip_no_signal=False would mend it"
-            )
+            hint = "easier items, a finer reward or skip_no_signal=False would mend it"
+            if self._why_rejected is not None and not self.position.outcomes["no_signal"]:
+                hint = f"the last item was rejected because {self._why_rejected}"
+            self.fail(f"epoch {self.position.empty_epoch} is over and nothing was trained ({counts} so far); {hint}")
             return
         self._serve()
         self._batches.recount(None if self._failure is not None or self.is_over else self._next_count())

@@ -127,6 +127,17 @@ def read_rewards(where: str, sample: SequenceSample, key: str, keys: Collection[
     return rewards
 
 
-def train_flow(batch: int) -> Dataflow:
-    """The smallest dataflow: the learner alone, which reads what agents make."""
-    return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
+def train_flow(batch: int, *, reference: bool = False) -> Dataflow:
+    """The consumers of a run's samples: the learner, which reads what agents make.
+
+    Args:
+        reference: With a stage before it, which adds the log-probabilities of the reference model.
+    """
+    if not reference:
+        return Dataflow([Consumer("train", inputs=SAMPLE_KEYS, batch_size=batch)])
+    return Dataflow(
+        [
+            Consumer("reference", inputs={"input_ids"}, outputs={"ref_logprobs"}, batch_size=batch),
+            Consumer("train", inputs={*SAMPLE_KEYS, "ref_logprobs"}, batch_size=batch),
+        ]
+    )

@@ -129,7 +129,13 @@ class Experiment:
                 f"Experiment(): batch: expected at most {len(task.items) * self.epochs}, the items of all epochs, got "
                 f"{self.batch}; lower batch or raise epochs"
             )
-        return dataclasses.replace(task, sampling=dataclasses.replace(task.sampling, **self.sampling))
+        sampling = dataclasses.replace(task.sampling, **self.sampling)
+        if sampling.max_tokens >= task.context:
+            raise SchemaError(
+                f"Experiment(), sampling: max_tokens: expected less than {task.context}, the tokens of the longest "
+                f"episode of task {task.name!r}, prompt and answers together; got {sampling.max_tokens}"
+            )
+        return dataclasses.replace(task, sampling=sampling)
 
     @classmethod
     def read(cls, source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -87,13 +88,26 @@ class RunLog:
 
     def _write(self, name: str, line: Mapping[str, Any]) -> None:
         if name not in self._files:
+            path = self.folder / name
+            is_cut = _is_cut(path)
             # Line by line: one write() for each, so lines of several processes do not mix.
-            self._files[name] = (self.folder / name).open("a", buffering=1, encoding="utf-8")
+            self._files[name] = path.open("a", buffering=1, encoding="utf-8")
+            if is_cut:
+                self._files[name].write("\n")
         self._files[name].write(json.dumps(line) + "\n")
 
     def _to_board(self, name: str, value: float, step: int) -> None:
         if self._board is not None:
             self._board.add_scalar(name, value, step)
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether the last line was left half written, by a process that was killed or by a full disk."""
+    try:
+        with path.open("rb") as file:
+            return bool(file.seek(0, os.SEEK_END)) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False
 
 
 def _board(folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The parts of a run, made from an `Experiment`: model, learner, engine."""
+"""The parts of a run, made from an `Experiment`: model, learner, reference, engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 from ..checks import one_of, whole
 from ..errors import SchemaError
+from ..sequences.dataflow import Dataflow
 from .checkpoints import Checkpoints
+from .episode import train_flow
 from .experiment import Experiment
 from .generators.engine import Engine
 from .keys import nearest, read_dataclass
@@ -22,10 +24,11 @@ from .model.transformer import Transformer
 from .model.value import ValueModel
 from .objectives import GRPO, PPO, ValueFit
 from .run_learner import RunLearner
+from .scorer import Scorer
 from .tasks import Task
 from .weights import Weights
 
-__all__ = ["LearnerSettings", "make_engine", "make_learner", "make_model"]
+__all__ = ["LearnerSettings", "make_engine", "make_flow", "make_learner", "make_model", "make_reference"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class LearnerSettings:
     Args:
         objective: "grpo", or "ppo" with a value model.
         method, clip, clip_high, cap, over_cap, level, entropy: Of the objective.
+        kl: Weight of the KL divergence to the model at the beginning of the run. Above 0 the run has one more process,
+            `reference`, which keeps that model.
         learning_rate, warmup_steps, max_grad_norm, weight_decay: Of the optimizer.
         minibatches, rows: Of the learner.
         row_tokens: Tokens of a packed row; None for the longest episode of the task, at least 256.
@@ -49,6 +54,7 @@ class LearnerSettings:
     over_cap: str = "mask"
     level: str = "token"
     entropy: float = 0.0
+    kl: float = 0.0
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     max_grad_norm: float | None = 1.0
@@ -67,7 +73,7 @@ class LearnerSettings:
         check_device("Experiment(), learner", self.device)
 
     def make_objective(self) -> GRPO | PPO:
-        names = ("method", "clip", "clip_high", "cap", "over_cap", "level", "entropy")
+        names = ("method", "clip", "clip_high", "cap", "over_cap", "level", "entropy", "kl")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return GRPO(**given) if self.objective == "grpo" else PPO(**given)
 
@@ -76,6 +82,23 @@ class LearnerSettings:
         names = ("learning_rate", "warmup_steps", "max_grad_norm", "weight_decay")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return OptimizerConfig(**given)
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """The names of a checkpoint's learners."""
+        return ("policy",) if self.objective == "grpo" else ("policy", "values")
+
+    def row_tokens_for(self, task: Task) -> int:
+        """Raises:
+        SchemaError: An episode of the task does not fit into a row.
+        """
+        row_tokens = max(256, task.context) if self.row_tokens is None else self.row_tokens
+        if row_tokens < task.context:
+            raise SchemaError(
+                f"Experiment(), learner: row_tokens: expected at least {task.context}, the longest episode of the task "
+                f"{task.name!r}, got {row_tokens}"
+            )
+        return row_tokens
 
     @classmethod
     def of(cls, experiment: Experiment) -> LearnerSettings:
@@ -120,7 +143,27 @@ def make_model(experiment: Experiment, task: Task) -> Transformer:
         raise SchemaError(
             f"{where}: the model has {model.config.vocab_size} tokens, the task {task.name!r} needs {task.vocabulary}"
         )
+    if model.config.max_position_embeddings < task.context:
+        raise SchemaError(
+            f"{where}: max_position_embeddings: expected at least {task.context}, the longest episode of the task "
+            f"{task.name!r}, got {model.config.max_position_embeddings}"
+        )
     return model
+
+
+def make_flow(experiment: Experiment) -> Dataflow:
+    """The consumers of a run's samples."""
+    return train_flow(experiment.batch, reference=LearnerSettings.of(experiment).kl > 0)
+
+
+def make_reference(experiment: Experiment, task: Task) -> Scorer | None:
+    """The model at the beginning of the run, for `learner.kl`; None where that is 0."""
+    settings = LearnerSettings.of(experiment)
+    if not settings.kl:
+        return None
+    model = make_model(experiment, task).to(settings.device).eval().requires_grad_(False)
+    rows = settings.row_tokens_for(task)
+    return Scorer(model, row_tokens=rows, rows=settings.rows, temperature=task.sampling.temperature)
 
 
 def make_learner(
@@ -128,17 +171,11 @@ def make_learner(
 ) -> RunLearner:
     """The learner over a model; it starts from the model's weights."""
     settings = LearnerSettings.of(experiment)
-    row_tokens = max(256, task.context) if settings.row_tokens is None else settings.row_tokens
-    if row_tokens < task.context:
-        raise SchemaError(
-            f"Experiment(), learner: row_tokens: expected at least {task.context}, the longest episode of the task, "
-            f"got {row_tokens}"
-        )
     common: dict[str, Any] = {
         "optimizer": settings.optimizer,
         "minibatches": settings.minibatches,
         "rows": settings.rows,
-        "row_tokens": row_tokens,
+        "row_tokens": settings.row_tokens_for(task),
         "seed": experiment.seed,
     }
     model = model.to(settings.device)

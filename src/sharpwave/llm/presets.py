@@ -15,7 +15,6 @@ _SORT: dict[str, Any] = {
     "batch": 16,
     "group": 16,
     "max_staleness": 2,
-    "stale": "drop",  # a learner that begins again learns from what it had not saved, too
     "concurrent": 16,
     "slots": 128,
     "save_every": 10,

@@ -49,13 +49,14 @@ class Rewards:
         self._idle: list[asyncio.subprocess.Process] = []
         self._all: set[asyncio.subprocess.Process] = set()
         self._is_closed = False
+        self._broken: str | None = None
         self.failures: Counter[str] = Counter()
         """How often calls failed, by "timeout", "error", "died" and "not finite"."""
 
     async def __call__(self, item: Item, text: str) -> float:
         """Raises:
-        SchemaError: Every try failed. The message has the reason of the last one.
-        NotReady: The function cannot be imported, or this object was closed.
+        SchemaError: Every try failed, or the function cannot be imported. The message has the reason of the last one.
+        NotReady: This object was closed.
         """
         question = json.dumps({"item": dict(item), "text": text}).encode() + b"\n"
         why = ""
@@ -93,6 +94,8 @@ class Rewards:
     async def _process(self) -> asyncio.subprocess.Process:
         if self._is_closed:
             raise NotReady(f"reward {self.name}: Rewards was closed")
+        if self._broken is not None:
+            raise SchemaError(self._broken)
         if self._idle:
             return self._idle.pop()
         pipe = asyncio.subprocess.PIPE
@@ -109,7 +112,10 @@ class Rewards:
         if said is None or "broken" in said:
             await self._end(process)
             why = "its process ended" if said is None else said["broken"]
-            raise NotReady(f"reward {self.name} cannot be imported in a process of its own: {why}")
+            said_so = f"reward {self.name} cannot be imported in a process of its own: {why}"
+            if said is not None:  # trying again would take as long and end alike
+                self._broken = said_so
+            raise SchemaError(said_so)
         return process
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:

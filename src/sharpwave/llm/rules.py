@@ -17,8 +17,9 @@ class Rules:
         batch: Items of one training step. An item's group of answers is one sample.
         max_staleness: Most versions between the weights that made a token and those that train on it. 0 is synchronous
             training.
-        stale: "mask" trains on the rest of a sample that has tokens which are too old (key `fresh`); "drop" throws the
-            sample away, and its item is made again.
+        stale: "mask" trains on the rest of a sample that has tokens which are too old (key `fresh`), and throws it away
+            where all of them are; "drop" throws it away for one of them. An item whose sample is thrown away is made
+            again.
         epochs: How often each item is trained; None for ever.
         seed: Of the order of items and of all answers.
         shuffle: Whether epochs have random orders.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,16 +17,18 @@ from .controller import Controller
 from .cut import Cut
 from .evaluation import Evaluation, Score
 from .experiment import Experiment
+from .full_disk import tell_full_disk
 from .generators.engine import Engine
 from .generators.local import LocalGenerator
 from .log import RunLog, describe_batch
-from .parts import make_engine, make_learner, make_model
+from .parts import make_engine, make_flow, make_learner, make_model, make_reference
 from .run_folder import RunFolder
 from .run_learner import RunLearner
+from .scorer import Scorer
 from .timeline import idle_shares, write_timeline
-from .training import Learns, follow, train
+from .training import Learns, complete, follow, train
 
-__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "watch_engine"]
+__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "score_outside", "watch_engine"]
 
 _STATUS_S = 0.5
 _LOOK_S = 0.25
@@ -91,6 +93,16 @@ def note_score(log: RunLog, event: str, **about: Any) -> None:
         log.span("evaluation", f"version {about['version']}", about["began_s"], took_s, reward=about["reward"])
 
 
+def score_outside(scorer: Scorer, key: str, log: RunLog) -> Callable[[SequenceSample], Awaitable[SequenceSample]]:
+    """A stage's work beside the event loop: what a model says of samples, as a key. The log says when it was busy."""
+
+    async def make(batch: SequenceSample) -> SequenceSample:
+        with log.busy("reference", "score", items=len(batch)):
+            return await asyncio.to_thread(scorer.column, batch, key)
+
+    return make
+
+
 async def watch_engine(engine: Engine, log: RunLog, who: str) -> None:
     """Writes when an engine was busy, for ever."""
     seen = -1
@@ -143,7 +155,17 @@ class LocalRun:
             self._controller.stop()
 
     async def run(self) -> Result:
-        """Trains until the experiment's end."""
+        """Trains until the experiment's end.
+
+        Raises:
+            SchemaError: A setting does not fit the task, the model or the checkpoint.
+            StorageError: The disk is full, or a file is damaged. The last checkpoint stays.
+            NotReady: Nothing has moved for `watchdog_s`, or nothing could be trained in a whole epoch.
+        """
+        with tell_full_disk(self.folder.path):
+            return await self._run()
+
+    async def _run(self) -> Result:
         began = self._began_s = time.monotonic()
         experiment, task = self.experiment, self.experiment.load_task()
         torch.manual_seed(experiment.seed)
@@ -154,7 +176,7 @@ class LocalRun:
         version = await inner.publish()
         learner = LoggedLearner(inner, self.log, version)
         controller = self._controller = Controller(
-            task.items, experiment.rules, clock,
+            task.items, experiment.rules, clock, flow=make_flow(experiment),
             journal=self.folder.journal, cut=cut, version=version, log=self._log_event,
         )  # fmt: skip
         engines = {
@@ -177,6 +199,10 @@ class LocalRun:
                     tries=experiment.tries, sampling=task.sampling,
                 ).run()
             )  # fmt: skip
+        reference = make_reference(experiment, task)
+        if reference is not None:
+            make = score_outside(reference, "ref_logprobs", self.log)
+            lanes.append(complete(controller, "reference", make, owner="reference", clock=clock))
         if experiment.evaluation.every:
             slots = min(experiment.slots, experiment.evaluation.concurrent)
             engine = make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
@@ -192,7 +218,6 @@ class LocalRun:
             controller.stop()
         try:
             step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
-            await learner.save(await controller.checkpoint())
             await self._score_last()
             version = controller.version
             self.folder.write_status(self.status())

@@ -14,9 +14,11 @@ from .cut import Cut
 from .experiment import Experiment
 from .weights import Weights
 
-__all__ = ["RunFolder"]
+__all__ = ["STOP", "RunFolder"]
 
 _EXPERIMENT = "experiment.json"
+STOP = "stop"
+"""Registered when the run is to end: a controller that is started again reads it."""
 
 
 class RunFolder:
@@ -179,5 +181,9 @@ class RunFolder:
 def write_whole(path: Path, value: Any) -> None:
     """Readers see the old content or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value, indent=2) + "\n")
-    aside.rename(path)
+    try:
+        aside.write_text(json.dumps(value, indent=2) + "\n")
+        aside.rename(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

@@ -75,7 +75,7 @@ async def add_key(
     given back. Returns how many data it amended.
     """
     async with await buffer.get_async(consumer, timeout=timeout, owner=owner) as lease:
-        await buffer.amend_async(lease.handles, make(lease.batch))
+        await lease.ack_async(make(lease.batch))
         return len(lease.batch)
 
 

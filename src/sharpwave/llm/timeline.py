@@ -22,7 +22,13 @@ def write_timeline(logs: str | Path, path: str | Path) -> int:
     spans, events = read_lines(Path(logs) / SPANS), read_lines(Path(logs) / EVENTS)
     began = min((line["s"] for line in [*spans, *events]), default=0.0)
     trace = [*_span_events(spans, began), *_item_events(events, began)]
-    Path(path).write_text(json.dumps({"traceEvents": trace, "displayTimeUnit": "ms"}))
+    aside = Path(path).with_name(f".{Path(path).name}")
+    try:
+        aside.write_text(json.dumps({"traceEvents": trace, "displayTimeUnit": "ms"}))
+        aside.rename(path)
+    except OSError:  # the trace of before stays
+        aside.unlink(missing_ok=True)
+        raise
     return len(trace)
 
 

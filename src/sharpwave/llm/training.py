@@ -1,9 +1,10 @@
-"""The learner's lane of a run: take a batch, train, publish, say so, now and then a checkpoint."""
+"""Lanes of a run: the learner's (take a batch, train, publish, say so), a stage's, and a generator that follows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Literal, Protocol
 
 from ..errors import StaleHandle, StorageError
@@ -14,7 +15,7 @@ from .cut import Cut
 from .generators.protocol import Generator
 from .weights import Published
 
-__all__ = ["Learns", "Versions", "follow", "train"]
+__all__ = ["Learns", "Versions", "complete", "follow", "train"]
 
 
 class Learns(Protocol):
@@ -57,14 +58,18 @@ async def train(
         save_every: A checkpoint after so many steps, before the first and after the last one; None for none.
         beat_s: How often the controller hears that the learner is alive, also during a long step.
     """
-    beats, is_saved = asyncio.ensure_future(_beat(controller, owner, clock, beat_s)), True
+    beats, is_saved = asyncio.ensure_future(_beat(controller, owner, clock, beat_s)), False
     try:
         if save_every is not None and step == 0:  # a learner that dies before its first checkpoint begins here
-            await learner.save(await controller.checkpoint())
+            await learner.save(await controller.checkpoint(step))
         while steps is None or step < steps:
             lease = await controller.take(owner)
-            if lease is None:
-                break
+            if lease is None and (is_saved or save_every is None):
+                return step
+            if lease is None:  # asks once more: a controller that was restarted meanwhile may have items again
+                await learner.save(await controller.checkpoint(step))
+                is_saved = True
+                continue
             is_saved = False
             await learner.train(lease.batch)
             version, step = await learner.publish(), step + 1
@@ -72,11 +77,8 @@ async def train(
                 await controller.trained(lease, version, step)
             except StaleHandle:  # the controller was restarted, or took this learner for dead
                 await controller.confirm(lease.batch.ids, owner, version, step)
-            if save_every is not None and step % save_every == 0:
-                await learner.save(await controller.checkpoint())
-                is_saved = True
-        if save_every is not None and not is_saved:
-            await learner.save(await controller.checkpoint())
+            if save_every is not None and (step % save_every == 0 or step == steps):
+                await learner.save(await controller.checkpoint(step))
         return step
     finally:
         beats.cancel()
@@ -86,6 +88,31 @@ async def _beat(controller: Controller, owner: str, clock: Clock, beat_s: float)
     while True:
         await clock.sleep(beat_s)
         controller.hear(owner)
+
+
+async def complete(
+    controller: Controller,
+    consumer: str,
+    make: Callable[[SequenceSample], Awaitable[SequenceSample]],
+    *,
+    owner: str,
+    clock: Clock,
+    beat_s: float = 5.0,
+) -> None:
+    """The lane of a stage before training: adds the keys that `make` gives to samples, until the run is over.
+
+    Args:
+        consumer: The stage's name in the run's dataflow, for instance "reference".
+        make: From leased samples to samples of the same ids with the stage's keys.
+    """
+    beats = asyncio.ensure_future(_beat(controller, owner, clock, beat_s))
+    try:
+        while (lease := await controller.lend(consumer, owner)) is not None:
+            made = await make(lease.batch)
+            with suppress(StaleHandle):  # the controller was restarted meanwhile, and hands the samples out again
+                await controller.amend(lease, made)
+    finally:
+        beats.cancel()
 
 
 async def follow(

@@ -232,7 +232,7 @@ def read_head(record: Record) -> dict[str, Any]:
         _wholes("versions", [0 if one is None else one for one in head["versions"]], 0, count)
         for name, uses in head.get("uses", {}).items():
             _wholes(f"uses of {name!r:.100}", uses, 0, count)
-    elif kind == ACK:
+    elif kind == ACK or (kind == AMEND and "consumer" in head):
         _text("consumer", head["consumer"])
     elif kind == VERSION:
         _wholes("version", [head["version"]], 0)
@@ -312,6 +312,10 @@ def needed(
         elif kind in (OPTIONS, BASE) or (kind == ACK and over and head["consumer"] in undone):
             continue
         elif not serials.isdisjoint(head["serials"]):
+            if kind == AMEND and over and head.get("consumer") in undone:  # the keys stay
+                del head["consumer"]
+                yield Entry(kind, {name: said for name, said in head.items() if name != "origin"}, [record.body])
+                continue
             yield _same(record, head)
             if kind == PUT and (left := [serial for serial in head["serials"] if serial not in serials]):
                 yield Entry(EVICT, {"serials": left})  # they came with one that stays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..errors import SchemaError, StaleHandle
+from .intake import unpack
 from .lines import HeldSample, Line
 from .sample import SequenceSample
 from .staleness import mark_fresh
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .turns import Turns
 
 __all__ = ["Book", "Claim", "Lease", "Lender", "Lending"]
+
+_Samples = SequenceSample | Sequence[SequenceSample]
 
 
 class Claim:
@@ -122,23 +126,40 @@ class Lender:
             self._store.counters["stale_tokens"] += tokens
         return marked if mask else batch
 
-    def ack(self, claim: Claim | None, origin: Origin | None = None) -> None:
-        self._commits.commit("ack()", lambda: self._plan_ack(claim, origin))
+    def ack(self, claim: Claim | None, samples: _Samples | None = None, origin: Origin | None = None) -> None:
+        self._commits.commit("ack()", self._plan_ack(claim, samples, origin))
 
-    async def ack_async(self, claim: Claim | None, origin: Origin | None = None) -> None:
-        await self._commits.commit_async("ack_async()", lambda: self._plan_ack(claim, origin))
+    async def ack_async(
+        self, claim: Claim | None, samples: _Samples | None = None, origin: Origin | None = None
+    ) -> None:
+        await self._commits.commit_async("ack_async()", self._plan_ack(claim, samples, origin))
 
-    def _plan_ack(self, claim: Claim | None, origin: Origin | None) -> Change[None]:
-        self._turns.tick()
-        return self._store.origins.once(origin, lambda: self._plan_finish(claim))
+    def _plan_ack(
+        self, claim: Claim | None, samples: _Samples | None, origin: Origin | None
+    ) -> Callable[[], Change[None]]:
+        finish = self._store.finish if samples is None else self._plan_complete(claim, samples)
 
-    def _plan_finish(self, claim: Claim | None) -> Change[None]:
-        if claim is None:  # of a client; one that was acknowledged is known by its origin
-            raise StaleHandle(
-                "ack(): the lease is over: the server was restarted, or took this client for dead, and others may have "
-                "the samples"
-            )
-        return self._store.finish(claim)
+        def plan() -> Change[None]:
+            if claim is None:  # of a client; one that was acknowledged is known by its origin
+                raise StaleHandle(
+                    "ack(): the lease is over: the server was restarted, or took this client for dead, and others may "
+                    "have the samples"
+                )
+            return finish(claim)
+
+        def ticked() -> Change[None]:
+            self._turns.tick()
+            return self._store.origins.once(origin, plan)
+
+        return ticked
+
+    def _plan_complete(self, claim: Claim | None, samples: _Samples) -> Callable[[Claim], Change[None]]:
+        parts = unpack("ack()", samples)
+        if claim is not None and len(parts) != len(claim.entries):
+            leased = len(claim.entries)
+            raise SchemaError(f"ack(): samples: expected one for each of the {leased} leased, got {len(parts)}")
+        body = self._store.intake.body(samples, parts) if self._store.journal is not None else None
+        return lambda claim: self._store.complete(claim, parts, body)
 
     def give_back(self, claim: Claim) -> None:
         self._gate.check_process("release()")
@@ -172,8 +193,8 @@ class Lender:
 class Lending(Protocol):
     """What ends the leases that it made. ``claim`` is its own record of one."""
 
-    def ack(self, claim: Any) -> None: ...
-    async def ack_async(self, claim: Any) -> None: ...
+    def ack(self, claim: Any, samples: _Samples | None) -> None: ...
+    async def ack_async(self, claim: Any, samples: _Samples | None) -> None: ...
     def give_back(self, claim: Any) -> None: ...
     async def give_back_async(self, claim: Any) -> None: ...
     def renew(self, claim: Any) -> None: ...
@@ -207,18 +228,23 @@ class Lease:
         self._claim, self._lender = claim, lender
         self._is_over = False
 
-    def ack(self) -> None:
+    def ack(self, samples: SequenceSample | Sequence[SequenceSample] | None = None) -> None:
         """The work is done.
+
+        Args:
+            samples: What it made: the consumer's output keys, for the leased samples in their order. They are added as
+                ``amend`` does, and the lease is acknowledged, both or neither, also where the process dies meanwhile.
 
         Raises:
             StaleHandle: The lease has expired, was given back or cleared; another call may have the samples now.
+            SchemaError: The samples are not the leased ones, or lack a key. The lease goes on.
         """
-        self._lender.ack(self._claim)
+        self._lender.ack(self._claim, samples)
         self._is_over = True
 
-    async def ack_async(self) -> None:
+    async def ack_async(self, samples: SequenceSample | Sequence[SequenceSample] | None = None) -> None:
         """``ack`` that lets the event loop go on while the journal is written."""
-        await self._lender.ack_async(self._claim)
+        await self._lender.ack_async(self._claim, samples)
         self._is_over = True
 
     def release(self) -> None:

@@ -53,7 +53,7 @@ class Options:
     @property
     def oldest(self) -> int | None:
         """How many versions behind the present one a sample is thrown away; None keeps everything."""
-        return self.max_staleness if self.stale == "evict" else None
+        return None if self.stale == "keep" else self.max_staleness
 
     def to_json(self) -> dict[str, Any]:
         consumers = []

@@ -154,17 +154,15 @@ class Replay:
             for serial, part in zip(head["serials"], read_samples(body), strict=True):
                 if serial in held:
                     held[serial].sample = held[serial].sample.update(part)
+            if "consumer" in head:
+                self._acknowledge(head)
         elif kind == CLEAR:
             held.clear()
         elif kind == EVICT:
             for serial in head["serials"]:
                 held.pop(serial, None)
         elif kind == ACK:
-            if head["consumer"] not in self._names:
-                self._strangers.add(head["consumer"])
-            # What a producer acknowledged is in the sample; what a trainer acknowledged is in the model that was lost.
-            elif not self._undone or self._flow[head["consumer"]].outputs:
-                self._ack(head)
+            self._acknowledge(head)
         elif kind == VERSION:
             self.version = self.version if self._undone else head["version"]
         elif kind == MARK:
@@ -198,7 +196,13 @@ class Replay:
         for serial in serials if "uses" in head else ():
             self._leave_if_used(serial)
 
-    def _ack(self, head: dict[str, Any]) -> None:
+    def _acknowledge(self, head: dict[str, Any]) -> None:
+        if head["consumer"] not in self._names:
+            self._strangers.add(head["consumer"])
+            return
+        # What a producer acknowledged is in the sample; what a trainer acknowledged is in the model that was lost.
+        if self._undone and not self._flow[head["consumer"]].outputs:
+            return
         for serial in head["serials"]:
             entry = self.held.get(serial)
             if entry is None:

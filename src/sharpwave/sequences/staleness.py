@@ -14,7 +14,7 @@ from ..process import fork_count
 from .column import Column, is_tensor
 from .sample import SequenceSample
 
-__all__ = ["FRESH", "VERSIONS", "Admission", "first_version", "mark_fresh"]
+__all__ = ["FRESH", "VERSIONS", "Admission", "are_all_older", "first_version", "mark_fresh"]
 
 VERSIONS = "versions"  # the key that holds the version of each token
 FRESH = "fresh"  # the key that tells which tokens may be learnt from
@@ -100,6 +100,12 @@ def first_version(sample: SequenceSample) -> int | None:
             )
         at += length
     return int(values.min())
+
+
+def are_all_older(sample: SequenceSample, oldest: int) -> bool:
+    """Whether every token is of a version below ``oldest``, by the key ``versions``; False without that key."""
+    column = sample._columns.get(VERSIONS)
+    return column is not None and column.data is not None and bool((column.data < oldest).all())
 
 
 def mark_fresh(batch: SequenceSample, versions: list[int | None], oldest: int) -> tuple[SequenceSample, int]:

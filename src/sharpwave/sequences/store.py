@@ -29,6 +29,7 @@ from .options import Options
 from .origins import Origins
 from .recovery import Ledger, Replay
 from .sample import SequenceSample
+from .staleness import are_all_older
 
 __all__ = ["Store"]
 
@@ -156,12 +157,8 @@ class Store:
 
     def finish(self, claim: Claim) -> Change[None]:
         """The work on these samples is done."""
-        name = claim.line.consumer.name
-        if self.book.end(claim.number) is None:  # off the book: it cannot expire while its record is written
-            raise StaleHandle(
-                f"ack(): the lease of {len(claim.entries)} samples for {name!r} is over: it expired, was given back or "
-                "cleared, and others may have the samples; raise lease_timeout or renew() in between"
-            )
+        self._check_out(claim)
+        self.book.end(claim.number)  # off the book: it cannot expire while its record is written
 
         def make(now: float) -> None:
             freed, left = self.index.finish(claim.line, claim.entries, now)
@@ -172,9 +169,41 @@ class Store:
             self.waste_bytes += sum(entry.bytes for entry in freed)
             self._count_evicted(left)
 
-        serials = [entry.serial for entry in claim.entries]
-        head = {"serials": serials, "consumer": name}
-        return Change([Entry(ACK, head)], make, lambda: self.book.put_back(claim), writes=serials)
+        head = _ack_head(claim)
+        return Change([Entry(ACK, head)], make, lambda: self.book.put_back(claim), writes=head["serials"])
+
+    def complete(self, claim: Claim, parts: list[SequenceSample], body: list[Any] | None) -> Change[None]:
+        """``amend`` and ``finish`` as one change with one record: a restart finds both or neither."""
+        self._check_out(claim)
+        consumer, head = claim.line.consumer, _ack_head(claim)
+        if not consumer.outputs:
+            raise SchemaError(
+                f"ack(): samples: {consumer.name!r} makes no keys; give Consumer(outputs=), or use amend()"
+            )
+        for part in parts:
+            if lacking := sorted(consumer.outputs - part.keys):
+                raise SchemaError(
+                    f"ack(): samples: {part._ids[0]!r} lacks {', '.join(lacking)}, which {consumer.name!r} makes"
+                )
+        serials = head["serials"]
+        amended = self.amend(serials, parts, body)
+        finished = self.finish(claim)
+
+        def make(now: float) -> None:
+            amended.make(now)
+            finished.make(now)
+
+        return Change(
+            [Entry(AMEND, head, body or ())], make, finished.undo, reads=serials, writes=serials, alone=amended.alone
+        )
+
+    def _check_out(self, claim: Claim) -> None:
+        if claim.number not in self.book.out:
+            raise StaleHandle(
+                f"ack(): the lease of {len(claim.entries)} samples for {claim.line.consumer.name!r} is over: it "
+                "expired, was given back or cleared, and others may have the samples; raise lease_timeout or renew() "
+                "in between"
+            )
 
     def give_back(self, claim: Claim, now: float) -> None:
         """The work was not done. Nothing happens to a lease that is over."""
@@ -244,6 +273,8 @@ class Store:
             return
         oldest = self.version - self._oldest
         old = [entry for entry in entries if entry.version is not None and entry.version < oldest]
+        if self.options.stale == "mask":  # nothing is learnt from a sample without a fresh token
+            old = [entry for entry in old if are_all_older(entry.sample, oldest)]
         self._count_evicted([entry for entry in old if self.index.condemn(entry)])
 
     def _count_evicted(self, entries: list[HeldSample]) -> None:
@@ -383,3 +414,7 @@ class Store:
             counters[name] = self._lost.get(name, 0) if self.journal is None else getattr(self.journal, name)
         counters["journal_bytes"] = 0 if self.journal is None else self.journal.size
         return insight.stats(self.index, self.book, self.capacity, counters, self.version, now)
+
+
+def _ack_head(claim: Claim) -> dict[str, Any]:
+    return {"serials": [entry.serial for entry in claim.entries], "consumer": claim.line.consumer.name}

@@ -22,6 +22,7 @@ __all__ = ["Console", "plot_rewards", "print_result"]
 
 _INK, _MUTED, _BLUE, _ORANGE = "#1f2933", "#9aa5b1", "#1f6feb", "#e8590c"
 _EVERY = 10  # steps between two lines where the output is no terminal
+_REJECTED = 5  # items whose reasons are shown
 _COLUMNS = (
     ("step", "step", "{:.0f}"),
     ("reward", "reward", "{:.3f}"),
@@ -42,6 +43,7 @@ class Console:
         self._console = rich_console.Console()
         self._recent: deque[dict[str, Any]] = deque(maxlen=_EVERY)
         self._held_out = float("nan")
+        self._rejected = 0
         self._is_live = self._console.is_terminal
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}"),
@@ -63,9 +65,13 @@ class Console:
         if event == "score":
             self._held_out = about["reward"]
         elif event == "why":
-            self._console.print(f"{about['key']} was rejected: {about['why']}", highlight=False, markup=False)
-        elif event in ("died", "started again"):
-            self._console.print(f"{about['who']} {event}", highlight=False, markup=False)
+            self._rejected += 1
+            if self._rejected <= _REJECTED:
+                self._print(f"{about['key']} was rejected: {about['why']}")
+            if self._rejected == _REJECTED:
+                self._print("items that are rejected from now on are in logs/events.jsonl")
+        elif event == "died":
+            self._print(f"{about['who']} died" + (f": {about['why']}" if "why" in about else ""))
         elif event == "step":
             self._recent.append(about)
             if self._is_live:
@@ -75,6 +81,9 @@ class Console:
             elif int(about["step"]) % _EVERY == 0:
                 said = self._numbers()
                 print("  ".join(f"{said[key]:>9}" for _, key, _ in _COLUMNS), flush=True)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _numbers(self) -> dict[str, str]:
         """Means over the last steps, as text."""

@@ -13,14 +13,18 @@ from typing import Any
 
 import torch
 
-from sharpwave.errors import NotReady, StorageError
+from sharpwave.errors import NotReady, SchemaError, StorageError
+from sharpwave.llm.checkpoints import Checkpoint
 from sharpwave.llm.clock import WallClock
+from sharpwave.llm.cut import Cut
 from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
+from sharpwave.llm.full_disk import tell_full_disk
 from sharpwave.llm.generators.local import LocalGenerator
 from sharpwave.llm.log import EVENTS, STEPS, RunLog, read_lines
 from sharpwave.llm.model.folder import load_model
 from sharpwave.llm.parts import LearnerSettings, make_engine, make_model
+from sharpwave.llm.position import Position
 from sharpwave.llm.presets import preset
 from sharpwave.llm.run import LocalRun, Result
 from sharpwave.llm.run_folder import RunFolder, write_whole
@@ -47,22 +51,40 @@ def begin(what: str, changes: list[str], out: Path | None) -> RunFolder:
 
 
 def reopen(path: Path, changes: list[str]) -> RunFolder:
-    """The folder of an earlier run, with changed settings."""
+    """The folder of an earlier run, with changed settings.
+
+    Raises:
+        SchemaError: A setting makes no sense, or does not fit the run's checkpoint. The settings of before stay.
+        StorageError: There is no run, or the disk is full.
+    """
     folder = RunFolder(path)
-    experiment = folder.experiment()
+    experiment = Experiment.read(folder.experiment().to_json(), changes)
+    _check(experiment, folder.checkpoints().latest())
     if changes:
-        experiment = Experiment.read(experiment.to_json(), changes)
-        _check(experiment)
         if folder.is_driven:
             raise NotReady(f"{path}: a process drives this run; end it with: sharpwave stop {path}")
-        write_whole(path / "experiment.json", experiment.to_json())
+        with tell_full_disk(path):
+            write_whole(path / "experiment.json", experiment.to_json())
     return folder
 
 
-def _check(experiment: Experiment) -> None:
-    """What only the task, the model and the device can say."""
-    LearnerSettings.of(experiment)
-    make_model(experiment, experiment.load_task())
+def _check(experiment: Experiment, checkpoint: Checkpoint | None = None) -> None:
+    """What only the task, the model, the device and the checkpoint to go on from can say."""
+    settings, task = LearnerSettings.of(experiment), experiment.load_task()
+    settings.row_tokens_for(task)
+    model = make_model(experiment, task)
+    if checkpoint is None:
+        return
+    rules = experiment.rules
+    try:
+        checkpoint.check(model, settings.learners)
+        # A position of its own: only its checks are wanted.
+        position = Position(task.items, epochs=rules.epochs, seed=rules.seed, shuffle=rules.shuffle)
+        position.restore(Cut.from_json(checkpoint.position).position, (), ())
+    except SchemaError as error:
+        raise SchemaError(
+            f"resume: {error}. A run keeps its model, task, seed and learner.objective; for others begin a new run"
+        ) from None
 
 
 def drive(folder: RunFolder, processes: bool = False) -> bool:
@@ -70,6 +92,11 @@ def drive(folder: RunFolder, processes: bool = False) -> bool:
 
     The first SIGINT or SIGTERM ends the run in order, with a checkpoint; a second one as a kill does.
     """
+    with tell_full_disk(folder.path):
+        return _drive(folder, processes)
+
+
+def _drive(folder: RunFolder, processes: bool) -> bool:
     folder.take()
     try:
         experiment = folder.experiment()
@@ -79,7 +106,8 @@ def drive(folder: RunFolder, processes: bool = False) -> bool:
             if processes:
                 from sharpwave.llm.launchers.keeper import Keeper
 
-                folder.forget("outcome")  # of a run that goes on now
+                for name in ("outcome", "failure"):  # of a run that goes on now
+                    folder.forget(name)
                 keeper = Keeper(folder, show=console.show)
                 with _signals(keeper.stop):
                     result = keeper.run()

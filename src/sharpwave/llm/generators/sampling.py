@@ -46,7 +46,9 @@ class Sampling:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        _check("stop", self.stop, isinstance(self.stop, (list, tuple)), "a list of strings")
         object.__setattr__(self, "stop", tuple(self.stop))
+        _check("stop_ids", self.stop_ids, isinstance(self.stop_ids, (list, tuple)), "a list of token ids")
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         _check("max_tokens", self.max_tokens, _is_whole(self.max_tokens, 1), "an integer of at least 1")
         _check("temperature", self.temperature, _is_number(self.temperature, 0.0, 1e6), "a number from 0 to 1e6")

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...errors import NotReady
+from ...errors import NotReady, SharpwaveError
 from ...sequences.sample import SequenceSample
+from ...service.aside import Aside
 from ...service.sample_frames import pack_batch, read_batch
+from ...service.session import OpenTable, Session
 from ..cut import Cut
 from ..permits import Permit
 from ..run_folder import RunFolder
-from .frames import read_frame, to_error, write_frame
+from .controller_server import TABLE
 
 __all__ = ["ControllerClient", "LeasedBatch"]
 
 _RETRY_S = 0.02
+_CALLS = 16  # at once; each has a thread and a socket
 
 
 @dataclass(frozen=True)
 class LeasedBatch:
-    """A batch that the learner has, and the name of its lease at the controller."""
+    """Samples that the learner or a stage has, and the name of their lease at the controller."""
 
     number: str
     batch: SequenceSample
@@ -38,21 +40,25 @@ class ControllerClient:
 
     Args:
         folder: Says where the controller is.
-        owner: This process's name, different from that of every other one and of its predecessors.
-        patience_s: How long calls wait for a controller to come back before they raise `NotReady`.
+        owner: This process: its role, a dot, and what its predecessors in that role do not have, as its process id.
+        patience_s: How long the first call waits for a controller before it raises `NotReady`. Later ones wait for as
+            long as it takes.
     """
 
     def __init__(self, folder: RunFolder, owner: str, *, patience_s: float = 300.0) -> None:
         self._folder, self.owner, self._patience_s = folder, owner, patience_s
-        self._numbers = itertools.count()
-        self._open: dict[int, tuple[dict[str, Any], asyncio.Future[Any]]] = {}
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Future[None] | None = None
+        self._aside = Aside()
+        self._opening: asyncio.Future[tuple[Session, OpenTable]] | None = None
+        self._session: Session | None = None
+        self._free = asyncio.Semaphore(_CALLS)
+        self._starting = asyncio.Lock()
+        self._hearing: asyncio.Future[None] | None = None
 
     # ---- what agents and learners call -------------------------------------------------------------------------------
 
     async def start(self, owner: str) -> Permit | None:
-        said = await self._call("start")
+        async with self._starting:  # one call waits for a permit, not a thread for each of many agents
+            said = await self._call("start")
         return None if said is None else Permit(**said)
 
     async def finish(self, permit: Permit, sample: SequenceSample) -> str:
@@ -71,12 +77,23 @@ class ControllerClient:
     async def confirm(self, keys: Sequence[str], owner: str, version: int, step: int | None = None) -> None:
         await self._call("confirm", keys=list(keys), version=version, step=step)
 
-    async def checkpoint(self) -> Cut:
-        return Cut.from_json(await self._call("checkpoint"))
+    async def lend(self, consumer: str, owner: str) -> LeasedBatch | None:
+        said = await self._call("lend", consumer=consumer)
+        return None if said is None else LeasedBatch(said["number"], read_batch("lend()", said["batch"]))
+
+    async def amend(self, lease: LeasedBatch, made: SequenceSample) -> None:
+        await self._call("amend", number=lease.number, sample=pack_batch(made))
+
+    async def checkpoint(self, step: int | None = None) -> Cut:
+        return Cut.from_json(await self._call("checkpoint", step=step))
 
     def hear(self, owner: str) -> None:
-        if self._writer is not None:
-            write_frame(self._writer, {"id": -1, "call": "hear", "args": {}})
+        if self._hearing is None or self._hearing.done():  # else the last one waits for a controller
+            self._hearing = asyncio.ensure_future(self._hear())
+
+    async def _hear(self) -> None:
+        with contextlib.suppress(SharpwaveError):  # the next call meets the same error
+            await self._call("hear")
 
     # ---- what a run's processes call ---------------------------------------------------------------------------------
 
@@ -93,69 +110,35 @@ class ControllerClient:
         return found
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        self._drop()
+        """Says goodbye: permits and leases of this owner come back at once."""
+        for task in (self._opening, self._hearing):
+            if task is not None:
+                task.cancel()
+        if self._session is not None:
+            await self._aside.run(self._session.close)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
     async def _call(self, name: str, **args: Any) -> Any:
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        message = {"id": number, "call": name, "args": args}
-        self._open[number] = (message, answer)
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self._read())
-        elif self._writer is not None:
-            write_frame(self._writer, message)
-        try:
-            return await answer
-        finally:
-            self._open.pop(number, None)
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        session, table = await asyncio.shield(self._opening)
+        async with self._free:
+            return await self._aside.run(lambda: session.call(table, name, {**args, "owner": self.owner}))
 
-    async def _read(self) -> None:
-        """Connects, sends what has no answer yet, reads answers; again and again."""
-        while True:
-            try:
-                reader = await self._connect()
-            except NotReady as error:
-                for _, answer in list(self._open.values()):
-                    if not answer.done():
-                        answer.set_exception(NotReady(str(error)))
-                return
-            try:
-                while True:
-                    said = await read_frame(reader)
-                    found = self._open.get(said["id"])
-                    if found is None or found[1].done():
-                        continue
-                    if "error" in said:
-                        found[1].set_exception(to_error(said["error"]))
-                    else:
-                        found[1].set_result(said["value"])
-            except (asyncio.IncompleteReadError, ConnectionError):
-                self._drop()
-
-    async def _connect(self) -> asyncio.StreamReader:
+    async def _open(self) -> tuple[Session, OpenTable]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
-        while True:
-            found = self._folder.find("controller")
-            if found is not None:
-                with contextlib.suppress(OSError):
-                    reader, self._writer = await asyncio.open_unix_connection(found["address"])
-                    write_frame(self._writer, {"owner": self.owner})
-                    for message, _ in sorted(self._open.values(), key=lambda one: int(one[0]["id"])):
-                        write_frame(self._writer, message)
-                    return reader
-            if loop.time() > deadline:
-                raise NotReady(f"no controller answered within {self._patience_s:g} s; is the run stopped?")
+        while (found := self._folder.find("controller")) is None and loop.time() < deadline:
             await asyncio.sleep(_RETRY_S)
-
-    def _drop(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if found is not None:
+            session = self._session = Session(found["address"], name=self.owner)
+            left = max(0.0, deadline - loop.time())
+            with contextlib.suppress(NotReady):
+                return session, await self._aside.run(lambda: session.open_table(TABLE, left, waits=True))
+            session.close()
+        self._opening = None  # the next call tries again
+        raise NotReady(f"no controller answered within {self._patience_s:g} s; is the run stopped?")
 
 
 def _plain(permit: Permit) -> dict[str, Any]:

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import NotReady
+from ...errors import NotReady, StorageError
+from ...service.zeromq import load_zmq
+from ..full_disk import is_full, tell_full_disk
 from ..log import EVENTS, STEPS, RunLog, read_lines
 from ..run import Result
-from ..run_folder import RunFolder
+from ..run_folder import STOP, RunFolder
 from ..timeline import idle_shares, write_timeline
-from .alive import describe_process
+from .alive import describe_process, is_alive
+from .controller_server import remove_address
 from .launcher import LocalLauncher
 from .roles import role_names
 
@@ -25,6 +28,7 @@ __all__ = ["Keeper", "keep", "start_keeper"]
 _LOOK_S = 0.02
 _END_S = 30.0  # for the processes of a run that is over
 _TRIES = 5  # starts in a row after which a process was never ready
+_ERRORS = 3  # of one role without a training step in between: starting it again does not mend them
 
 
 class Keeper:
@@ -42,12 +46,15 @@ class Keeper:
         show: Callable[[str, dict[str, Any]], None] | None = None,
         launcher: LocalLauncher | None = None,
     ) -> None:
+        load_zmq()  # here, where its absence can be told to the user
         self.folder, self._show = folder, show
         self.experiment = folder.experiment()
         self.roles = role_names(self.experiment)
         self.launcher = LocalLauncher(folder) if launcher is None else launcher
         self.log = RunLog(folder.logs)
         self._tries = dict.fromkeys(self.roles, 0)
+        self._errors = dict.fromkeys(self.roles, 0)
+        self._trained_bytes = -1  # of the log of steps at the last error
         self._seen = {STEPS: 0, EVENTS: 0}
         self._is_stopping = False
         self.restarts = 0
@@ -58,25 +65,42 @@ class Keeper:
 
     def run(self) -> Result:
         """Raises:
-        NotReady: A process cannot be started: it died again and again before it was ready.
+        NotReady: The controller says that the run cannot go on. Or a process died again and again before it was ready,
+            or by errors of its own, without a training step in between.
+        StorageError: The disk is full. The last checkpoint stays.
         """
+        with tell_full_disk(self.folder.path):
+            return self._run()
+
+    def _run(self) -> Result:
         began = time.monotonic()
+        if not is_alive(self.folder.find("controller")):
+            self.folder.forget(STOP)  # of an earlier run in this folder
         self.folder.register("keeper", describe_process(os.getpid()))
+        has_ended = False
         try:
             told = False
             while (outcome := self.folder.find("outcome")) is None:
+                self._check_failure()
                 self._look()
                 self._tell()
                 if self._is_stopping and not told:
+                    self.folder.register(STOP, {})  # first: a controller that dies of the signal, or later, reads it
                     self.launcher.stop("controller")
                     told = True
                 time.sleep(_LOOK_S)
+            has_ended = True
         finally:
             self.folder.forget("keeper")  # before the others end: none of them is to be started again
-            self._end()
+            self._end(kill=not has_ended)
         self._tell()
         write_timeline(self.folder.logs, self.folder.timeline)
         return self._result(outcome, time.monotonic() - began)
+
+    def _check_failure(self) -> None:
+        found = self.folder.find("failure")
+        if found is not None:
+            raise NotReady(found["why"])
 
     def _look(self) -> None:
         for role in self.roles:
@@ -86,13 +110,36 @@ class Keeper:
                 continue
             is_first = self.launcher.process(role) is None
             if not is_first:
-                self.log("died", who=role)
+                self._note_death(role)
             self._tries[role] += 1
             if self._tries[role] > _TRIES:
                 raise NotReady(f"{role} ended {_TRIES} times before it was ready; see {self._output(role)}")
             self.launcher.start(role)
             if not is_first:
                 self.restarts += 1
+
+    def _note_death(self, role: str) -> None:
+        """Raises:
+        NotReady: The role ended by an error again and again, and nothing was trained in between.
+        StorageError: It ended because the disk is full.
+        """
+        error = (self.folder.find(f"{role}-error") or {}).get("said")
+        self.folder.forget(f"{role}-error")
+        self._check_failure()
+        if error is not None and is_full(StorageError(error)):
+            raise StorageError(error)
+        self.log("died", who=role, **({} if error is None else {"why": error}))
+        if error is None:  # killed
+            return
+        steps = self.folder.logs / STEPS
+        trained_bytes = steps.stat().st_size if steps.exists() else 0
+        if trained_bytes != self._trained_bytes:
+            self._trained_bytes, self._errors = trained_bytes, dict.fromkeys(self.roles, 0)
+        self._errors[role] += 1
+        if self._errors[role] == _ERRORS:
+            raise NotReady(
+                f"{role} failed {_ERRORS} times in a row, the last time by {error}; see {self._output(role)}"
+            )
 
     def _output(self, role: str) -> Path:
         return self.folder.logs / f"{role}.txt"
@@ -113,10 +160,10 @@ class Keeper:
             for line in _lines(whole):
                 self._show(line.get("event", "step"), line)
 
-    def _end(self) -> None:
-        """Ends every process: agents and the learner by themselves, the others now."""
+    def _end(self, kill: bool) -> None:
+        """Ends every process: the learner by itself, unless `kill` is true, the others now."""
         for role in self.roles:
-            if role != "learner":
+            if kill or role != "learner":
                 self.launcher.stop(role, kill=True)
         deadline = time.monotonic() + _END_S
         while any(self.launcher.alive(role) for role in self.roles):
@@ -124,12 +171,10 @@ class Keeper:
                 for role in self.roles:
                     self.launcher.stop(role, kill=True)
             time.sleep(_LOOK_S)
-        found = self.folder.find("controller-socket")
+        found = self.folder.find("controller-address")
         if found is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(found["place"])
-                os.rmdir(os.path.dirname(found["place"]))
-        for name in [*self.roles, "controller-socket"]:
+            remove_address(found["address"])
+        for name in [*self.roles, *(f"{role}-error" for role in self.roles), "controller-address", "failure", STOP]:
             self.folder.forget(name)
         for role in self.roles:
             (self.folder.path / "processes" / f"{role}.json").unlink(missing_ok=True)

@@ -42,7 +42,12 @@ class LocalLauncher:
         self._folder.forget(role)
         output = str(self._folder.logs / f"{role}.txt")
         pid = self._ask({"folder": str(self._folder.path.resolve()), "role": role, "output": output})["pid"]
-        write_whole(self._place(role), describe_process(pid))
+        try:
+            write_whole(self._place(role), describe_process(pid))
+        except OSError:  # a process whose id is written nowhere would be ended by nobody
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            raise
 
     def alive(self, role: str) -> bool:
         return is_alive(self.process(role))

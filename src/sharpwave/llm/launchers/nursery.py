@@ -18,8 +18,10 @@ __all__ = ["main"]
 def main() -> None:
     import contextlib
 
+    from ...service.zeromq import zmq_functions
     from . import roles
 
+    zmq_functions()  # imports pyzmq, and makes no thread
     with contextlib.suppress(ImportError):
         import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes seconds)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies

@@ -1,8 +1,9 @@
-"""What the processes of a run do: controller, learner, generators, agent workers, evaluation."""
+"""What the processes of a run do: controller, learner, reference, generators, agent workers, evaluation."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -21,11 +22,11 @@ from ..experiment import Experiment
 from ..generators.local import LocalGenerator
 from ..generators.server import GeneratorServer
 from ..log import RunLog
-from ..parts import LearnerSettings, make_engine, make_learner, make_model
-from ..run import LoggedLearner, note_score, watch_engine
-from ..run_folder import RunFolder
+from ..parts import LearnerSettings, make_engine, make_flow, make_learner, make_model, make_reference
+from ..run import LoggedLearner, note_score, score_outside, watch_engine
+from ..run_folder import STOP, RunFolder
 from ..tasks import Task
-from ..training import follow, train
+from ..training import complete, follow, train
 from .alive import describe_process, is_alive
 from .controller_client import ControllerClient
 from .controller_server import ControllerServer
@@ -43,7 +44,8 @@ def role_names(experiment: Experiment) -> list[str]:
     generators = [f"generator-{number}" for number in range(experiment.generators)]
     agents = [f"agents-{number}" for number in range(experiment.agent_workers)]
     evaluation = ["evaluation"] if experiment.evaluation.every else []
-    return ["controller", "learner", *generators, *agents, *evaluation]
+    reference = ["reference"] if LearnerSettings.of(experiment).kl else []
+    return ["controller", "learner", *reference, *generators, *agents, *evaluation]
 
 
 def main(path: str, role: str) -> None:
@@ -57,8 +59,10 @@ def main(path: str, role: str) -> None:
         else:
             asyncio.run(_Role(RunFolder(path), role).run())
         code = 0
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        with contextlib.suppress(OSError):  # the disk is full
+            RunFolder(path).register(f"{role}-error", {"said": f"{type(error).__name__}: {error}"})
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -81,6 +85,7 @@ class _Role:
 
     async def run(self) -> None:
         kinds = {"generator": self._generator, "agents": self._agents}
+        kinds |= {"reference": self._reference}
         kinds |= {"controller": self._controller, "learner": self._learner, "evaluation": self._evaluation}
         work = kinds[self.role.partition("-")[0]]()
         lanes = [work] if self.role == "controller" else [work, self._leave_when_abandoned()]
@@ -100,15 +105,17 @@ class _Role:
     # ---- roles -------------------------------------------------------------------------------------------------------
 
     async def _controller(self) -> None:
-        before = self.folder.find("controller-socket")
+        before = self.folder.find("controller-address")
         server = ControllerServer(
-            self.task.items, self.experiment.rules,
-            journal=self.folder.journal, cut=self.folder.cut(), log=self.log,
-            place=None if before is None else before["place"],
+            self.task.items, self.experiment.rules, flow=make_flow(self.experiment),
+            journal=self.folder.journal, cut=self.folder.cut(), log=self._note,
+            address=None if before is None else before["address"],
         )  # fmt: skip
         address = await server.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
-        self.folder.register("controller-socket", {"place": address})
+        if self.folder.find(STOP) is not None:
+            server.stop()
+        self.folder.register("controller-address", {"address": address})
         self._is_ready(address=address)
         try:
             while True:
@@ -120,6 +127,12 @@ class _Role:
                 self._watch_keeper()
         finally:
             await server.close()
+
+    def _note(self, event: str, **about: Any) -> None:
+        """Writes an event of the controller. One that says that the run cannot go on is for the keeper, too."""
+        if event == "fail":
+            self.folder.register("failure", {"why": about["why"]})
+        self.log(event, **about)
 
     def _watch_keeper(self) -> None:
         """A keeper that was killed is started again. One that ended in order has forgotten its address."""
@@ -147,11 +160,23 @@ class _Role:
             clock=self.clock, owner=self.owner, step=0 if cut is None else cut.step, steps=experiment.steps,
             save_every=experiment.save_every,
         )  # fmt: skip
-        await learner.save(await client.checkpoint())
         counts = await client.stats()
         self.folder.register("outcome", {"step": step, "version": learner.version, **counts})
         await client.stop()
         await client.close()
+
+    async def _reference(self) -> None:
+        scorer = make_reference(self.experiment, self.task)
+        assert scorer is not None
+        client = ControllerClient(self.folder, self.owner)
+        make = score_outside(scorer, "ref_logprobs", self.log)
+        self._is_ready()
+        try:
+            while True:  # a controller that was started again may have samples again; the keeper ends this process
+                await complete(cast(Controller, client), "reference", make, owner=self.owner, clock=self.clock)
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await client.close()
 
     async def _generator(self) -> None:
         weights = self.folder.weights()
@@ -210,6 +235,7 @@ class _Role:
                 while True:
                     await reached.wait()
                     reached.clear()
+                    self.folder.register(STOP, {})
                     await client.stop()
 
             self._is_ready()

@@ -186,15 +186,21 @@ class SimulatedLearner:
         self._costs = Costs() if costs is None else costs
         self.learnt: list[str] = []
         self.staleness: list[int] = []  # of each token trained on
+        self.untaught: list[str] = []  # items of which no token was trained on
         self.saved: tuple[Cut, list[str]] | None = None
         self.ends: list[float] = []
+        self.keys: frozenset[str] = frozenset()  # that every batch had
 
     async def train(self, batch: SequenceSample) -> Mapping[str, float]:
+        self.keys = frozenset(batch.keys) & (self.keys or batch.keys)
         tokens = sum(map(sum, batch.seqlens["input_ids"]))
         await self._device.use(self._costs.train_s + self._costs.train_token_s * tokens)
         is_trained = np.asarray(batch["loss_mask"])
         if "fresh" in batch.keys:
             is_trained = is_trained & np.asarray(batch["fresh"])
+        ends = np.cumsum([sum(lens) for lens in batch.seqlens["input_ids"]])
+        parts = np.split(is_trained, ends[:-1])
+        self.untaught += [one for one, part in zip(batch.ids, parts, strict=True) if not part.any()]
         made = np.asarray(batch["versions"])[is_trained]
         latest = self._weights.latest()
         self.staleness += ((0 if latest is None else latest.version) - made).tolist()

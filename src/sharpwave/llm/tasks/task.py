@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ...checks import told
 from ...errors import SchemaError
 from ..agent import Agent
 from ..characters import Tokenizer
@@ -53,14 +55,25 @@ def load_task(name: str, **options: Any) -> Task:
         options: Arguments of the task: see the function `make` of its module.
 
     Raises:
-        SchemaError: There is no such task, or it has no such option. The message names the nearest one.
+        SchemaError: There is no such task, or it has no such option: the message names the nearest one. Or the
+            function raised, or returned something else.
     """
     make = _maker(name)
     known = list(make.__code__.co_varnames[: make.__code__.co_argcount + make.__code__.co_kwonlyargcount])
     for key in options:
         if key not in known:
             raise SchemaError(f"task {name!r}: unknown key {key!r}{nearest(key, known)}; it has {', '.join(known)}")
-    return make(**options)
+    try:
+        made: Any = make(**options)
+    except SchemaError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}:{frame.lineno}"
+        raise SchemaError(f"task {name!r} cannot be loaded: {type(error).__name__}: {error} ({place})") from error
+    if not isinstance(made, Task):
+        raise SchemaError(f"task {name!r}: expected a function that returns a Task, got {told(made)}")
+    return made
 
 
 def _maker(name: str) -> Callable[..., Task]:

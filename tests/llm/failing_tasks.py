@@ -1,0 +1,53 @@
+"""Tasks that go wrong, by the name that `Experiment(task=)` takes: "failing_tasks:NAME"."""
+
+import dataclasses
+
+from sharpwave.llm.agent import single_turn
+from sharpwave.llm.rewards import Rewards
+from sharpwave.llm.tasks import load_task
+
+
+def sort_with(agent, seed):
+    return dataclasses.replace(load_task("sort", digits=2, count=20, held_out=2, seed=seed), agent=agent)
+
+
+def raises(*, seed=0):
+    raise RuntimeError("no data here")
+
+
+def returns_nothing(*, seed=0):
+    return None
+
+
+def no_item_works(*, seed=0):
+    async def agent(item, generate):
+        raise KeyError("nothing here")
+
+    return sort_with(agent, seed)
+
+
+def every_tenth_item_raises(*, seed=0):
+    good = load_task("sort", digits=2, count=20, held_out=2, seed=seed).agent
+
+    async def agent(item, generate):
+        if int(item["id"]) % 10 == 0:
+            raise KeyError("nothing here")
+        return await good(item, generate)
+
+    return sort_with(agent, seed)
+
+
+def every_tenth_reward_is_nan(*, seed=0):
+    def reward(item, text):
+        return float("nan") if int(item["id"]) % 10 == 0 else len(text) / 3
+
+    return sort_with(single_turn(reward), seed)
+
+
+def every_tenth_reward_hangs(*, seed=0):
+    reward = Rewards("reward_functions:hang_on_every_tenth", timeout_s=0.5, tries=1)
+    return sort_with(single_turn(reward), seed)
+
+
+def reward_is_missing(*, seed=0):
+    return sort_with(single_turn(Rewards("reward_functions:nowhere")), seed)
