@@ -4,7 +4,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from sharpwave.llm.kernels import attention, draws, layers
+from sharpwave.llm.kernels import attention, copies, draws, layers
 
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -15,6 +15,7 @@ TYPES = {
 }
 KERNELS = {
     attention: ("_attend", "_add_parts"),
+    copies: ("_copy_places",),
     draws: ("_weigh", "_choose"),
     layers: ("_add_and_norm", "_place_heads", "_gate"),
 }
@@ -58,3 +59,5 @@ layers.add_and_norm(zeros(8, 896), zeros(8, 896), zeros(896), 1e-6)
 layers.gate(zeros(8, 2 * 4864))
 found = zeros(8, dtype=torch.int32), zeros(8, dtype=torch.float32)
 draws.draw(zeros(8, 9000), zeros(8, dtype=torch.double), at, at, *found)
+cache = zeros(2, 2, 2, 1025, 64)
+copies.copy_places(cache, cache, zeros(3, 4, dtype=torch.long))

@@ -118,7 +118,7 @@ def test_stop_ids_strings_and_the_end_of_text_end_an_answer():
     engine.run()
     cut = tokens.index(tokens[30]) + 1
     assert by_id.answer == type(by_id.answer)(
-        tokens[:cut], *(part[:cut] for part in (free.logprobs, free.versions)), "stop", tokens[30]
+        tokens[:cut], *(part[:cut] for part in (free.answer.logprobs, free.answer.versions)), "stop", tokens[30]
     )
     assert by_text.answer.stop == "stop"
     assert by_text.answer.matched == text

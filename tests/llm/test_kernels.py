@@ -21,6 +21,7 @@ from sharpwave.llm.generators import Engine, Sampling  # noqa: E402
 from sharpwave.llm.generators.graph_decode import GraphDecode  # noqa: E402
 from sharpwave.llm.kernels import fused, plain  # noqa: E402
 from sharpwave.llm.kernels.attention import attend, count_parts  # noqa: E402
+from sharpwave.llm.kernels.copies import copy_places  # noqa: E402
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -130,6 +131,24 @@ def drawn(kernels, logits, temperature, seeds, counts):
 
 @given(
     dtype=DTYPES,
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 65, 150]), st.sampled_from([8, 64, 80])),
+    spans=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=3),
+)
+@settings(max_examples=20)
+def test_copies_equal_plain_torch(dtype, shape, spans):
+    layers, shared, context, dim = shape
+    keys, values = (normal(layers, 6, shared, context + 1, dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    wanted = keys.clone(), values.clone()
+    ends = [sorted((round(one * context), round(other * context))) for one, other in spans]
+    moves = numbers([(target % 2, 3 + target, *span) for target, span in enumerate(ends)])
+    copy_places(keys, values, moves)
+    plain.copy_places(*wanted, moves)
+    assert torch.equal(keys, wanted[0])
+    assert torch.equal(values, wanted[1])
+
+
+@given(
+    dtype=DTYPES,
     size=st.sampled_from([1, 5, 40, 4096, 9001]),
     width=st.sampled_from([0.0, 1.0, 30.0]),
     heat=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
@@ -186,4 +205,4 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
     script = Path(__file__).parent / "compile_kernels.py"
     ran = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert len(ran.stdout.splitlines()) == 8
+    assert len(ran.stdout.splitlines()) == 9

@@ -46,8 +46,9 @@ class Generate:
             changes: Fields of `Sampling` that differ from the run's, for instance `max_tokens=8`.
         """
         seed = derive_seed(self.seed, episode.answers)
+        sampling = self._sampling.seeded(seed)
         answer = await self._generator.generate(
-            episode.tokens, dataclasses.replace(self._sampling, **{"seed": seed, **changes})
+            episode.tokens, dataclasses.replace(sampling, **changes) if changes else sampling
         )
         episode.take(answer)
         return answer

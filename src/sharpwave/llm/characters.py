@@ -32,6 +32,7 @@ class Characters:
     def __init__(self, alphabet: str) -> None:
         self.alphabet = alphabet
         self._tokens = {letter: place + 2 for place, letter in enumerate(alphabet)}
+        self._letters = dict(enumerate(alphabet, 2))
         if len(self._tokens) != len(alphabet):
             raise SchemaError(f"Characters(): expected each character once, got {alphabet!r}")
 
@@ -46,7 +47,7 @@ class Characters:
             raise SchemaError(f"encode(): {error.args[0]!r} in {text[:40]!r} is none of {self.alphabet!r}") from None
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(self.alphabet[token - 2] for token in tokens if 2 <= token < self.size)
+        return "".join([self._letters.get(token, "") for token in tokens])
 
 
 class _Wrapped:

@@ -48,7 +48,7 @@ class Episode:
 
     def tell(self, tokens: Iterable[int]) -> None:
         """Tokens that the model did not make."""
-        listed = [int(token) for token in tokens]
+        listed = list(map(int, tokens))
         self.tokens += listed
         self.is_made += [False] * len(listed)
         self.logprobs += [0.0] * len(listed)

@@ -14,11 +14,12 @@ from torch import Tensor
 from ..checks import number, whole
 from ..errors import SchemaError
 from ..sequences.sample import SequenceSample
+from .captured_pass import CapturedPass
 from .model.transformer import Transformer
 from .model.value import ValueModel
 from .objectives import Objective
 from .scorer import Scorer
-from .token_batch import IDS, TokenBatch
+from .token_batch import IDS, MASK, TokenBatch
 from .weights import Published, Weights
 
 __all__ = ["Learner", "OptimizerConfig", "StepReport"]
@@ -106,6 +107,8 @@ class Learner:
         row_tokens, rows, temperature, head_tokens, autocast: As of `Scorer`.
         recompute_layers: Activations are computed again in the backward pass: less memory, about a third more time.
         compile: Layers and the head through `torch.compile`. None: on CUDA only.
+        capture: Passes as CUDA graphs. None: on CUDA. It needs an objective that does not wait for the device, and
+            keeps the gradients' memory between steps.
         seed: Of the order of sequences.
 
     Example:
@@ -132,6 +135,7 @@ class Learner:
         autocast: bool | None = None,
         recompute_layers: bool = False,
         compile: bool | None = None,
+        capture: bool | None = None,
         seed: int = 0,
     ) -> None:
         if isinstance(model, ValueModel) != objective.is_of_values:
@@ -153,6 +157,11 @@ class Learner:
         self.scorer.transformer.recomputes_layers = recompute_layers
         if on_cuda if compile is None else compile:
             self.scorer.compile()
+        # Under dynamic scaling the longest position is read on the host.
+        can_capture = on_cuda and self.scorer.transformer.config.rope.scaling != "dynamic"
+        self._captured: CapturedPass | None = None
+        if can_capture if capture is None else capture:
+            self._captured = CapturedPass(self._backward, model.parameters())
         self.random = np.random.default_rng(seed)
         self.steps = 0
 
@@ -178,11 +187,25 @@ class Learner:
         self.steps += 1
         return self._report(tokens, rate, updates)
 
-    def publish(self, weights: Weights, version: int) -> Published:
-        """Publishes the model's weights as a version for generators."""
+    def warm_up(self) -> None:
+        """Compiles and captures what a step runs, so that the first one takes no longer than others. Weights stay."""
+        data: dict[str, Array] = {IDS: np.zeros(2, np.int64), MASK: np.array([False, True])}
+        data |= {name: np.zeros(2, np.float32) for name in self.objective.inputs}
+        batch = SequenceSample(["warm-up"], {key: [2] for key in data}, data)
+        tokens = TokenBatch.read("warm_up()", batch, self.objective.inputs)
+        columns = {IDS: tokens.columns[IDS], **self.objective.prepare(tokens)}
+        if self.objective.has_proximal and self.minibatches > 1:
+            columns["proximal"] = self.scorer.flat(tokens.columns[IDS], tokens.lens)
+        backward = self._backward if self._captured is None else self._captured
+        for rows in self.scorer.passes(self.scorer.pack(tokens.lens), {**columns, "share": np.zeros(2, np.float32)}):
+            backward(rows)
+        self._clear_gradients()
+
+    def publish(self, weights: Weights, version: int, *, dtype: torch.dtype | None = None) -> Published:
+        """Publishes the model's weights as a version for generators, in a dtype of their own where one is given."""
         if not isinstance(self.model, Transformer):
             raise SchemaError("publish(): a ValueModel generates nothing; publish the policy's learner")
-        return weights.publish(self.model, version)
+        return weights.publish(self.model, version, dtype=dtype)
 
     def _check_lens(self, tokens: TokenBatch) -> None:
         if len(tokens.lens) and tokens.lens.max() > self.scorer.row_tokens:
@@ -206,26 +229,32 @@ class Learner:
         chosen = np.isin(tokens.sequence_of, part)
         own = {name: column[chosen] for name, column in columns.items()}
         packing = self.scorer.pack(tokens.lens[part])
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         sums: dict[str, Tensor] = {}
+        backward = self._backward if self._captured is None else self._captured
         for rows in self.scorer.passes(packing, {**own, "share": share[chosen]}):
-            _collect(sums, self._backward(rows))
+            _collect(sums, backward(rows))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
-        told = {name: float(value) for name, value in sums.items()} | {"grad_norm": float(norm)}
+        sums["grad_norm"] = norm.detach()
+        told = dict(zip(sums, torch.stack([one.double() for one in sums.values()]).tolist(), strict=True))
         refusal = next(
             (f"{name} is {told[name]}" for name in ("loss", "grad_norm") if not math.isfinite(told[name])), None
         )
         if refusal is None:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         return {**told, "fill": packing.fill, "refusal": refusal}
+
+    def _clear_gradients(self) -> None:
+        """A captured pass adds to the gradients' memory, so that memory stays."""
+        self.optimizer.zero_grad(set_to_none=self._captured is None)
 
     def _backward(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the gradient of one pass. Returns sums over its tokens, on the device."""
         scores = self.scorer.score(rows, entropy_learns=self.objective.entropy_learns)
         if self.objective.has_proximal and "proximal" not in rows:
             # The only update of the step: the policy at its start is this one.
-            rows["proximal"] = scores.logprobs.detach()
+            rows = {**rows, "proximal": scores.logprobs.detach()}
         each, said = self.objective.loss(scores, rows)
         share = rows["share"]
         # where(), because padding may have any value, and a product with 0 keeps infinity as NaN

@@ -11,7 +11,7 @@ from ..errors import StorageError
 
 __all__ = ["compare", "describe", "sync_to_disk"]
 
-_PIECE_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 18  # stays in the processor's cache between reading and summing
 
 
 def describe(path: Path) -> dict[str, int]:
@@ -38,7 +38,8 @@ def sync_to_disk(path: Path) -> None:
 
 def _checksum(path: Path) -> int:
     crc = 0
+    piece = memoryview(bytearray(min(_PIECE_BYTES, max(1, path.stat().st_size))))
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            crc = _core.crc32c(piece, crc)
+        while count := file.readinto(piece):
+            crc = _core.crc32c(piece[:count], crc)
     return crc

@@ -87,7 +87,9 @@ def clipped_loss(
 
 
 def _as(like: Tensor, value: float | Tensor | None, default: float | Tensor = 0.0) -> Tensor:
-    return torch.as_tensor(default if value is None else value, dtype=like.dtype, device=like.device)
+    given = default if value is None else value
+    # Filled on the device: a copy from the host cannot be part of a captured pass.
+    return given.to(like) if isinstance(given, Tensor) else like.new_full((), given)
 
 
 def reference_kl(logprobs: Tensor, reference: Tensor) -> Tensor:

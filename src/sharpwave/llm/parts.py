@@ -30,6 +30,8 @@ from .weights import Weights
 
 __all__ = ["LearnerSettings", "make_engine", "make_flow", "make_learner", "make_model", "make_reference"]
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 @dataclass(frozen=True)
 class LearnerSettings:
@@ -43,7 +45,9 @@ class LearnerSettings:
         learning_rate, warmup_steps, max_grad_norm, weight_decay: Of the optimizer.
         minibatches, rows: Of the learner.
         row_tokens: Tokens of a packed row; None for the longest episode of the task, at least 256.
-        device: Where the learner trains: "cpu", "cuda", ...
+        device: Where the learner trains and generators generate: "cpu", "cuda", ...
+        generator_dtype: Of generators and published weights: "float32", "bfloat16" or "float16"; None for bfloat16 on
+            CUDA, else float32. The learner's own weights are float32.
     """
 
     objective: str = "grpo"
@@ -63,6 +67,7 @@ class LearnerSettings:
     rows: int = 4
     row_tokens: int | None = None
     device: str = "cpu"
+    generator_dtype: str | None = None
 
     def __post_init__(self) -> None:
         one_of("Experiment(), learner", "objective", self.objective, ("grpo", "ppo"))
@@ -71,6 +76,14 @@ class LearnerSettings:
         whole("Experiment(), learner", "minibatches", self.minibatches)
         whole("Experiment(), learner", "rows", self.rows)
         check_device("Experiment(), learner", self.device)
+        if self.generator_dtype is not None:
+            one_of("Experiment(), learner", "generator_dtype", self.generator_dtype, _DTYPES)
+
+    @property
+    def published_dtype(self) -> torch.dtype:
+        if self.generator_dtype is None:
+            return torch.bfloat16 if torch.device(self.device).type == "cuda" else torch.float32
+        return _DTYPES[self.generator_dtype]
 
     def make_objective(self) -> GRPO | PPO:
         names = ("method", "clip", "clip_high", "cap", "over_cap", "level", "entropy", "kl")
@@ -184,11 +197,13 @@ def make_learner(
         level: Literal["token", "sequence"] = "token" if settings.level == "token" else "sequence"
         values = Learner(ValueModel.like(model), ValueFit(level=level), **common)
     policy = Learner(model, settings.make_objective(), temperature=task.sampling.temperature, **common)
-    return RunLearner(policy, weights, checkpoints, values=values)
+    return RunLearner(policy, weights, checkpoints, values=values, dtype=settings.published_dtype)
 
 
 def make_engine(experiment: Experiment, task: Task, model: Transformer, version: int, *, slots: int) -> Engine:
     """An engine over a model of its own: it writes new weights into it."""
-    device = LearnerSettings.of(experiment).device
-    seed = experiment.seed
-    return Engine(model.to(device).eval(), slots=slots, context=task.context, version=version, seed=seed)
+    settings, seed = LearnerSettings.of(experiment), experiment.seed
+    model = model.to(settings.device, settings.published_dtype).eval()
+    # A GPU computes a thousand tokens of prompts in the time of a few.
+    chunk = 1024 if model.device.type == "cuda" else 256
+    return Engine(model, slots=slots, context=task.context, chunk=chunk, version=version, seed=seed)

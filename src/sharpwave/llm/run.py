@@ -172,6 +172,7 @@ class LocalRun:
         clock, weights = WallClock(), self.folder.weights()
         inner = make_learner(experiment, task, make_model(experiment, task), weights, self.folder.checkpoints())
         said = inner.resume()
+        inner.warm_up()
         cut = None if said is None else Cut.from_json(said)
         version = await inner.publish()
         learner = LoggedLearner(inner, self.log, version)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+
 from ..errors import SchemaError
 from ..sequences.sample import SequenceSample
 from .checkpoints import Checkpoints
@@ -33,6 +35,7 @@ class RunLearner:
         weights: Where to.
         checkpoints: Where `save` writes; None saves nothing.
         values: The learner of PPO's value model, which trains on the same batches and is saved with the policy.
+        dtype: Of published weights; None for the policy's own.
     """
 
     def __init__(
@@ -42,9 +45,16 @@ class RunLearner:
         checkpoints: Checkpoints | None = None,
         *,
         values: Learner | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.policy, self.values, self.weights, self.checkpoints = policy, values, weights, checkpoints
+        self.dtype = dtype
         self.learners = {"policy": policy} if values is None else {"policy": policy, "values": values}
+
+    def warm_up(self) -> None:
+        """Compiles what steps run, before others wait for one."""
+        for learner in self.learners.values():
+            learner.warm_up()
 
     async def train(self, batch: SequenceSample) -> Mapping[str, float]:
         """One step on a batch. With a value model and without the key `values`, it computes them first.
@@ -71,7 +81,7 @@ class RunLearner:
         def next_version() -> int:
             latest = self.weights.latest()
             version = 0 if latest is None else latest.version + 1
-            return self.policy.publish(self.weights, version).version
+            return self.policy.publish(self.weights, version, dtype=self.dtype).version
 
         return await asyncio.to_thread(next_version)
 

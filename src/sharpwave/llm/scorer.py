@@ -121,7 +121,7 @@ class Scorer:
         assert isinstance(self.model, Transformer)
         given = (self.model, hidden, wanted, self.temperature, entropy_learns)
         if torch.is_grad_enabled() and hidden.requires_grad:
-            return checkpoint(self._logprobs, *given, use_reentrant=False)  # type: ignore[no-any-return]
+            return checkpoint(self._logprobs, *given, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
         return self._logprobs(*given)
 
     @torch.no_grad()

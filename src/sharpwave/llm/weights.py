@@ -28,6 +28,7 @@ __all__ = ["Published", "Weights"]
 
 _NAME = re.compile(r"v(\d{12})")
 _MANIFEST = "manifest.json"
+_TICK_NS = 50_000_000
 _POLL_S = 0.002  # looking into a folder takes some 10 us, so a waiting process uses less than 1 % of a core
 
 
@@ -85,6 +86,7 @@ class Weights:
             raise SchemaError(f"Weights(): keep={keep}, expected at least 1")
         self.folder, self.keep = Path(folder), keep
         self._companions = companions
+        self._found: tuple[int, list[int]] = (-1, [])
         # In memory there is nothing to flush, and a reboot takes all of it.
         self._is_synced = not str(self.folder.resolve()).startswith("/dev/shm/")
         try:
@@ -92,20 +94,25 @@ class Weights:
         except OSError as error:
             raise StorageError(f"Weights(): {folder} cannot be made: {error.strerror}") from error
 
-    def publish(self, state: Transformer | Mapping[str, Tensor], version: int) -> Published:
+    def publish(
+        self, state: Transformer | Mapping[str, Tensor], version: int, *, dtype: torch.dtype | None = None
+    ) -> Published:
         """Puts a version in place. It must be higher than every earlier one, and every number must be finite.
 
         Args:
             state: A model, whose config.json is written too, or tensors by name.
             version: The learner's count of updates, usually.
+            dtype: Floating point numbers are published in it; None: in their own.
 
         Raises:
             SchemaError: The version does not grow, or a tensor has NaN or infinity. Nothing was changed.
             StorageError: The folder cannot be written. The versions that were there stay.
         """
-        config = state.config.replace(dtype=_said_dtype(state.dtype)) if isinstance(state, Transformer) else None
-        tensors = dict(state.weights()) if isinstance(state, Transformer) else dict(state)
-        _check_tensors(tensors)
+        config, tensors = None, state
+        if isinstance(state, Transformer):
+            config = state.config.replace(dtype=_said_dtype(state.dtype if dtype is None else dtype))
+            tensors = dict(state.weights())
+        tensors = _checked(tensors, dtype)
         if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
             raise SchemaError(f"publish(): version={version!r}, expected an integer from 0 to 10**12 - 1")
         with self._turn():
@@ -168,11 +175,18 @@ class Weights:
             self._sync(path)
 
     def _versions(self) -> list[int]:
+        """All that are there, in order. The folder is listed only where it has changed: readers look often."""
         try:
+            changed_ns = self.folder.stat().st_mtime_ns
+            if changed_ns == self._found[0] and time.time_ns() - changed_ns > _TICK_NS:
+                return self._found[1]
             names = os.listdir(self.folder)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be read: {error.strerror}; it was there before") from error
-        return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+        versions = sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+        # Two changes in one tick of the file system's clock have the same time, so a young time says nothing yet.
+        self._found = (changed_ns if time.time_ns() - changed_ns > _TICK_NS else -1, versions)
+        return versions
 
     def _place(self, version: int) -> Path:
         return self.folder / f"v{version:012}"
@@ -198,15 +212,25 @@ class Weights:
             os.close(file)
 
 
-def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
+def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """In the dtype, without NaN and infinity: one too large for a narrower dtype is infinite there."""
     if not tensors:
         raise SchemaError("publish(): no tensors given")
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise SchemaError(f"publish(): {name} is {type(tensor).__name__}, expected a tensor")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
-            raise SchemaError(f"publish(): {name} has {count} of {tensor.numel()} values that are NaN or infinite")
+    made = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+    checks = {name: torch.isfinite(one).all() for name, one in made.items() if one.is_floating_point()}
+    by_device: dict[torch.device, list[str]] = {}
+    for name, check in checks.items():
+        by_device.setdefault(check.device, []).append(name)
+    for names in by_device.values():  # the host waits for a device once
+        for name, is_finite in zip(names, torch.stack([checks[name] for name in names]).tolist(), strict=True):
+            if not is_finite:
+                count = int((~torch.isfinite(made[name])).sum())
+                total = made[name].numel()
+                raise SchemaError(f"publish(): {name} has {count} of {total} values that are NaN or infinite")
+    return made
 
 
 def _said_dtype(dtype: torch.dtype) -> str:

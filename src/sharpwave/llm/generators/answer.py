@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,19 +27,51 @@ class Answer:
     matched: int | str | None = None
 
 
+class Rows(Protocol):
+    """Where the tokens of a request are while it has a slot."""
+
+    def count_made(self, slot: int) -> int: ...
+
+    def made(self, slot: int, start: int, end: int) -> tuple[list[int], list[float], list[int]]: ...
+
+
 @dataclass(eq=False)
 class Request:
-    """One answer on its way. `answer` is None until it is done; the lists grow meanwhile."""
+    """One answer on its way. `answer` is None until it is done; until then its tokens are in the rows of a slot."""
 
     number: int
     prompt: np.ndarray[Any, np.dtype[np.int64]]
     sampling: Sampling
     seed: int
     stop_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     answer: Answer | None = None
+    _place: tuple[Rows, int] | None = None
+
+    def begin(self, rows: Rows, slot: int) -> None:
+        self._place = (rows, slot)
+
+    @property
+    def count(self) -> int:
+        """Tokens of the answer so far. For the thread that makes them."""
+        if self.answer is not None:
+            return len(self.answer.tokens)
+        return 0 if self._place is None else self._place[0].count_made(self._place[1])
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens so far. For the thread that makes them."""
+        return self.part(0, self.count)[0]
+
+    def part(self, start: int, end: int) -> tuple[list[int], list[float], list[int]]:
+        """Tokens, log-probabilities and versions from `start` to `end`, which have been made. For any thread."""
+        place = self._place
+        if self.answer is None and place is not None:
+            found = place[0].made(place[1], start, end)
+            if self.answer is None:  # else the slot may have been another request's already
+                return found
+        if self.answer is None:
+            return [], [], []
+        return self.answer.tokens[start:end], self.answer.logprobs[start:end], self.answer.versions[start:end]
 
     def finish(self, stop: str, matched: int | str | None = None) -> None:
-        self.answer = Answer(self.tokens, self.logprobs, self.versions, stop, matched)
+        self.answer = Answer(*self.part(0, self.count), stop, matched)

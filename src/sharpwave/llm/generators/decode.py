@@ -23,7 +23,15 @@ _LENGTH_STEP = 64
 
 
 class Decode(Protocol):
-    """Runs a model over a cache. `fill` and `copy` take effect in the order of the calls, at the latest in `flush`."""
+    """Runs a model over a cache. `fill` and `copy` take effect in the order of the calls, at the latest in `flush`.
+
+    Its caller makes `stream` the current one.
+    """
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """None: whatever stream is the current one."""
+        ...
 
     def fill(self, slot: int, start: int, ids: Ids) -> None:
         """Computes keys and values of these tokens, at the places from `start` on."""
@@ -50,6 +58,8 @@ class Decode(Protocol):
 
 class EagerDecode:
     """Plain torch, one operation after the other."""
+
+    stream: torch.cuda.Stream | None = None
 
     def __init__(self, model: Transformer, cache: KVCache, sampler: Sampler) -> None:
         self._model, self._cache, self._sampler = model, cache, sampler

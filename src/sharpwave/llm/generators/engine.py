@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -21,11 +20,12 @@ from ..model.folder import load_state, read_state
 from ..model.transformer import Transformer
 from ..weights import Published
 from .answer import Request
-from .decode import decode_of
+from .decode import Ids, decode_of
 from .held_tokens import HeldTokens
 from .likelihood import check_tokens, log_probabilities
 from .sampler import Sampler
 from .sampling import Sampling
+from .slots import Slots
 from .weight_stage import WeightStage
 
 __all__ = ["Engine", "Step"]
@@ -99,9 +99,7 @@ class Engine:
         self._sampler = Sampler(slots, model.device)
         self._stage = WeightStage(model)
         self._decode = decode_of(model, self._cache, self._sampler, chunk)
-        self._ids = np.zeros((slots, context + 1), np.int64)  # prompt and answer
-        self._count = np.zeros(slots, np.int64)  # tokens in _ids; 0 where the slot is idle
-        self._ready = np.zeros(slots, np.int64)  # first tokens of them whose keys and values are in the cache
+        self._slots = Slots(slots, context)
         self._request: list[Request | None] = [None] * slots
         self._idle: deque[int] = deque(range(slots))  # the longest idle first
         self._waiting: deque[Request] = deque()
@@ -208,13 +206,13 @@ class Engine:
             state = state.read()
         elif isinstance(state, (str, Path)):
             state = read_state(state)
-        with self._stage.put(state, "update()") as ready, self._door, self._lock:
+        with self._stage.put(state, "update()") as ready, self._turn():
             if version is None or version <= self.version:
                 raise SchemaError(f"update(): version={version}, but the engine has {self.version}; versions only grow")
             load_state(self.model, ready, "update()")
             self.version = version
             if kv == "recompute":
-                self._ready[:] = 0
+                self._slots.ready[:] = 0
 
     def run(self, steps: int | None = None) -> None:
         """Steps until nothing is left to do, or so many times."""
@@ -234,14 +232,14 @@ class Engine:
                 dropped = [request for request in [*self._request, *self._waiting] if request is not None]
                 self._waiting.clear()
             self._aborted.clear()
+            for request in dropped:  # before its slot forgets its tokens
+                request.finish("error")
             self._request = [None] * self.slots
             self._idle = deque(range(self.slots))
             for slot in range(self.slots):
-                self._count[slot] = 0
+                self._slots.end(slot)
                 self._sampler.clear(slot)
             self._forget()
-            for request in dropped:
-                request.finish("error")
         return dropped
 
     def score(self, ids: Sequence[int]) -> list[float]:
@@ -258,7 +256,7 @@ class Engine:
 
     def _forget(self) -> None:
         for slot in range(self.slots):
-            self._ready[slot] = 0
+            self._slots.ready[slot] = 0
             self._held.drop(slot, 0)
 
     @torch.no_grad()
@@ -275,10 +273,10 @@ class Engine:
             waiting = len(self._waiting)
             prefilled, more = self._fill()
             # The last token is fed by the decode step, which samples the one after it.
-            decoding = np.flatnonzero(self._ready == self._count - 1).tolist()
+            decoding = self._slots.decoding()
             filling = self.slots - len(self._idle) - len(decoding)
             idle = len(self._idle)
-            if decoding:
+            if len(decoding):
                 done += self._decode_step(decoding)
             took, copied = time.perf_counter_ns() - began, copied + more
             slots = (len(decoding), filling, idle)
@@ -293,12 +291,10 @@ class Engine:
         with self._door:
             self._lock.acquire()
         try:
-            yield
+            with torch.cuda.stream(self._decode.stream):  # None changes nothing
+                yield
         finally:
             self._lock.release()
-
-    def _is_ready(self, slot: int) -> bool:
-        return bool(self._ready[slot] == self._count[slot] - 1)
 
     def end_aborted(self) -> list[Request]:
         """Ends aborted requests without a step, for a time in which there is none. Returns them."""
@@ -323,7 +319,7 @@ class Engine:
     def _end(self, slot: int, request: Request, stop: str, matched: int | str | None = None) -> None:
         request.finish(stop, matched)
         self._request[slot] = None
-        self._count[slot] = 0
+        self._slots.end(slot)
         self._idle.append(slot)
         self._sampler.clear(slot)
 
@@ -333,13 +329,12 @@ class Engine:
         while self._idle and self._waiting:
             with self._intake:
                 request = self._waiting.popleft()
-            size = len(request.prompt)
             shared = self._held.shared(request.prompt[:-1], self.version)
-            slot = max(self._idle, key=lambda one: int(shared[one]))  # the first of equals: the longest idle
+            idle = np.fromiter(self._idle, np.int64)
+            slot = int(idle[shared[idle].argmax()])  # the first of equals: the longest idle
             self._idle.remove(slot)
-            self._ids[slot, :size] = request.prompt
-            self._count[slot], self._ready[slot] = size, int(shared[slot])
-            self._held.drop(slot, self._ready[slot])
+            self._slots.begin(slot, request, int(shared[slot]))
+            self._held.drop(slot, int(shared[slot]))
             self._request[slot] = request
             self._sampler.set(slot, request.sampling, request.seed)
             copied += int(shared[slot])
@@ -349,62 +344,66 @@ class Engine:
         """Computes keys and values of prompts, the oldest request first. Returns tokens computed and copied."""
         budget, copied = self.chunk, 0
         unfinished: list[int] = []
-        filling = np.flatnonzero((self._count > 0) & (self._ready != self._count - 1)).tolist()
-        for slot in sorted(filling, key=lambda one: self._of(one).number):
+        slots = self._slots
+        for slot in sorted(slots.filling().tolist(), key=lambda one: self._of(one).number):
+            if budget == 0:  # the others wait for the next step, so that a step looks at few of many prompts
+                break
             copied += self._copy_shared(slot)
-            if budget == 0 or self._is_ready(slot):
+            if slots.is_ready(slot):
                 continue
             # A request of the same group is on it: its keys and values are copied when they are there.
-            if any(self._common(slot, other) > self._ready[slot] for other in unfinished):
+            if any(self._common(slot, other) > slots.ready[slot] for other in unfinished):
                 continue
-            start = int(self._ready[slot])
-            end = min(int(self._count[slot]) - 1, start + budget)
-            self._decode.fill(slot, start, self._ids[slot, start:end])
-            self._held.put(slot, start, self._ids[slot, start:end], self.version)
-            self._ready[slot] = end
+            start = int(slots.ready[slot])
+            end = min(int(slots.count[slot]) - 1, start + budget)
+            self._decode.fill(slot, start, slots.ids[slot, start:end])
+            self._held.put(slot, start, slots.ids[slot, start:end], self.version)
+            slots.ready[slot] = end
             budget -= end - start
-            if not self._is_ready(slot):
+            if not slots.is_ready(slot):
                 unfinished.append(slot)
         self._decode.flush()
         return self.chunk - budget, copied
 
     def _copy_shared(self, slot: int) -> int:
         """Takes over what another slot holds of this one's tokens."""
-        shared = self._held.shared(self._ids[slot, : self._count[slot] - 1], self.version)
+        slots = self._slots
+        shared = self._held.shared(slots.ids[slot, : slots.count[slot] - 1], self.version)
         source = int(shared.argmax())
-        start, end = min(int(self._ready[slot]), int(shared[slot])), int(shared[source])
-        if source == slot or end <= self._ready[slot]:
+        start, end = min(int(slots.ready[slot]), int(shared[slot])), int(shared[source])
+        if source == slot or end <= slots.ready[slot]:
             return 0
         self._decode.copy(source, slot, start, end)
         self._held.drop(slot, start)
-        self._held.put(slot, start, self._ids[slot, start:end], self.version)
-        self._ready[slot] = end
+        self._held.put(slot, start, slots.ids[slot, start:end], self.version)
+        slots.ready[slot] = end
         return end - start
 
     def _common(self, slot: int, other: int) -> int:
         """How many tokens the two sequences begin with together, of those that both need in the cache."""
-        size = int(min(self._count[slot], self._count[other])) - 1
-        same = self._ids[slot, :size] == self._ids[other, :size]
+        slots = self._slots
+        size = int(min(slots.count[slot], slots.count[other])) - 1
+        same = slots.ids[slot, :size] == slots.ids[other, :size]
         return size if same.all() else int(same.argmin())
 
-    def _decode_step(self, decoding: list[int]) -> list[Request]:
+    def _decode_step(self, decoding: Ids) -> list[Request]:
         """One token for each of these slots. The shapes are those of all slots; idle rows write behind the context."""
-        last = self._count[decoding] - 1
+        slots = self._slots
+        last = slots.count[decoding] - 1
         ids, places, counts = np.zeros((3, self.slots), np.int64)
         places[:] = self.context
-        fed = ids[decoding] = self._ids[decoding, last]
+        fed = ids[decoding] = slots.ids[decoding, last]
         places[decoding] = last
-        counts[decoding] = [len(self._of(slot).tokens) for slot in decoding]
+        counts[decoding] = last + 1 - slots.first[decoding]
         tokens, scores = self._decode.step(ids, places, counts)
         self._held.put_each(decoding, last, fed, self.version)
-        self._ready[decoding] = last + 1
+        slots.ready[decoding] = last + 1
+        tokens, scores = tokens[decoding], scores[decoding]
         done = []
-        for slot, token, score in zip(decoding, tokens[decoding].tolist(), scores[decoding].tolist(), strict=True):
+        for at in slots.take(decoding, tokens, scores, self.version).tolist():
+            slot = int(decoding[at])
             request = self._of(slot)
-            if not math.isfinite(score):
-                self._end(slot, request, "error")
-            else:
-                self._take(slot, request, token, score)
+            self._end_where_due(slot, request, int(tokens[at]), bool(np.isfinite(scores[at])))
             if request.answer is not None:
                 done.append(request)
         return done
@@ -414,17 +413,14 @@ class Engine:
         assert request is not None
         return request
 
-    def _take(self, slot: int, request: Request, token: int, score: float) -> None:
-        request.tokens.append(token)
-        request.logprobs.append(score)
-        request.versions.append(self.version)
-        self._ids[slot, self._count[slot]] = token
-        self._count[slot] += 1
-        if token in request.stop_ids:
+    def _end_where_due(self, slot: int, request: Request, token: int, is_finite: bool) -> None:
+        if not is_finite:
+            self._end(slot, request, "error")
+        elif token in request.stop_ids:
             self._end(slot, request, "stop", token)
         elif (matched := self._matched(request)) is not None:
             self._end(slot, request, "stop", matched)
-        elif len(request.tokens) >= request.sampling.max_tokens:
+        elif request.count >= request.sampling.max_tokens:
             self._end(slot, request, "length")
 
     def _matched(self, request: Request) -> str | None:
@@ -433,5 +429,6 @@ class Engine:
             return None
         # A token is at least one byte; some more, because the first of them may be the rest of a character.
         window = max(len(one.encode()) for one in request.sampling.stop) + 4
-        text = self._tokenizer.decode(request.tokens[-window:], skip_special_tokens=False)
+        last = request.part(max(0, request.count - window), request.count)[0]
+        text = self._tokenizer.decode(last, skip_special_tokens=False)
         return next((one for one in request.sampling.stop if one in text), None)

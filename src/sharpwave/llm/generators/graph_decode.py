@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,10 +45,17 @@ class GraphDecode:
         # Tokens, and the bits of their log-probabilities.
         self._drawn = torch.zeros((2, cache.slots), dtype=torch.int32, device=device)
         self._answer = torch.zeros((2, cache.slots), dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._pending: list[tuple[int, int, Ids]] = []
+        self._pieces: list[tuple[int, int, Ids]] = []
+        self._moves: list[tuple[int, int, int, int]] = []  # after all pieces
+        self._targets: set[int] = set()  # of the moves
         self._fed.host[1] = cache.context  # all idle while graphs are captured: nothing is written to the cache
         self._fed.send()
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.stream = None
+        pool = None
+        if device.type == "cuda":
+            # Its short kernels go before those of a learner on the same device, which fill it for milliseconds.
+            self.stream = torch.cuda.Stream(device, priority=-1)
+            pool = torch.cuda.graph_pool_handle()
         # The largest first: the others fit into the memory that it leaves.
         sizes = [chunk]
         while sizes[-1] > _LEAST_ROWS:
@@ -57,8 +65,8 @@ class GraphDecode:
             inputs = _Inputs(3, rows, device)  # ids, slots, places
             inputs.host[2] = cache.context
             inputs.send()
-            self._prompts[rows] = (inputs, _Graph(partial(self._forward, *inputs.device), device, pool))
-        self._step = _Graph(self._compute_step, device, pool)
+            self._prompts[rows] = (inputs, _Graph(partial(self._forward, *inputs.device), self.stream, pool))
+        self._step = _Graph(self._compute_step, self.stream, pool)
 
     def _compute_step(self) -> Tensor:
         ids, places, counts = self._fed.device
@@ -68,27 +76,38 @@ class GraphDecode:
         return logits
 
     def fill(self, slot: int, start: int, ids: Ids) -> None:
-        self._pending.append((slot, start, ids))
+        if slot in self._targets:  # the piece looks at what is copied
+            self.flush()
+        self._pieces.append((slot, start, ids))
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self.flush()
-        self._cache.copy(source, target, start, end)
+        if source in self._targets or target in self._targets:
+            self.flush()
+        self._moves.append((source, target, start, end))
+        self._targets.add(target)
 
     def flush(self) -> None:
-        """All pieces in one pass: tokens of many prompts are rows like those of one."""
-        if not self._pending:
-            return
-        count = sum(len(ids) for _, _, ids in self._pending)
+        """All pieces in one pass, because tokens of many prompts are rows like those of one; then all copies."""
+        if self._pieces:
+            self._fill_all()
+        if self._moves:
+            moves = torch.tensor(self._moves).to(self._cache.keys.device, non_blocking=True)
+            self._kernels.copy_places(self._cache.keys, self._cache.values, moves)
+            self._moves.clear()
+            self._targets.clear()
+
+    def _fill_all(self) -> None:
+        count = sum(len(ids) for _, _, ids in self._pieces)
         inputs, graph = self._prompts[min(rows for rows in self._prompts if rows >= count)]
         inputs.host[:2] = 0
         inputs.host[2] = self._cache.context
         row = 0
-        for slot, start, ids in self._pending:
+        for slot, start, ids in self._pieces:
             here = slice(row, row + len(ids))
             inputs.host[0, here], inputs.host[1, here] = ids, slot
-            inputs.host[2, here] = range(start, start + len(ids))
+            inputs.host[2, here] = np.arange(start, start + len(ids))
             row += len(ids)
-        self._pending.clear()
+        self._pieces.clear()
         inputs.send()
         graph()
 
@@ -124,23 +143,21 @@ class _Inputs:
 class _Graph(Generic[T]):
     """A function that is captured here and launched at each call. Its result has the same memory each time."""
 
-    def __init__(self, function: Callable[[], T], device: torch.device, pool: Any) -> None:
-        self._device = device
-        self._function: Callable[[], T] | None = None if device.type == "cuda" else function
-        if self._function is not None:
+    def __init__(self, function: Callable[[], T], stream: torch.cuda.Stream | None, pool: Any) -> None:
+        self._function: Callable[[], T] | None = function if stream is None else None
+        if stream is None:
             return
-        with torch.no_grad(), torch.cuda.device(device):
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+        with torch.no_grad(), torch.cuda.device(stream.device):
+            # Captured there, because the kernels of a graph keep the priority of the stream.
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
                 for _ in range(2):  # compiles kernels, and lets libraries take their memory
                     function()
-            torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._result = function()
-        self._graph = graph
+        self._graph, self._device = graph, stream.device
 
     def __call__(self) -> T:
         if self._function is not None:

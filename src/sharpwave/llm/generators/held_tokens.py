@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ class HeldTokens:
         self._tokens[slot, start : start + len(tokens)] = tokens
         self._versions[slot, start : start + len(tokens)] = version
 
-    def put_each(self, slots: Sequence[int], places: Ids, tokens: Ids, version: int) -> None:
+    def put_each(self, slots: Ids, places: Ids, tokens: Ids, version: int) -> None:
         """One token of each of these slots, at its place."""
         self._tokens[slots, places] = tokens
         self._versions[slots, places] = version

@@ -49,6 +49,7 @@ class LocalGenerator:
         self._is_stepping = False
         self._is_closed = False
         self._broken: Exception | None = None
+        self._wakes = _Wakes()
         self._thread = threading.Thread(target=self._run, name="sharpwave-generator", daemon=True)
         self._thread.start()
 
@@ -182,7 +183,7 @@ class LocalGenerator:
                 self.engine.abort(request)
                 self._has_aborts, told = True, []
                 self._work.notify_all()
-        _wake(told)
+        self._wakes.wake(told)
 
     def _wait_for_quiet(self, ending: Sequence[Ongoing]) -> None:
         """Until no step runs and these answers have ended, or the pause has been ended."""
@@ -219,7 +220,7 @@ class LocalGenerator:
         with self._work:
             ended = [one for request in done if (one := self._forget(request)) is not None]
             growing = [one for one in self._streams.values() if one.has_news]
-        _wake([one for one in [*ended, *growing] if one.tell()])
+        self._wakes.wake([one for one in [*ended, *growing] if one.tell()])
 
     def _forget(self, request: Request) -> Ongoing | None:
         self._streams.pop(request, None)
@@ -238,7 +239,7 @@ class LocalGenerator:
                 one = self._forget(request)
             if one is not None and one.tell(_failure(error)):
                 told.append(one)
-        _wake(told)
+        self._wakes.wake(told)
 
     def _end(self) -> None:
         with self._work:
@@ -250,7 +251,7 @@ class LocalGenerator:
             self.engine.drop()
         closed = ClosedError("generate(): the generator was closed before the answer ended")
         error = closed if self._broken is None else _failure(self._broken)
-        _wake([one for one in left if one.tell(error)])
+        self._wakes.wake([one for one in left if one.tell(error)])
 
 
 def _failure(error: Exception) -> NotReady:
@@ -259,14 +260,29 @@ def _failure(error: Exception) -> NotReady:
     return made
 
 
-def _wake(told: Sequence[Ongoing]) -> None:
-    """One call into each event loop, however many answers have news."""
-    for loop in {one.loop for one in told}:
-        woken = [one for one in told if one.loop is loop]
-        with contextlib.suppress(RuntimeError):  # the loop was closed, so no task waits
-            loop.call_soon_threadsafe(_wake_all, woken)
+class _Wakes:
+    """Answers with news on their way into event loops. A loop is called once however many steps passed meanwhile."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.AbstractEventLoop, list[Ongoing]] = {}
 
-def _wake_all(woken: Sequence[Ongoing]) -> None:
-    for one in woken:
-        one.wake()
+    def wake(self, told: Sequence[Ongoing]) -> None:
+        for loop in {one.loop for one in told}:
+            with self._lock:
+                waiting = self._waiting.setdefault(loop, [])
+                is_called = bool(waiting)
+                waiting += [one for one in told if one.loop is loop]
+            if not is_called:
+                try:
+                    loop.call_soon_threadsafe(self._run, loop)
+                except RuntimeError:  # the loop was closed, so no task waits
+                    self._take(loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        for one in self._take(loop):
+            one.wake()
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> list[Ongoing]:
+        with self._lock:
+            return self._waiting.pop(loop, [])

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 class Ongoing:
     """One answer on its way. The thread of the engine calls `tell`, the event loop everything else.
 
-    The thread only appends to the request's lists, and `tell` says how many tokens are complete. So nothing is queued
+    The thread only appends to the request's tokens, and `tell` says how many tokens are complete. So nothing is queued
     for a slow reader: its next piece is longer.
     """
 
@@ -63,8 +63,7 @@ class Ongoing:
                     yield Piece(*rest, answer.stop, answer.matched)
                     return
                 if count > seen:
-                    part = slice(seen, count)
-                    yield Piece(request.tokens[part], request.logprobs[part], request.versions[part])
+                    yield Piece(*request.part(seen, count))
                     seen = count
                 else:
                     await self._next_news()
@@ -79,13 +78,12 @@ class Ongoing:
     @property
     def has_news(self) -> bool:
         """Whether the request has tokens that were not told. For the thread."""
-        return len(self.request.tokens) > self._count
+        return self.request.count > self._count
 
     def tell(self, error: Exception | None = None) -> bool:
         """Called after a step by the thread that made it. Returns whether `wake` must be called in the loop."""
         self._error = error
-        # A step that has raised may have written the token alone.
-        self._count = min(len(self.request.tokens), len(self.request.logprobs), len(self.request.versions))
+        self._count = self.request.count
         self._is_done = error is not None or self.request.answer is not None
         if self._is_told:  # its wake has not run yet, so the reader will see this too
             return False

@@ -67,6 +67,12 @@ class Sampling:
     def is_filtered(self) -> bool:
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    def seeded(self, seed: int) -> Sampling:
+        """The same with another seed, from 0 to 2**63 - 1. Other settings were checked, and are not checked again."""
+        made = object.__new__(Sampling)
+        made.__dict__.update(self.__dict__, seed=seed)
+        return made
+
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Sampling:
         """Settings by name, for those that come from outside. An unknown name is refused."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..model.rope import rotate
 
-__all__ = ["add_and_norm", "attend", "draw", "gate", "pick", "place_heads", "random_of"]
+__all__ = ["add_and_norm", "attend", "copy_places", "draw", "gate", "pick", "place_heads", "random_of"]
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,6 +57,12 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, slots: Tensor, places:
             chances = (q @ k.transpose(1, 2) * dim**-0.5).softmax(-1)
             seen[row] = (chances @ v).view(-1, dim).to(queries.dtype)
     return seen.view(rows, -1)
+
+
+def copy_places(keys: Tensor, values: Tensor, moves: Tensor) -> None:
+    for source, target, start, end in moves.tolist():
+        keys[:, target, :, start:end] = keys[:, source, :, start:end]
+        values[:, target, :, start:end] = values[:, source, :, start:end]
 
 
 def gate(both: Tensor) -> Tensor:

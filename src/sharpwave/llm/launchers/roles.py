@@ -149,6 +149,7 @@ class _Role:
             experiment, self.task, make_model(experiment, self.task), self.folder.weights(), self.folder.checkpoints()
         )
         said = inner.resume()
+        inner.warm_up()
         cut = None if said is None else Cut.from_json(said)
         version = await inner.publish()
         learner = LoggedLearner(inner, self.log, version)

@@ -201,7 +201,10 @@ class Transformer(nn.Module):
         x = self.model.embed_tokens(ids)
         recomputes = self.recomputes_layers and torch.is_grad_enabled()
         for layer in self.model.layers:
-            x = checkpoint(layer, x, where, use_reentrant=False) if recomputes else layer(x, where)
+            if recomputes:  # nothing is random, and reading a random state cannot be captured in a graph
+                x = checkpoint(layer, x, where, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, where)
         return self.model.norm(x)  # type: ignore[no-any-return]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
