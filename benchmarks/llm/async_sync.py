@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,29 @@ def experiment_of(given: argparse.Namespace, slots: int, max_staleness: int, see
     )  # fmt: skip
 
 
+class _Log(RunLog):
+    """Says when the first item starts."""
+
+    at_start: Callable[[], object] | None = None
+
+    def __call__(self, event: str, **about: Any) -> None:
+        super().__call__(event, **about)
+        if event == "start" and self.at_start is not None:
+            self.at_start, call = None, self.at_start
+            call()
+
+
 def run(given: argparse.Namespace, slots: int, max_staleness: int, seed: int, seconds: float) -> dict[str, Any]:
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared) as place:
         said = experiment_of(given, slots, max_staleness, seed).to_json()
         folder = RunFolder.create(Path(place) / "run", Experiment.read(said))
-        log = RunLog(folder.logs)
+        log = _Log(folder.logs)
         local = LocalRun(folder, log)
 
         async def main() -> Any:
-            asyncio.get_running_loop().call_later(seconds + given.begin_s, local.stop)
+            loop = asyncio.get_running_loop()
+            log.at_start = lambda: loop.call_later(seconds, local.stop)
             return await local.run()
 
         result = asyncio.run(main())
@@ -134,7 +148,6 @@ def main() -> None:
     parser.add_argument("--cases", type=pairs, default="256:0,512:4", help="slots:max_staleness of each contender")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=90, help="of a run, at most")
-    parser.add_argument("--begin-s", type=float, default=6, help="for what comes before the first item")
     parser.add_argument("--sweep", type=pairs, default=(), help="cases of which each has one short run, to choose from")
     parser.add_argument("--sweep-seconds", type=float, default=12)
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
@@ -153,7 +166,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.quick:
-        given.seeds, given.seconds, given.begin_s, given.cases = [0], 8.0, 1.0, [(64, 0), (64, 2)]
+        given.seeds, given.seconds, given.cases = [0], 8.0, [(64, 0), (64, 2)]
         given.median, given.longest, given.held_out, given.row_tokens, given.rows = 6, 24, 16, 256, 8
     if given.switch_interval:
         sys.setswitchinterval(given.switch_interval)

@@ -2,6 +2,7 @@
 
     python benchmarks/llm/objectives.py                        # 19 cells, 8 seeds: minutes on a GPU
     python benchmarks/llm/objectives.py --seeds 2              # half an hour on one core of a CPU
+    python benchmarks/llm/objectives.py --add a.json b.json    # takes over members of earlier runs, trains the others
     python benchmarks/llm/objectives.py --cells bold --seeds 2 # the three cells that the goals name
     python benchmarks/llm/objectives.py --quick                # a few steps: does it run?
 
@@ -122,7 +123,7 @@ class Study:
         self.members = sorted(members, key=lambda member: OBJECTIVES.index(member.objective))
         self.setting, self.device = setting, device
         self.sorter = Sorter(setting.digits).to(device)
-        self.stream = torch.Generator(device).manual_seed(1)
+        self.stream = torch.Generator(device).manual_seed(1 + min(member.seed for member in members))
         self.forward = vmap(lambda state, ids, count: functional_call(self.sorter, state, (ids, count)), (0, 0, None))
 
     def slices(self) -> list[tuple[str, slice]]:
@@ -283,10 +284,27 @@ def told(line: dict[str, Any]) -> str:
     return f"{cell}: start {line['start']:.3f}, {', '.join(scores)}"
 
 
+def earlier(paths: list[Path], setting: dict[str, Any]) -> dict[Member, dict[str, Any]]:
+    """The members of results that were made with the same setting."""
+    found = {}
+    for path in paths:
+        document = json.loads(path.read_text())
+        if {**document["settings"], "seeds": 0} != {**setting, "seeds": 0}:
+            raise SystemExit(f"--add: {path} was made with another setting")
+        found |= {member_of(one): one for one in document["members"]}
+    return found
+
+
+def member_of(said: dict[str, Any]) -> Member:
+    return Member(**{name: said[name] for name in Member.__dataclass_fields__})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", choices=("bold", "all"), default="all")
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--add", type=Path, nargs="*", default=[], help="results whose members are not trained again")
     parser.add_argument("--steps", type=int, default=Setting.steps)
     parser.add_argument("--lag", type=int, default=Setting.lag)
     parser.add_argument("--objectives", nargs="*", choices=OBJECTIVES, default=OBJECTIVES)
@@ -299,23 +317,30 @@ def main() -> None:
     setting = Setting(steps=4, lag=2, evaluations=2) if chosen.quick else Setting(steps=chosen.steps, lag=chosen.lag)
     cells = BOLD if chosen.cells == "bold" or chosen.quick else (*BOLD, *OTHERS)
     seeds = 1 if chosen.quick else chosen.seeds
-    runs = [[Member(o, *cell, seed) for o in chosen.objectives] for seed in range(seeds) for cell in cells]
+    known = earlier(chosen.add, asdict(setting))
+    numbers = range(chosen.first_seed, chosen.first_seed + seeds)
+    runs = [[Member(o, *cell, seed) for o in chosen.objectives] for seed in numbers for cell in cells]
+    runs = [members for members in runs if any(member not in known for member in members)]
     if chosen.device != "cpu":  # all at once; on a CPU few members at a time take a quarter of the time
         together = [member for members in runs for member in members]
         runs = [sorted(together, key=lambda one: OBJECTIVES.index(one.objective))]
-    made = [Study(members, setting, chosen.device).run() for members in runs]
-    document = {
-        "machine": {"device": torch.cuda.get_device_name() if chosen.device == "cuda" else platform.machine(),
-                    "torch": torch.__version__},
-        "settings": {**asdict(setting), "seeds": seeds},
-        "took_s": sum(one["took_s"] for one in made), "members": [member for one in made for member in one["members"]],
-    }  # fmt: skip
-    document["cells"] = summary(document["members"])
+    machine = {"device": torch.cuda.get_device_name() if chosen.device == "cuda" else platform.machine(),
+               "torch": torch.__version__}  # fmt: skip
+    for members in [*runs, []]:
+        if members:
+            made = Study(members, setting, chosen.device).run()
+            share_s = made["took_s"] / len(members)
+            known |= {member_of(one): {**one, "took_s": share_s} for one in made["members"]}
+        document = {
+            "machine": machine, "settings": {**asdict(setting), "seeds": len({member.seed for member in known})},
+            "took_s": sum(one.get("took_s", 0.0) for one in known.values()), "members": list(known.values()),
+        }  # fmt: skip
+        document["cells"] = summary(document["members"])
+        if not chosen.quick:  # after each run: one that is ended can be added to the next one
+            chosen.results.mkdir(parents=True, exist_ok=True)
+            (chosen.results / "objectives.json").write_text(json.dumps(document, indent=1) + "\n")
     for line in document["cells"]:
         print(told(line))
-    if not chosen.quick:
-        chosen.results.mkdir(parents=True, exist_ok=True)
-        (chosen.results / "objectives.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

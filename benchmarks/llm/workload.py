@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import math
@@ -74,7 +75,9 @@ MODELS: dict[str, dict[str, Any]] = {
 MODELS["quick"] = {**MODELS["3.4M"], "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
+@functools.lru_cache(1)
 def our_model(name: str) -> Transformer:
+    """The same for all who ask: making random weights takes seconds."""
     model = Transformer(ModelConfig(**MODELS[name], initializer_range=0.05)).fill_randomly(0)
     return model.to(DEVICE, DTYPE).eval()
 
@@ -102,9 +105,11 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
+def in_turn(
+    calls: dict[str, Callable[[], object]], rounds: int, *, is_warm: bool = False
+) -> dict[str, dict[str, float]]:
     """Wall time of each, one after the other in an order drawn anew each round, after one call that does not count."""
-    for call in calls.values():
+    for call in calls.values() if not is_warm else ():
         call()
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = random.Random(0)

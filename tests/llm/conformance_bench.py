@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import signal
@@ -45,7 +46,8 @@ class Bench:
         self.run(self.generator.health())  # a server's start takes longer than any step of a test
 
     async def _open(self, count: int) -> Generator:
-        return self.back_end.open(self.weights, self.place, count)
+        made = self.back_end.open(self.weights, self.place, count)
+        return await made if inspect.isawaitable(made) else made
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(work, 9 * HANG_S))

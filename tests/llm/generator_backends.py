@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,19 +61,28 @@ class BackEnd:
     """
 
     name: str
-    open: Callable[[Weights, Path, int], Generator]
+    open: Callable[[Weights, Path, int], Generator | Awaitable[Generator]]
     lacks: dict[str, str] = field(default_factory=dict)
     missing: str = ""  # why it cannot run here
 
 
-def _open_local(weights: Weights, place: Path, count: int) -> Generator:
+def make_engine(folder: str) -> tuple[Engine, Callable[[], None]]:
     from tokenizers import Tokenizer
 
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    return Engine(load_model(folder), slots=8, context=CONTEXT, tokenizer=tokenizer), lambda: None
+
+
+def _open_local(weights: Weights, place: Path, count: int) -> Generator:
     from sharpwave.llm.generators import LocalGenerator
 
-    tokenizer = Tokenizer.from_file(str(weights.folder(0) / "tokenizer.json"))
-    model = load_model(weights.folder(0))
-    return LocalGenerator(Engine(model, slots=8, context=CONTEXT, tokenizer=tokenizer))
+    return LocalGenerator(make_engine(str(weights.folder(0)))[0])
+
+
+async def _open_process(weights: Weights, place: Path, count: int) -> Generator:
+    from sharpwave.llm.generators.process import ProcessGenerator
+
+    return await ProcessGenerator.start("generator_backends:make_engine", folder=str(weights.folder(0)))
 
 
 def _open_transformers(weights: Weights, place: Path, count: int) -> Generator:
@@ -130,6 +139,11 @@ def _open_sglang(weights: Weights, place: Path, count: int) -> Generator:
 IN_PROCESS = "it runs in this process"
 BACK_ENDS = [
     BackEnd("ours, in process", _open_local, {"processes": IN_PROCESS}),
+    BackEnd(
+        "ours, child process",
+        _open_process,
+        {"pause": "no pause of its own", "processes": "a run ends with it: tests/llm/test_process_generator.py"},
+    ),
     BackEnd("ours, over HTTP", _open_own_server),
     BackEnd(
         "transformers, in process",

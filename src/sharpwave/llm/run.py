@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
@@ -18,21 +19,18 @@ from .cut import Cut
 from .evaluation import Evaluation, Score
 from .experiment import Experiment
 from .full_disk import tell_full_disk
-from .generators.engine import Engine
-from .generators.local import LocalGenerator
 from .log import RunLog, describe_batch
-from .parts import make_engine, make_flow, make_learner, make_model, make_reference
+from .parts import make_flow, make_learner, make_model, make_reference
+from .run_engines import start_generator
 from .run_folder import RunFolder
 from .run_learner import RunLearner
 from .scorer import Scorer
 from .timeline import idle_shares, write_timeline
 from .training import Learns, complete, follow, train
 
-__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "score_outside", "watch_engine"]
+__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "score_outside"]
 
 _STATUS_S = 0.5
-_LOOK_S = 0.25
-_GAP_NS = 5_000_000  # steps of an engine that are closer together are one span of the timeline
 
 
 @dataclass(frozen=True)
@@ -103,35 +101,6 @@ def score_outside(scorer: Scorer, key: str, log: RunLog) -> Callable[[SequenceSa
     return make
 
 
-async def watch_engine(engine: Engine, log: RunLog, who: str) -> None:
-    """Writes when an engine was busy, for ever."""
-    seen = -1
-    try:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            seen = _note_steps(engine, log, who, seen)
-    finally:
-        _note_steps(engine, log, who, seen)
-
-
-def _note_steps(engine: Engine, log: RunLog, who: str, seen: int) -> int:
-    steps = [step for step in list(engine.timeline) if step.number > seen]
-    while steps:
-        count = 1
-        while count < len(steps) and steps[count].began_ns - _end(steps[count - 1]) < _GAP_NS:
-            count += 1
-        run, steps = steps[:count], steps[count:]
-        began, took = run[0].began_ns / 1e9, (_end(run[-1]) - run[0].began_ns) / 1e9
-        slots = sum(step.decoding for step in run) / count
-        log.span(who, f"version {run[-1].version}", began, took, steps=count, slots=round(slots, 2))
-        seen = run[-1].number
-    return seen
-
-
-def _end(step: Any) -> int:
-    return int(step.began_ns + step.took_ns)
-
-
 class LocalRun:
     """A run in this process. Every thread is torch's, an engine's or the event loop's.
 
@@ -163,16 +132,24 @@ class LocalRun:
             NotReady: Nothing has moved for `watchdog_s`, or nothing could be trained in a whole epoch.
         """
         with tell_full_disk(self.folder.path):
-            return await self._run()
+            async with contextlib.AsyncExitStack() as ends:
+                return await self._run(ends)
 
-    async def _run(self) -> Result:
+    async def _run(self, ends: contextlib.AsyncExitStack) -> Result:
         began = self._began_s = time.monotonic()
         experiment, task = self.experiment, self.experiment.load_task()
         torch.manual_seed(experiment.seed)
         clock, weights = WallClock(), self.folder.weights()
         inner = make_learner(experiment, task, make_model(experiment, task), weights, self.folder.checkpoints())
+        starting = [
+            asyncio.ensure_future(start_generator(self.folder, self.log, f"generator-{number}", experiment.slots))
+            for number in range(experiment.generators)
+        ]
         said = inner.resume()
-        inner.warm_up()
+        await asyncio.to_thread(inner.warm_up)
+        generators = [await one for one in starting]
+        for generator in generators:
+            ends.push_async_callback(generator.close)
         cut = None if said is None else Cut.from_json(said)
         version = await inner.publish()
         learner = LoggedLearner(inner, self.log, version)
@@ -180,22 +157,16 @@ class LocalRun:
             task.items, experiment.rules, clock, flow=make_flow(experiment),
             journal=self.folder.journal, cut=cut, version=version, log=self._log_event,
         )  # fmt: skip
-        engines = {
-            f"generator-{number}": make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
-            for number, slots in enumerate([experiment.slots] * experiment.generators)
-        }
-        generators = {name: LocalGenerator(engine) for name, engine in engines.items()}
         lanes: list[Coroutine[Any, Any, Any]] = [controller.watch(), self._tell()]
         first = weights.latest()
         assert first is not None
-        for name, generator in generators.items():
+        for generator in generators:
             await generator.update(first.path, first.version)
-            lanes += [follow(weights, generator, clock=clock), watch_engine(engines[name], self.log, name)]
-        served = list(generators.values())
+            lanes += [follow(weights, generator, clock=clock), generator.join()]
         for number in range(experiment.agent_workers):
             lanes.append(
                 AgentWorker(
-                    f"agents-{number}", controller, served[number % len(served)], task.agent,
+                    f"agents-{number}", controller, generators[number % len(generators)], task.agent,
                     tokenizer=task.tokenizer, clock=clock, group=experiment.group, concurrent=experiment.concurrent,
                     tries=experiment.tries, sampling=task.sampling,
                 ).run()
@@ -206,10 +177,10 @@ class LocalRun:
             lanes.append(complete(controller, "reference", make, owner="reference", clock=clock))
         if experiment.evaluation.every:
             slots = min(experiment.slots, experiment.evaluation.concurrent)
-            engine = make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
-            generators["evaluation"] = LocalGenerator(engine)
+            scoring = await start_generator(self.folder, self.log, "evaluation", slots)
+            ends.push_async_callback(scoring.close)
             self._evaluation = Evaluation(
-                weights, generators["evaluation"], task.agent, task.held_out,
+                weights, scoring, task.agent, task.held_out,
                 tokenizer=task.tokenizer, clock=clock, every=experiment.evaluation.every,
                 concurrent=experiment.evaluation.concurrent, sampling=task.sampling,
                 folder=self.folder.evaluation, log=self._log_event,
@@ -223,8 +194,7 @@ class LocalRun:
             version = controller.version
             self.folder.write_status(self.status())
         finally:
-            for generator in generators.values():
-                await generator.close()
+            await ends.aclose()
             controller.close()
             write_timeline(self.log.folder, self.folder.timeline)
         return self._result(step, version, time.monotonic() - began)

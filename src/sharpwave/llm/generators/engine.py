@@ -162,8 +162,7 @@ class Engine:
 
     def enqueue(self, requests: Sequence[Request]) -> None:
         """Puts requests of `prepare` into the queue."""
-        with self._intake:
-            self._waiting.extend(requests)
+        self._waiting.extend(requests)  # without a lock: one call of a deque is whole for every thread
 
     def _check_prompt(self, ids: Sequence[int], sampling: Sampling) -> np.ndarray[Any, np.dtype[np.int64]]:
         given = check_tokens(ids, self.model.config.vocab_size, "submit()")
@@ -228,9 +227,9 @@ class Engine:
     def drop(self) -> list[Request]:
         """Ends every request with the tokens it has (`stop` is "error"). For the caller of a step that has raised."""
         with self._turn():
-            with self._intake:
-                dropped = [request for request in [*self._request, *self._waiting] if request is not None]
-                self._waiting.clear()
+            dropped = [request for request in self._request if request is not None]
+            while self._waiting:
+                dropped.append(self._waiting.popleft())
             self._aborted.clear()
             for request in dropped:  # before its slot forgets its tokens
                 request.finish("error")
@@ -308,8 +307,7 @@ class Engine:
             if request in self._request:
                 self._end(self._request.index(request), request, "abort")
             elif request in self._waiting:
-                with self._intake:
-                    self._waiting.remove(request)
+                self._waiting.remove(request)
                 request.finish("abort")
             else:
                 continue
@@ -327,8 +325,7 @@ class Engine:
         """Gives idle slots to waiting requests, first come first served; a slot that holds a prompt gets it again."""
         copied = 0
         while self._idle and self._waiting:
-            with self._intake:
-                request = self._waiting.popleft()
+            request = self._waiting.popleft()
             shared = self._held.shared(request.prompt[:-1], self.version)
             idle = np.fromiter(self._idle, np.int64)
             slot = int(idle[shared[idle].argmax()])  # the first of equals: the longest idle

@@ -23,7 +23,8 @@ from ..generators.local import LocalGenerator
 from ..generators.server import GeneratorServer
 from ..log import RunLog
 from ..parts import LearnerSettings, make_engine, make_flow, make_learner, make_model, make_reference
-from ..run import LoggedLearner, note_score, score_outside, watch_engine
+from ..run import LoggedLearner, note_score, score_outside
+from ..run_engines import watch_engine
 from ..run_folder import STOP, RunFolder
 from ..tasks import Task
 from ..training import complete, follow, train

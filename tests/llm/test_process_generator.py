@@ -1,0 +1,113 @@
+"""An engine in a child process: what the conformance suite does not ask for."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.llm.generators import Answer, Engine, Sampling
+from sharpwave.llm.generators.engine_frames import Frames, frame, pack_answers, pack_ids, unpack_answers, unpack_ids
+from sharpwave.llm.generators.process import ProcessGenerator
+from sharpwave.llm.model import small_model
+
+LONG = Sampling(max_tokens=400, ignore_eos=True)
+
+
+def make(**changes):
+    """For the child: an engine, and nothing that watches it."""
+    if "fail" in changes:
+        raise StorageError(changes["fail"])
+    return Engine(small_model(**changes), slots=4), lambda: None
+
+
+def started(**changes):
+    return ProcessGenerator.start(f"{__name__}:make", **changes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 2**63), st.binary(max_size=50))), st.data())
+def test_frames_are_whole_however_they_arrive(sent, data):
+    stream = b"".join(frame(*one) for one in sent)
+    frames, found, at = Frames(), [], 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, len(stream) - at))
+        found += frames.push(stream[at : at + size])
+        at += size
+    assert found == sent
+
+
+def test_ids_and_answers_come_back_as_they_were():
+    ids, settings = unpack_ids(pack_ids([3, 2**40], {"temperature": 0.5, "stop": ["a"]}))
+    assert (ids.tolist(), settings) == ([3, 2**40], {"temperature": 0.5, "stop": ["a"]})
+    answers = [
+        (7, Answer([1, 2], [-0.5, -1.25], [0, 1], "stop", "x")),
+        (2**60, Answer([], [], [], "abort")),
+        (9, Answer([5], [float("-inf")], [2**40], "stop", 5)),
+    ]
+    assert list(unpack_answers(pack_answers(answers))) == answers
+
+
+def test_a_child_that_is_killed_fails_its_answers_and_whoever_joins():
+    async def main():
+        generator = await started()
+        joined = asyncio.ensure_future(generator.join())
+        calls = [asyncio.ensure_future(generator.generate([5, 6], LONG)) for _ in range(6)]
+        await generator.generate([5], Sampling(max_tokens=2))
+        os.kill(generator._child.pid, signal.SIGKILL)
+        for one in (*calls, joined):
+            with pytest.raises(NotReady, match="the process of the engine has ended"):
+                await one
+        with pytest.raises(NotReady, match="has ended"):
+            await generator.generate([5])
+        await generator.close()
+        await generator.close()
+        with pytest.raises(ClosedError, match="closed"):
+            await generator.health()
+
+    asyncio.run(main())
+
+
+def test_what_the_maker_raises_is_raised_at_the_start():
+    with pytest.raises(StorageError, match="the disk is gone"):
+        asyncio.run(started(fail="the disk is gone"))
+
+
+def test_bad_input_is_told_as_by_the_engine_and_the_others_go_on():
+    async def main():
+        generator = await started()
+        good = asyncio.ensure_future(generator.generate([5, 6], LONG))
+        with pytest.raises(SchemaError, match="expected 0 to"):
+            await generator.generate([10**6])
+        with pytest.raises(StorageError):
+            await generator.update("nowhere", 1)
+        assert len((await good).tokens) == 400
+        assert np.isfinite(await generator.score([5, 6, 7])).all()
+        await generator.close()
+
+    asyncio.run(main())
+
+
+def test_the_child_ends_with_its_parent(tmp_path):
+    code = (
+        "import asyncio, os, signal, test_process_generator as t\n"
+        "async def main():\n"
+        "    generator = await t.started()\n"
+        "    print(generator._child.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    ran = subprocess.run([sys.executable, "-c", code], env=there, stdout=subprocess.PIPE, text=True, check=False)
+    child = Path(f"/proc/{int(ran.stdout)}")
+    deadline = time.monotonic() + 20
+    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2][:3]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
