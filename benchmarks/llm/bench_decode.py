@@ -10,6 +10,7 @@ device; `steps wait` is the part of it during which no step can run. Writes `res
 
 from __future__ import annotations
 
+import copy
 import statistics
 import tempfile
 import time
@@ -22,6 +23,7 @@ from workload import DEVICE, MODELS
 
 from sharpwave.llm.generators import Engine, Sampling
 from sharpwave.llm.generators.graph_decode import GraphDecode
+from sharpwave.llm.generators.likelihood import log_probabilities
 from sharpwave.llm.kernels import plain
 from sharpwave.llm.model import load_state
 from sharpwave.llm.weights import Weights
@@ -42,7 +44,7 @@ def step_bytes(model: Any, slots: int, length: int) -> int:
 def step_case(name: str, slots: int, part: float, bandwidth: float, rounds: int) -> dict[str, Any]:
     workload.free()
     model = workload.our_model(name)
-    engine = Engine(model, slots=slots)
+    engine = Engine(model, slots=slots, chunk=1024 if DEVICE == "cuda" else 256)
     decode = engine._decode
     if DEVICE == "cpu":  # the same functions without graphs
         decode = GraphDecode(model, engine._cache, engine._sampler, engine.chunk, plain)
@@ -100,6 +102,26 @@ def swap_case(name: str, rounds: int) -> dict[str, Any]:
     return {"model": name, "bytes": moved, "cases": cases}
 
 
+def score_case(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """How far the engine's log-probabilities are from those of whole forward passes of the same weights."""
+    model = copy.deepcopy(workload.our_model(name)).to(dtype)
+    engine = Engine(model, slots=16, context=min(512, model.config.max_position_embeddings))
+    prompts = workload.prompts(32, 40, MODELS[name]["vocab_size"])
+    made = [engine.submit(one, Sampling(max_tokens=120, ignore_eos=True))[0] for one in prompts]
+    engine.run()
+    apart = []
+    for one in made:
+        whole = np.array([*one.prompt, *one.answer.tokens])
+        apart.append(np.abs(np.array(log_probabilities(model, whole))[len(one.prompt) - 1 :] - one.answer.logprobs))
+    found = np.concatenate(apart)
+    said = {"model": name, "dtype": str(dtype).removeprefix("torch."), "tokens": len(found)}
+    said |= {"largest": float(found.max()), "mean": float(found.mean())}
+    print(
+        f"{name}, {said['dtype']}: log-probabilities differ by {found.max():.2g} at most, {found.mean():.2g} on average"
+    )
+    return said
+
+
 def main() -> None:
     given = workload.options(__doc__)
     given.rounds = given.rounds or (3 if given.quick else 15)
@@ -111,7 +133,12 @@ def main() -> None:
         for part in (0.06, 0.95)
     ]
     swaps = [swap_case(name, given.rounds) for name in given.models]
-    workload.save("llm_decode", {"copy_bytes_per_s": bandwidth, "steps": steps, "swaps": swaps, "left_out": []}, given)
+    narrow = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
+    scores = [score_case(name, dtype) for name in given.models for dtype in narrow]
+    swaps_and_scores = {"swaps": swaps, "scores": scores}
+    workload.save(
+        "llm_decode", {"copy_bytes_per_s": bandwidth, "steps": steps, **swaps_and_scores, "left_out": []}, given
+    )
 
 
 if __name__ == "__main__":
