@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.errors import NotReady, SchemaError, StaleHandle
+from sharpwave.errors import NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.cut import Cut
 from sharpwave.llm.episode import Episode, to_sample, train_flow
@@ -338,6 +338,18 @@ def test_an_owner_that_dies_while_its_sample_is_written_has_handed_it_in():
     controlled(body, outside_s=1.0)
 
 
+def test_a_sample_that_is_handed_in_twice_at_once_is_put_once():
+    async def body(controller, clock):
+        permit = await controller.start("a")
+        calls = [controller.finish(permit, sample_of(permit)) for _ in range(2)]
+        first, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert first == "kept"
+        assert "is being handed in already" in str(second)
+        assert (len(controller.buffer), controller.stats()["running"]) == (1, 0)
+
+    controlled(body)
+
+
 def test_calls_that_are_cancelled_while_they_write_are_made_all_the_same():
     async def body(controller, clock):
         for moment in (0.25, 0.75):
@@ -373,6 +385,61 @@ def test_a_death_while_a_batch_is_acknowledged_brings_no_item_of_it_back():
         return controller.stats()["trained"]
 
     assert controlled(body, outside_s=1.0, stale="drop") == 2
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_call_that_is_cancelled_while_its_number_of_items_changes_ends(turns):
+    """At each turn of the event loop until it waits for the new number."""
+
+    async def body(controller, clock):
+        begun = [await controller.start("a") for _ in range(3)]
+        await controller.finish(begun[0], sample_of(begun[0]))
+        call = await soon(controller.take("learner"), clock)  # waits for two
+        for permit in begun[1:]:
+            await controller.reject(permit, "why")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        has_batch = call.done()
+        call.cancel()
+        await clock.sleep(1)
+        assert call.cancelled() or (has_batch and call.done())
+        if call.cancelled():
+            assert (await soon(controller.take("next"), clock)).done()
+
+    controlled(body, items=3, epochs=1)
+
+
+def test_a_batch_that_is_taken_while_another_is_acknowledged_has_as_many_items_as_are_left():
+    async def body(controller, clock):
+        for _ in range(3):
+            await put_one(controller)
+        lease = await controller.take("learner")
+        call = asyncio.ensure_future(controller.trained(lease, 1))
+        await clock.sleep(1.75)  # acknowledged, and not settled yet
+        other = await soon(controller.take("other"), clock, 2)
+        await call
+        assert list((await other).batch.ids) == ["0/2"]
+
+    controlled(body, items=3, epochs=1, batch=2, outside_s=1.0)
+
+
+def test_an_item_returns_whose_sample_cannot_be_written_after_the_death_of_its_owner():
+    async def body(controller, clock):
+        permit = await controller.start("a")
+
+        def put(*given, **more):
+            raise StorageError("No space left on device")
+
+        controller.buffer._sequences.put = put
+        call = asyncio.ensure_future(controller.finish(permit, sample_of(permit)))
+        await clock.sleep(0.25)
+        controller.lose("a")
+        with pytest.raises(StorageError):
+            await call
+        assert (await controller.start("b")).key == permit.key
+        assert controller.stats()["running"] == 1
+
+    controlled(body, outside_s=1.0)
 
 
 # ---- restarts --------------------------------------------------------------------------------------------------------

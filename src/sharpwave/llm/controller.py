@@ -84,7 +84,8 @@ class Controller:
             said = None if cut is None else cut.position
             self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
         self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
-        self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
+        # Permits whose sample is being put, with whether the owner could put it again: a death does not take them back.
+        self._closing: dict[int, bool] = {}
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
         self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
@@ -126,20 +127,21 @@ class Controller:
             self._permits.end(permit)
             self.position.settle(permit.key, "no_signal")
             return self._told("no_signal", permit)
-        return await self._to_its_end(self._put(permit, sample, is_adopted))
+        self._closing[permit.number] = not is_adopted  # its owner does not know that number
+        return await self._to_its_end(self._put(permit, sample))
 
-    async def _put(self, permit: Permit, sample: SequenceSample, is_adopted: bool) -> str:
-        self._closing.add(permit.number)
+    async def _put(self, permit: Permit, sample: SequenceSample) -> str:
         try:
             births = [self.position.birth(permit.key)]
             handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
         except BaseException:
-            if is_adopted:  # its owner does not know the number
+            if not self._closing[permit.number]:
                 self._permits.end(permit)
                 self._lose_item(permit.key)
+                self._moved()
             raise
         finally:
-            self._closing.discard(permit.number)
+            del self._closing[permit.number]
         self._permits.end(permit)
         has_left = int(handles[0]) not in self.buffer
         # It may have been trained before this call goes on.
@@ -185,6 +187,8 @@ class Controller:
         """How many items the next batch has: `batch`, or at the end of the last epoch what is left."""
         if self.position.has_next or len(self._permits):
             return self.rules.batch
+        if self._leaving:  # its samples may have left the buffer and still count as leased
+            return 0
         return min(self.rules.batch, len(self.buffer) - self._batches.leased)
 
     async def trained(self, lease: Lease, version: int, step: int | None = None) -> None:
@@ -306,7 +310,9 @@ class Controller:
         """The owner is dead: its permits and leases come back. Returns how many items that were."""
         self._vigil.forget(owner)
         self._permits.dismiss(owner)
-        lost = [permit for permit in self._permits.of(owner) if permit.number not in self._closing]
+        mine = self._permits.of(owner)
+        lost = [permit for permit in mine if permit.number not in self._closing]
+        self._closing.update((permit.number, False) for permit in mine if permit.number in self._closing)
         for permit in lost:
             self._permits.end(permit)
             self._lose_item(permit.key)
