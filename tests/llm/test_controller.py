@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.errors import NotReady, SchemaError, StaleHandle, StorageError
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.cut import Cut
 from sharpwave.llm.episode import Episode, to_sample, train_flow
@@ -457,17 +457,17 @@ def test_a_cut_goes_on_where_it_was_and_undoes_what_was_trained_since(tmp_path):
             if version == 1:
                 cut = Cut.from_json((await first.checkpoint()).to_json())
         lost = await first.start("a")
-        first.buffer.close()  # killed
+        first.halt()  # killed
 
         second = Controller(items, rules, clock, journal=tmp_path / "journal", cut=cut, version=2)
         assert (second.step, second.version, second.buffer.ids()) == (1, 2, ["0/2", "0/3"])
         assert await step(second, 3) == ["0/2", "0/3"]
         assert second.step == 2
         assert (await second.start("a")).key == lost.key == "0/4"
-        second.buffer.close()
+        second.halt()
 
         # The controller alone was restarted: the learner has trained what it acknowledged.
-        third = Controller(items, rules, clock, journal=tmp_path / "journal", cut=cut, resume=False)
+        third = Controller(items, rules, clock, journal=tmp_path / "journal", resume=False)
         assert third.stats()["trained"] == 4
         assert [(await third.start("a")).key for _ in range(2)] == ["0/4", "0/5"]
         third.close()
@@ -485,7 +485,7 @@ def test_a_learner_confirms_what_it_trained_while_the_controller_was_away(tmp_pa
             permit = await first.start("a")
             await first.finish(permit, sample_of(permit))
         lease = await first.take("learner")
-        first.buffer.close()
+        first.halt()
         second = Controller(items, rules, clock, journal=tmp_path / "journal", resume=False)
         with pytest.raises(StaleHandle):
             await second.trained(lease, 1)
@@ -499,6 +499,85 @@ def test_a_learner_confirms_what_it_trained_while_the_controller_was_away(tmp_pa
         second.close()
 
     simulate(main)
+
+
+def test_a_restarted_controller_goes_on_from_the_cut_that_the_learner_is_still_saving(tmp_path):
+    """Else it would hand out again what that cut says is settled, and a learner that resumes counts it twice."""
+
+    async def main(clock):
+        items, rules = Items([{"id": n} for n in range(3)]), Rules(2, 1, shuffle=False, epochs=1)
+
+        def controller(**more):
+            return Controller(items, rules, clock, journal=tmp_path / "journal", **more)
+
+        first = controller()
+        await first.checkpoint()
+        permit = await first.start("a")
+        assert await first.finish(permit, sample_of(permit, (1.0, 1.0))) == "no_signal"
+        cut = await first.checkpoint(step=7)
+        first.halt()  # killed, while the learner writes its checkpoint
+        second = controller(resume=False)
+        assert (second.step, second.stats()["no_signal"]) == (7, 1)
+        for _ in range(2):
+            await put_one(second)
+        await step(second, 1)
+        second.halt()
+        third = controller(cut=cut)
+        await step(third, 2)
+        assert {name: third.stats()[name] for name in ("no_signal", "trained")} == {"no_signal": 1, "trained": 2}
+        third.close()
+
+    simulate(main)
+
+
+def test_a_restarted_controller_goes_on_from_the_cut_to_which_the_learner_went_back(tmp_path):
+    async def main(clock):
+        items, rules = Items([{"id": n} for n in range(3)]), Rules(2, 1, shuffle=False, epochs=1)
+
+        def controller(**more):
+            return Controller(items, rules, clock, journal=tmp_path / "journal", **more)
+
+        first = controller()
+        saved = await first.checkpoint()
+        permit = await first.start("a")
+        await first.finish(permit, sample_of(permit, (1.0, 1.0)))
+        await first.checkpoint(step=7)  # the learner dies before it has saved this one
+        first.halt()
+        second = controller(cut=saved)
+        second.halt()
+        third = controller(resume=False)
+        assert (third.step, (await third.start("a")).key) == (0, "0/0")
+        third.close()
+        (tmp_path / "journal").unlink()
+        fourth = controller(resume=False)
+        assert fourth.step == 0
+        fourth.close()
+        with pytest.raises(SchemaError, match="cut: a controller that is restarted alone has its own"):
+            controller(cut=saved, resume=False)
+        (tmp_path / "journal.cut").write_text("{")
+        with pytest.raises(StorageError, match=r"journal\.cut cannot be read"):
+            controller(resume=False)
+
+    simulate(main)
+
+
+def test_a_controller_that_was_replaced_does_not_write_its_cut_over_that_of_the_next(tmp_path):
+    async def main(clock):
+        items, rules, journal = Items([{}, {}]), Rules(1, 0), tmp_path / "journal"
+        first = Controller(items, rules, clock, journal=journal)
+        saved = await first.checkpoint(step=1)
+        late = asyncio.ensure_future(first.checkpoint(step=2))
+        await clock.sleep(1.25)  # the journal has the mark
+        first.halt()
+        second = Controller(items, rules, clock, journal=journal, cut=saved)
+        with pytest.raises(ClosedError):
+            await late
+        second.halt()
+        third = Controller(items, rules, clock, journal=journal, resume=False)
+        assert third.step == 1
+        third.close()
+
+    simulate(main, outside_s=1.0)
 
 
 # ---- what it says ----------------------------------------------------------------------------------------------------

@@ -99,8 +99,8 @@ class Batches:
             taker.change.cancel()
             if getting is not None and not getting.done():
                 getting.cancel()
-                # suppress(CancelledError) would also swallow a cancellation of this call that comes now: it would wait
-                # for samples again, and whoever has cancelled it would wait for its end.
+                # suppress(CancelledError) would also swallow a cancellation of this call that comes now: the call would
+                # wait for samples again, and the task that cancelled it would wait for its end.
                 await asyncio.gather(getting, return_exceptions=True)
 
     def recount(self, count: int | None) -> None:

@@ -15,7 +15,7 @@ from ..sequences.sample import SequenceSample
 from .batches import Batches
 from .clock import Clock
 from .coroutines import Unbroken
-from .cut import Cut
+from .cut import Cut, LastCut
 from .episode import read_rewards, train_flow
 from .events import no_log
 from .explanation import State, explain
@@ -41,10 +41,10 @@ class Controller:
         rules: How much may be started, how old it may be, and so on.
         clock: Time.
         flow: The consumers of samples; the learner's is called "train". None for the learner alone.
-        journal: The file in which samples survive this process.
-        cut: The checkpoint to go on from.
-        resume: Whether the learner goes on from `cut`, too: then what it trained since is undone. False where only the
-            controller was restarted.
+        journal: The file in which samples survive this process. The newest cut is kept beside it.
+        cut: The learner's checkpoint to go on from: what it trained since is undone.
+        resume: Whether the learner begins anew, from `cut`. False where only the controller was restarted: it goes on
+            from its newest cut.
         version: The newest version that is published. Leave it out where only the controller was restarted: samples
             that the learner trains on would be too old, and be thrown away, before it has said so.
         log: Called with each event.
@@ -68,6 +68,13 @@ class Controller:
         self._flow = train_flow(rules.batch) if flow is None else flow
         if self._flow["train"].batch_size != rules.batch:
             raise SchemaError(f"Controller(): flow: expected batch_size={rules.batch} for 'train', as the rules say")
+        self._last_cut = None if journal is None else LastCut(journal)
+        if not resume:
+            if cut is not None:
+                raise SchemaError("Controller(): cut: a controller that is restarted alone has its own; leave it out")
+            cut = None if self._last_cut is None else self._last_cut.read()
+        elif self._last_cut is not None:
+            self._last_cut.write(cut)  # first: what is undone in the journal must be open in the cut
         self.buffer = SequenceBuffer(
             _CAPACITY,
             flow=self._flow,
@@ -76,7 +83,6 @@ class Controller:
             journal=None if journal is None else str(journal),
             resume=cut.mark if cut is not None and resume and journal is not None else None,
         )
-        self._has_journal = journal is not None
         self.buffer.set_version(max(version, self.buffer.version, 0 if cut is None else cut.version))
         self.position = Position(items, epochs=rules.epochs, seed=rules.seed, shuffle=rules.shuffle)
         self.step = 0 if cut is None else cut.step
@@ -250,10 +256,14 @@ class Controller:
         """
         self.step = max(self.step, self.step if step is None else step)
         mark = f"step-{self.step}-version-{self.version}"
-        if self._has_journal:
+        kept = self._last_cut
+        if kept is not None:
             await self._clock.outside(lambda: self.buffer.checkpoint(mark))
+        cut = Cut(mark, self.step, self.version, self.position.to_json())
+        if kept is not None:
+            await self._clock.outside(lambda: kept.write(cut))
         self._log("checkpoint", mark=mark)
-        return Cut(mark, self.step, self.version, self.position.to_json())
+        return cut
 
     # ---- stages before the learner -----------------------------------------------------------------------------------
 
@@ -344,6 +354,13 @@ class Controller:
 
     def close(self) -> None:
         self.stop()
+        self.halt()
+
+    def halt(self) -> None:
+        """Leaves the journal to another controller: nothing more is written, as after a kill. Any thread may call it;
+        it waits for writes that have begun."""
+        if self._last_cut is not None:
+            self._last_cut.close()
         self.buffer.close()
 
     # ---- insight -----------------------------------------------------------------------------------------------------
