@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +65,11 @@ class Link:
             return lambda *given: self._call(name, given)
         return getattr(self.controller, name)
 
+    async def there(self) -> None:
+        """Until there is a controller."""
+        while self.controller is None:
+            await self._changed.wait()
+
     def hear(self, owner) -> None:
         if self.controller is not None:
             self.controller.hear(owner)
@@ -101,10 +107,22 @@ class Router:
         return getattr(self.generator, name)
 
 
+class Learner(SimulatedLearner):
+    """One whose checkpoints take time: it may die in between, and so may the controller."""
+
+    def __init__(self, clock, save_s, *given):
+        super().__init__(*given)
+        self._clock, self._save_s = clock, save_s
+
+    async def save(self, cut):
+        await self._clock.sleep(self._save_s)
+        await super().save(cut)
+
+
 @dataclass
 class System:
     """Args:
-    deaths: (seconds, role) in order; a dead process is started again after `restart_s`.
+    deaths: (seconds, role) in order; a dead process is started again after `restart_s`, while others may die.
     """
 
     clock: object
@@ -121,6 +139,7 @@ class System:
     save_every: int = 2
     deaths: list = field(default_factory=list)
     restart_s: float = 0.05
+    save_s: float = 0.0  # between the controller's mark and the end of the learner's checkpoint
     seed: int = 0
     reference_s: float | None = None  # of a stage before the learner, for each call; None for no stage
     watchdog_s: float | None = None
@@ -133,10 +152,14 @@ class System:
         self.log = EventLog(self.clock)
         self.device, self.weights = Device(), SimulatedWeights()
         self.link, self.router = Link(), Router()
-        self.learner = SimulatedLearner(self.device, self.weights, self.costs)
+        self.learner = self.make_learner()
+        self.lanes = [f"worker{number}" for number in range(self.workers)]
         self.highest = 0  # most items that were started and not trained when one started
         self.tasks: dict[str, asyncio.Task] = {}
         self.names = 0
+
+    def make_learner(self):
+        return Learner(self.clock, self.save_s, self.device, self.weights, self.costs)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +186,7 @@ class System:
             self.clock,
             flow=train_flow(self.batch, reference=self.reference_s is not None),
             journal=None if self.folder is None else self.folder / "journal",
-            cut=None if saved is None else saved[0],
+            cut=saved[0] if resume and saved is not None else None,
             resume=resume,
             version=0 if latest is None or not resume else latest.version,
             log=self.record,
@@ -174,7 +197,7 @@ class System:
     def stop_controller(self):
         controller, _ = self.link.controller, self.link.set(None)
         self.tasks.pop("watch").cancel()
-        controller.buffer.close()
+        controller.halt()
 
     def start_generator(self):
         lengths = log_normal_lengths(median=20, most=200, least=1)
@@ -223,70 +246,100 @@ class System:
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self) -> int:
         self.start_controller(resume=True)
         self.start_generator()
-        roles = [f"worker{number}" for number in range(self.workers)]
-        for role in roles:
+        for role in self.lanes:
             self.start_worker(role)
         self.start_learner()
         if self.reference_s is not None:
             self.start_reference()
         for moment, role in self.deaths:
             await self.clock.sleep(max(0.0, moment - self.clock.now()))
-            if self.tasks["learner"].done():
+            if self.has_ended:
                 break
             await self.kill(role)
-        learner = self.tasks["learner"]
-        while not learner.done():
+        while not self.has_ended:
             for task in self.tasks.values():
-                if task is not learner and task.done() and not task.cancelled():
+                if task.done() and not task.cancelled():
                     task.result()  # no lane ends by an error of its own
             lanes = {task for task in self.tasks.values() if not task.done()}
             await asyncio.wait(lanes, return_when=asyncio.FIRST_COMPLETED)
-        return learner.result()
+        return self.tasks["learner"].result()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the learner has ended by itself."""
+        return self.tasks["learner"].done() and not self.is_coming("learner")
+
+    def is_coming(self, role) -> bool:
+        """Whether a dead process is being started again."""
+        return f"restart of {role}" in self.tasks and not self.tasks[f"restart of {role}"].done()
 
     async def kill(self, role) -> None:
+        """Others may die before the process is there again; one that is not there cannot die."""
+        if self.is_coming(role) or (role == "reference" and self.reference_s is None):
+            return
         self.log("kill", role=role)
         if role == "controller":
             self.stop_controller()
-            await self.clock.sleep(self.restart_s)
-            self.start_controller(resume=False)
-            self.start_ended()
+            come = self.restart_controller
         elif role == "learner":
             await self.end("learner")
-            self.stop_controller()
-            saved = self.learner.saved
-            self.learner = SimulatedLearner(self.device, self.weights, self.costs)
-            if saved is not None:
-                self.learner.saved, self.learner.learnt = saved, list(saved[1])
-            await self.clock.sleep(self.restart_s)
-            self.start_controller(resume=True)
-            self.start_learner()
-            self.start_ended()
+            come = self.restart_learner
         elif role == "generator":
             await self.end("follow")
             await self.end("generator")
-            if self.restarts:
-                await self.clock.sleep(self.restart_s)
-                self.start_generator()
-        elif role in self.tasks:
+            come = self.restart_generator
+        else:
             owner = self.tasks[role].owner
             await self.end(role)
+            come = functools.partial(self.restart_lane, role, owner)
+        self.tasks[f"restart of {role}"] = asyncio.ensure_future(come())
+
+    async def restart_controller(self) -> None:
+        await self.clock.sleep(self.restart_s)
+        self.start_controller(resume=False)
+        self.start_ended()
+
+    async def restart_learner(self) -> None:
+        """The controller goes on without a learner until the next one says from which checkpoint it begins."""
+        saved = self.learner.saved
+        await self.clock.sleep(self.restart_s)
+        self.learner = self.make_learner()
+        if saved is not None:
+            self.learner.saved, self.learner.learnt = saved, list(saved[1])
+        await self.link.there()
+        self.stop_controller()
+        self.start_controller(resume=True)
+        self.start_learner()
+        self.start_ended()
+
+    async def restart_generator(self) -> None:
+        if self.restarts:
+            await self.clock.sleep(self.restart_s)
+            self.start_generator()
+
+    async def restart_lane(self, role, owner) -> None:
+        """Its death is noticed when the next process of its role calls."""
+        if self.restarts:
+            await self.clock.sleep(self.restart_s)
+        if self.link.controller is not None:
             self.link.controller.lose(owner)
-            if self.restarts:
-                await self.clock.sleep(self.restart_s)
-                if role == "reference":
-                    self.start_reference()
-                else:
-                    self.start_worker(role)
+        if self.restarts:
+            self.start_lane(role)
+
+    def start_lane(self, role) -> None:
+        if role == "reference":
+            self.start_reference()
+        else:
+            self.start_worker(role)
 
     def start_ended(self) -> None:
         """Lanes that had heard that the run was over: a controller that was made again may have items again."""
-        for ended in [one for one in self.tasks if one.startswith("worker") and self.tasks[one].done()]:
-            self.start_worker(ended)
-        if self.reference_s is not None and self.tasks["reference"].done():
-            self.start_reference()
+        for role in [one for one, task in self.tasks.items() if one in (*self.lanes, "reference") and task.done()]:
+            if not self.is_coming(role):
+                self.start_lane(role)
 
     async def end(self, role) -> None:
         self.tasks[role].cancel()

@@ -110,7 +110,8 @@ def run_worker(agent, items=4, generator=None, log=None, **options):
 
     async def main(clock):
         events = EventLog(clock)
-        rules = Rules(batch=1, max_staleness=2, epochs=1, skip_no_signal=False)
+        # Every version may train on tokens of version 0: the generator gets no weights.
+        rules = Rules(batch=1, max_staleness=items, epochs=1, skip_no_signal=False)
         controller = Controller(Items([{"id": n, "prompt": "ab"} for n in range(items)]), rules, clock, log=events)
         worker = AgentWorker(
             "worker",

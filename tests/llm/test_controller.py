@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.errors import NotReady, SchemaError, StaleHandle
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.cut import Cut
 from sharpwave.llm.episode import Episode, to_sample, train_flow
@@ -338,6 +338,18 @@ def test_an_owner_that_dies_while_its_sample_is_written_has_handed_it_in():
     controlled(body, outside_s=1.0)
 
 
+def test_a_sample_that_is_handed_in_twice_at_once_is_put_once():
+    async def body(controller, clock):
+        permit = await controller.start("a")
+        calls = [controller.finish(permit, sample_of(permit)) for _ in range(2)]
+        first, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert first == "kept"
+        assert "is being handed in already" in str(second)
+        assert (len(controller.buffer), controller.stats()["running"]) == (1, 0)
+
+    controlled(body)
+
+
 def test_calls_that_are_cancelled_while_they_write_are_made_all_the_same():
     async def body(controller, clock):
         for moment in (0.25, 0.75):
@@ -375,6 +387,61 @@ def test_a_death_while_a_batch_is_acknowledged_brings_no_item_of_it_back():
     assert controlled(body, outside_s=1.0, stale="drop") == 2
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_a_call_that_is_cancelled_while_its_number_of_items_changes_ends(turns):
+    """At each turn of the event loop until it waits for the new number."""
+
+    async def body(controller, clock):
+        begun = [await controller.start("a") for _ in range(3)]
+        await controller.finish(begun[0], sample_of(begun[0]))
+        call = await soon(controller.take("learner"), clock)  # waits for two
+        for permit in begun[1:]:
+            await controller.reject(permit, "why")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        has_batch = call.done()
+        call.cancel()
+        await clock.sleep(1)
+        assert call.cancelled() or (has_batch and call.done())
+        if call.cancelled():
+            assert (await soon(controller.take("next"), clock)).done()
+
+    controlled(body, items=3, epochs=1)
+
+
+def test_a_batch_that_is_taken_while_another_is_acknowledged_has_as_many_items_as_are_left():
+    async def body(controller, clock):
+        for _ in range(3):
+            await put_one(controller)
+        lease = await controller.take("learner")
+        call = asyncio.ensure_future(controller.trained(lease, 1))
+        await clock.sleep(1.75)  # acknowledged, and not settled yet
+        other = await soon(controller.take("other"), clock, 2)
+        await call
+        assert list((await other).batch.ids) == ["0/2"]
+
+    controlled(body, items=3, epochs=1, batch=2, outside_s=1.0)
+
+
+def test_an_item_returns_whose_sample_cannot_be_written_after_the_death_of_its_owner():
+    async def body(controller, clock):
+        permit = await controller.start("a")
+
+        def put(*given, **more):
+            raise StorageError("No space left on device")
+
+        controller.buffer._sequences.put = put
+        call = asyncio.ensure_future(controller.finish(permit, sample_of(permit)))
+        await clock.sleep(0.25)
+        controller.lose("a")
+        with pytest.raises(StorageError):
+            await call
+        assert (await controller.start("b")).key == permit.key
+        assert controller.stats()["running"] == 1
+
+    controlled(body, outside_s=1.0)
+
+
 # ---- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -390,17 +457,17 @@ def test_a_cut_goes_on_where_it_was_and_undoes_what_was_trained_since(tmp_path):
             if version == 1:
                 cut = Cut.from_json((await first.checkpoint()).to_json())
         lost = await first.start("a")
-        first.buffer.close()  # killed
+        first.halt()  # killed
 
         second = Controller(items, rules, clock, journal=tmp_path / "journal", cut=cut, version=2)
         assert (second.step, second.version, second.buffer.ids()) == (1, 2, ["0/2", "0/3"])
         assert await step(second, 3) == ["0/2", "0/3"]
         assert second.step == 2
         assert (await second.start("a")).key == lost.key == "0/4"
-        second.buffer.close()
+        second.halt()
 
         # The controller alone was restarted: the learner has trained what it acknowledged.
-        third = Controller(items, rules, clock, journal=tmp_path / "journal", cut=cut, resume=False)
+        third = Controller(items, rules, clock, journal=tmp_path / "journal", resume=False)
         assert third.stats()["trained"] == 4
         assert [(await third.start("a")).key for _ in range(2)] == ["0/4", "0/5"]
         third.close()
@@ -418,7 +485,7 @@ def test_a_learner_confirms_what_it_trained_while_the_controller_was_away(tmp_pa
             permit = await first.start("a")
             await first.finish(permit, sample_of(permit))
         lease = await first.take("learner")
-        first.buffer.close()
+        first.halt()
         second = Controller(items, rules, clock, journal=tmp_path / "journal", resume=False)
         with pytest.raises(StaleHandle):
             await second.trained(lease, 1)
@@ -432,6 +499,85 @@ def test_a_learner_confirms_what_it_trained_while_the_controller_was_away(tmp_pa
         second.close()
 
     simulate(main)
+
+
+def test_a_restarted_controller_goes_on_from_the_cut_that_the_learner_is_still_saving(tmp_path):
+    """Else it would hand out again what that cut says is settled, and a learner that resumes counts it twice."""
+
+    async def main(clock):
+        items, rules = Items([{"id": n} for n in range(3)]), Rules(2, 1, shuffle=False, epochs=1)
+
+        def controller(**more):
+            return Controller(items, rules, clock, journal=tmp_path / "journal", **more)
+
+        first = controller()
+        await first.checkpoint()
+        permit = await first.start("a")
+        assert await first.finish(permit, sample_of(permit, (1.0, 1.0))) == "no_signal"
+        cut = await first.checkpoint(step=7)
+        first.halt()  # killed, while the learner writes its checkpoint
+        second = controller(resume=False)
+        assert (second.step, second.stats()["no_signal"]) == (7, 1)
+        for _ in range(2):
+            await put_one(second)
+        await step(second, 1)
+        second.halt()
+        third = controller(cut=cut)
+        await step(third, 2)
+        assert {name: third.stats()[name] for name in ("no_signal", "trained")} == {"no_signal": 1, "trained": 2}
+        third.close()
+
+    simulate(main)
+
+
+def test_a_restarted_controller_goes_on_from_the_cut_to_which_the_learner_went_back(tmp_path):
+    async def main(clock):
+        items, rules = Items([{"id": n} for n in range(3)]), Rules(2, 1, shuffle=False, epochs=1)
+
+        def controller(**more):
+            return Controller(items, rules, clock, journal=tmp_path / "journal", **more)
+
+        first = controller()
+        saved = await first.checkpoint()
+        permit = await first.start("a")
+        await first.finish(permit, sample_of(permit, (1.0, 1.0)))
+        await first.checkpoint(step=7)  # the learner dies before it has saved this one
+        first.halt()
+        second = controller(cut=saved)
+        second.halt()
+        third = controller(resume=False)
+        assert (third.step, (await third.start("a")).key) == (0, "0/0")
+        third.close()
+        (tmp_path / "journal").unlink()
+        fourth = controller(resume=False)
+        assert fourth.step == 0
+        fourth.close()
+        with pytest.raises(SchemaError, match="cut: a controller that is restarted alone has its own"):
+            controller(cut=saved, resume=False)
+        (tmp_path / "journal.cut").write_text("{")
+        with pytest.raises(StorageError, match=r"journal\.cut cannot be read"):
+            controller(resume=False)
+
+    simulate(main)
+
+
+def test_a_controller_that_was_replaced_does_not_write_its_cut_over_that_of_the_next(tmp_path):
+    async def main(clock):
+        items, rules, journal = Items([{}, {}]), Rules(1, 0), tmp_path / "journal"
+        first = Controller(items, rules, clock, journal=journal)
+        saved = await first.checkpoint(step=1)
+        late = asyncio.ensure_future(first.checkpoint(step=2))
+        await clock.sleep(1.25)  # the journal has the mark
+        first.halt()
+        second = Controller(items, rules, clock, journal=journal, cut=saved)
+        with pytest.raises(ClosedError):
+            await late
+        second.halt()
+        third = Controller(items, rules, clock, journal=journal, resume=False)
+        assert third.step == 1
+        third.close()
+
+    simulate(main, outside_s=1.0)
 
 
 # ---- what it says ----------------------------------------------------------------------------------------------------

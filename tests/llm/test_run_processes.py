@@ -252,6 +252,27 @@ def test_calls_that_wait_go_on_at_the_next_server_of_the_address(tmp_path):
     asyncio.run(main())
 
 
+def test_the_next_server_goes_on_from_the_last_cut_also_where_the_learner_has_not_saved_it(tmp_path):
+    async def main():
+        place = Place(tmp_path)
+        await place.start()
+        agent, learner = place.client("agents-0.1"), place.client("learner.1")
+        await learner.begin(None, 0)
+        permit = await agent.start("")
+        assert await agent.finish(permit, sample(permit, reward=0.0)) == "no_signal"
+        await learner.checkpoint(7)
+        await place.server.close()
+        await place.start()
+        stats = await learner.stats()
+        assert (stats["step"], stats["no_signal"]) == (7, 1)
+        assert (await agent.start("")).key == "0/1"
+        for client in (agent, learner):
+            await client.close()
+        await place.server.close()
+
+    asyncio.run(main())
+
+
 def test_a_new_process_of_a_role_takes_the_place_of_the_one_before(tmp_path):
     async def main():
         place = Place(tmp_path)

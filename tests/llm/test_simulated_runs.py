@@ -19,7 +19,15 @@ from sharpwave.llm.permits import derive_seed
 from sharpwave.llm.simulation import Costs, log_normal_lengths, simulate, simulate_steps
 
 ROLES = ("controller", "learner", "generator", "worker0", "worker1", "reference")
-DEATHS = st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from(ROLES)), max_size=10).map(sorted)
+ROLE = st.sampled_from(ROLES)
+# Alone, or several at nearly one moment: while the first is being started again.
+CLUSTER = st.tuples(
+    st.floats(0, 1.5), st.lists(st.tuples(st.sampled_from([0.0, 1e-3, 2e-2, 5e-2, 6e-2]), ROLE), max_size=5)
+)
+DEATHS = st.one_of(
+    st.lists(st.tuples(st.floats(0, 1.5), ROLE), max_size=20).map(sorted),
+    st.lists(CLUSTER, max_size=6).map(lambda all_: sorted((at + gap, role) for at, near in all_ for gap, role in near)),
+)
 
 
 def run(limit_s=120.0, outside_s=1e-3, **options):
@@ -37,7 +45,7 @@ def run(limit_s=120.0, outside_s=1e-3, **options):
     return simulate(main, outside_s=outside_s)
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(
     deaths=DEATHS,
     max_staleness=st.integers(0, 3),
@@ -48,22 +56,24 @@ def run(limit_s=120.0, outside_s=1e-3, **options):
     outside_s=st.sampled_from([0.0, 1e-3, 0.1]),
     train_s=st.sampled_from([1e-3, 2e-2]),
     reference_s=st.sampled_from([None, 1e-3, 5e-2]),
+    restart_s=st.sampled_from([0.0, 5e-2, 0.3]),
+    save_s=st.sampled_from([0.0, 5e-2]),
 )
 @example(
     deaths=[(0.1, "learner")], max_staleness=2, stale="mask", batch=3, save_every=2, seed=0, outside_s=0.0,
-    train_s=2e-2, reference_s=None,
+    train_s=2e-2, reference_s=None, restart_s=5e-2, save_s=0.0,
 )  # fmt: skip
 @example(
     deaths=[], max_staleness=1, stale="drop", batch=1, save_every=2, seed=0, outside_s=0.1, train_s=1e-3,
-    reference_s=None,
+    reference_s=None, restart_s=5e-2, save_s=0.0,
 )  # fmt: skip
 @example(
     deaths=[(0.1, "reference"), (0.2, "learner"), (0.3, "controller")], max_staleness=2, stale="drop", batch=3,
-    save_every=3, seed=0, outside_s=1e-3, train_s=2e-2, reference_s=1e-3,
+    save_every=3, seed=0, outside_s=1e-3, train_s=2e-2, reference_s=1e-3, restart_s=5e-2, save_s=0.0,
 )  # fmt: skip
 @example(
     deaths=[(0.0, "controller")] * 5 + [(0.5, "controller")], max_staleness=0, stale="mask", batch=1, save_every=1,
-    seed=0, outside_s=0.0, train_s=1e-3, reference_s=5e-2,
+    seed=0, outside_s=0.0, train_s=1e-3, reference_s=5e-2, restart_s=5e-2, save_s=0.0,
 )  # fmt: skip
 @example(
     deaths=[
@@ -71,14 +81,19 @@ def run(limit_s=120.0, outside_s=1e-3, **options):
         (0.5, "worker1"), (1.0164, "controller"), (1.0167, "controller"), (1.066, "controller"), (1.497, "controller"),
     ],
     max_staleness=3, stale="mask", batch=4, save_every=3, seed=1000, outside_s=0.1, train_s=2e-2, reference_s=5e-2,
+    restart_s=5e-2, save_s=0.0,
 )  # fmt: skip
-def test_every_item_is_trained_once_an_epoch_whatever_dies(
-    deaths, max_staleness, stale, batch, save_every, seed, outside_s, train_s, reference_s
-):
-    options = {"max_staleness": max_staleness, "stale": stale, "batch": batch, "save_every": save_every, "seed": seed}
-    options["reference_s"] = reference_s
-    costs = Costs(decode_s=1e-3, train_s=train_s)
-    system, counted = run(deaths=deaths, outside_s=outside_s, costs=costs, **options)
+@example(
+    deaths=[(0.0962, "worker0"), (0.5567, "controller"), (0.9631, "controller")], max_staleness=2, stale="drop",
+    batch=2, save_every=3, seed=67451, outside_s=1e-3, train_s=2e-2, reference_s=None, restart_s=0.0, save_s=0.3,
+)  # fmt: skip
+@example(
+    deaths=[(0.25, "controller"), (1.0, "controller")], max_staleness=0, stale="mask", batch=5, save_every=3, seed=5,
+    outside_s=1e-2, train_s=0.1, reference_s=None, restart_s=0.0, save_s=0.1,
+)  # fmt: skip
+def test_every_item_is_trained_once_an_epoch_whatever_dies(max_staleness, batch, reference_s, train_s, **options):
+    bounds = {"max_staleness": max_staleness, "batch": batch, "reference_s": reference_s}
+    system, counted = run(costs=Costs(decode_s=1e-3, train_s=train_s), **bounds, **options)
     learnt = Counter(system.learner.learnt)  # by the weights that are left, without what dead learners had learnt
     assert max(learnt.values(), default=1) == 1
     assert system.learner.keys >= ({"ref_logprobs"} if reference_s is not None and system.learner.ends else set())

@@ -202,6 +202,23 @@ def test_rewriting_keeps_what_both_marks_need(tmp_path: Path, monkeypatch: Any) 
     assert len(seq.ids()) + len(seq.used_ids) == 40 * 5
 
 
+def test_a_checkpoint_that_is_asked_for_again_leaves_the_one_before(tmp_path: Path, monkeypatch: Any) -> None:
+    """A caller that did not get the answer asks again. It needs the one before if it dies before its own is written."""
+    monkeypatch.setattr(store_module.Store, "is_wasteful", lambda self, journal: True)
+    seq = open_at(tmp_path)
+    seq.put(sample("abcdefgh"))
+    for name in ("one", "two"):
+        infer(seq)
+        train(seq)
+        seq.checkpoint(name)
+    seq.close()
+    seq = open_at(tmp_path)
+    seq.checkpoint("two")
+    seq.close()
+    seq = open_at(tmp_path, resume="one")
+    assert (seq.ids(), seq.used_ids) == (["c", "d", "e", "f", "g", "h"], ["a", "b"])
+
+
 def test_the_file_is_rewritten_when_half_of_it_is_waste(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(store_module, "_SLACK", 10_000)
     seq = open_at(tmp_path)

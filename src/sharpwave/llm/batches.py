@@ -97,10 +97,11 @@ class Batches:
         finally:
             self._takers.remove(taker)
             taker.change.cancel()
-            if getting is not None:
+            if getting is not None and not getting.done():
                 getting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await getting
+                # suppress(CancelledError) would also swallow a cancellation of this call that comes now: the call would
+                # wait for samples again, and the task that cancelled it would wait for its end.
+                await asyncio.gather(getting, return_exceptions=True)
 
     def recount(self, count: int | None) -> None:
         """The number of samples that the learner's next batch has now; None where nothing will be handed out."""

@@ -15,7 +15,7 @@ from ..sequences.sample import SequenceSample
 from .batches import Batches
 from .clock import Clock
 from .coroutines import Unbroken
-from .cut import Cut
+from .cut import Cut, LastCut
 from .episode import read_rewards, train_flow
 from .events import no_log
 from .explanation import State, explain
@@ -41,10 +41,10 @@ class Controller:
         rules: How much may be started, how old it may be, and so on.
         clock: Time.
         flow: The consumers of samples; the learner's is called "train". None for the learner alone.
-        journal: The file in which samples survive this process.
-        cut: The checkpoint to go on from.
-        resume: Whether the learner goes on from `cut`, too: then what it trained since is undone. False where only the
-            controller was restarted.
+        journal: The file in which samples survive this process. The newest cut is kept beside it.
+        cut: The learner's checkpoint to go on from: what it trained since is undone.
+        resume: Whether the learner begins anew, from `cut`. False where only the controller was restarted: it goes on
+            from its newest cut.
         version: The newest version that is published. Leave it out where only the controller was restarted: samples
             that the learner trains on would be too old, and be thrown away, before it has said so.
         log: Called with each event.
@@ -68,6 +68,13 @@ class Controller:
         self._flow = train_flow(rules.batch) if flow is None else flow
         if self._flow["train"].batch_size != rules.batch:
             raise SchemaError(f"Controller(): flow: expected batch_size={rules.batch} for 'train', as the rules say")
+        self._last_cut = None if journal is None else LastCut(journal)
+        if not resume:
+            if cut is not None:
+                raise SchemaError("Controller(): cut: a controller that is restarted alone has its own; leave it out")
+            cut = None if self._last_cut is None else self._last_cut.read()
+        elif self._last_cut is not None:
+            self._last_cut.write(cut)  # first: what is undone in the journal must be open in the cut
         self.buffer = SequenceBuffer(
             _CAPACITY,
             flow=self._flow,
@@ -76,7 +83,6 @@ class Controller:
             journal=None if journal is None else str(journal),
             resume=cut.mark if cut is not None and resume and journal is not None else None,
         )
-        self._has_journal = journal is not None
         self.buffer.set_version(max(version, self.buffer.version, 0 if cut is None else cut.version))
         self.position = Position(items, epochs=rules.epochs, seed=rules.seed, shuffle=rules.shuffle)
         self.step = 0 if cut is None else cut.step
@@ -84,7 +90,8 @@ class Controller:
             said = None if cut is None else cut.position
             self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
         self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
-        self._closing: set[int] = set()  # permits whose sample is being put: their owner cannot lose them any more
+        # Permits whose sample is being put, with whether the owner could put it again: a death does not take them back.
+        self._closing: dict[int, bool] = {}
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
         self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
@@ -126,20 +133,21 @@ class Controller:
             self._permits.end(permit)
             self.position.settle(permit.key, "no_signal")
             return self._told("no_signal", permit)
-        return await self._to_its_end(self._put(permit, sample, is_adopted))
+        self._closing[permit.number] = not is_adopted  # its owner does not know that number
+        return await self._to_its_end(self._put(permit, sample))
 
-    async def _put(self, permit: Permit, sample: SequenceSample, is_adopted: bool) -> str:
-        self._closing.add(permit.number)
+    async def _put(self, permit: Permit, sample: SequenceSample) -> str:
         try:
             births = [self.position.birth(permit.key)]
             handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
         except BaseException:
-            if is_adopted:  # its owner does not know the number
+            if not self._closing[permit.number]:
                 self._permits.end(permit)
                 self._lose_item(permit.key)
+                self._moved()
             raise
         finally:
-            self._closing.discard(permit.number)
+            del self._closing[permit.number]
         self._permits.end(permit)
         has_left = int(handles[0]) not in self.buffer
         # It may have been trained before this call goes on.
@@ -185,6 +193,8 @@ class Controller:
         """How many items the next batch has: `batch`, or at the end of the last epoch what is left."""
         if self.position.has_next or len(self._permits):
             return self.rules.batch
+        if self._leaving:  # its samples may have left the buffer and still count as leased
+            return 0
         return min(self.rules.batch, len(self.buffer) - self._batches.leased)
 
     async def trained(self, lease: Lease, version: int, step: int | None = None) -> None:
@@ -246,10 +256,14 @@ class Controller:
         """
         self.step = max(self.step, self.step if step is None else step)
         mark = f"step-{self.step}-version-{self.version}"
-        if self._has_journal:
+        kept = self._last_cut
+        if kept is not None:
             await self._clock.outside(lambda: self.buffer.checkpoint(mark))
+        cut = Cut(mark, self.step, self.version, self.position.to_json())
+        if kept is not None:
+            await self._clock.outside(lambda: kept.write(cut))
         self._log("checkpoint", mark=mark)
-        return Cut(mark, self.step, self.version, self.position.to_json())
+        return cut
 
     # ---- stages before the learner -----------------------------------------------------------------------------------
 
@@ -306,7 +320,9 @@ class Controller:
         """The owner is dead: its permits and leases come back. Returns how many items that were."""
         self._vigil.forget(owner)
         self._permits.dismiss(owner)
-        lost = [permit for permit in self._permits.of(owner) if permit.number not in self._closing]
+        mine = self._permits.of(owner)
+        lost = [permit for permit in mine if permit.number not in self._closing]
+        self._closing.update((permit.number, False) for permit in mine if permit.number in self._closing)
         for permit in lost:
             self._permits.end(permit)
             self._lose_item(permit.key)
@@ -338,6 +354,13 @@ class Controller:
 
     def close(self) -> None:
         self.stop()
+        self.halt()
+
+    def halt(self) -> None:
+        """Leaves the journal to another controller: nothing more is written, as after a kill. Any thread may call it;
+        it waits for writes that have begun."""
+        if self._last_cut is not None:
+            self._last_cut.close()
         self.buffer.close()
 
     # ---- insight -----------------------------------------------------------------------------------------------------

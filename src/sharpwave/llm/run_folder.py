@@ -30,7 +30,8 @@ class RunFolder:
     | `addresses/` | where each process of the run listens, and its process id |
     | `logs/` | `steps.jsonl`, `events.jsonl`, `spans.jsonl`, and what each process printed |
     | `status.json` | the last known state, for `sharpwave status` |
-    | `journal/` | samples that are made and not trained |
+    | `journal` | samples that are made and not trained |
+    | `journal.cut` | where the controller goes on when it alone is started again |
     | `weights/` | the last versions |
     | `checkpoints/` | the last checkpoints |
     | `evaluation/best/` | the best version, as a Hugging Face folder |

@@ -48,7 +48,9 @@ class Ledger:
             mark.freed.add(serial)
 
     def mark(self, name: str, version: int) -> None:
-        self.marks = [*self.marks[-1:], Mark(name, version, list(self.used), self.trained)]
+        # One that is asked for again takes the place of itself: its caller may still need the one before.
+        before = [mark for mark in self.marks if mark.name != name]
+        self.marks = [*before[-1:], Mark(name, version, list(self.used), self.trained)]
 
     def mark_used(self, ids: Iterable[Any]) -> None:
         """These were used before the restart: they count as used, and ``wanted`` skips each once."""

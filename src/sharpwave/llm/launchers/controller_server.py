@@ -42,7 +42,6 @@ class ControllerServer:
 
     Args:
         items, rules, flow, journal, log: Of the controller.
-        cut: The newest checkpoint, where this process was started again.
         address: Of an earlier process, at which its clients wait for this one.
         client_timeout_s: Seconds of silence after which a client is dead. It sends heartbeats, also during a long step.
     """
@@ -54,13 +53,11 @@ class ControllerServer:
         *,
         flow: Dataflow | None = None,
         journal: str | Path,
-        cut: Cut | None = None,
         log: Callable[..., None] | None = None,
         address: str | None = None,
         client_timeout_s: float = 10.0,
     ) -> None:
         self._items, self._rules, self._flow, self._journal, self._log = items, rules, flow, journal, log
-        self._first = cut
         self._address, self._client_timeout_s = address, client_timeout_s
         self._life = secrets.token_hex(4)  # numbers of leases are of this process
         self._controller: Controller | None = None
@@ -81,7 +78,7 @@ class ControllerServer:
 
     async def start(self) -> str:
         """Begins to listen. Returns the address. Calls run in the event loop of this one."""
-        self._renew(self._first, resume=False, version=0)
+        self._renew(None, resume=False, version=0)
         self._hosted = HostedController(
             {
                 "start": self._start, "finish": self._finish, "reject": self._reject, "take": self._take,
@@ -206,7 +203,7 @@ class ControllerServer:
                 self._watch.cancel()
             await asyncio.sleep(0)  # calls that wait leave the old controller
             if old is not None:
-                await asyncio.to_thread(old.buffer.close)
+                await asyncio.to_thread(old.halt)
             self._renew(cut, resume=True, version=version)
         if self._log is not None:
             self._log("begin", owner=owner, step=0 if cut is None else cut.step, version=version)

@@ -109,7 +109,7 @@ class _Role:
         before = self.folder.find("controller-address")
         server = ControllerServer(
             self.task.items, self.experiment.rules, flow=make_flow(self.experiment),
-            journal=self.folder.journal, cut=self.folder.cut(), log=self._note,
+            journal=self.folder.journal, log=self._note,
             address=None if before is None else before["address"],
         )  # fmt: skip
         address = await server.start()
