@@ -451,6 +451,29 @@ def llm_decode_goals(document: Document | None) -> Iterator[Verdict]:
             )
 
 
+def gpu_learner_goals(document: Document | None) -> Iterator[Verdict]:
+    for case in (document or {}).get("cases", []):
+        if case["model"] == "3.4M":
+            title = "a learner's tokens a second, 3.4M parameters, packed rows of 4,096"
+            yield at_least(title, 1e6, case["tokens_per_s"], "{:,.0f}".format)
+        elif case["model"] == "0.5B":
+            share = case["operations_per_s"] / document["bf16_operations_per_s"]
+            yield at_least("a learner's share of the device's bfloat16 rate, 0.5B parameters", 0.35, share, percent)
+
+
+def llm_async_goals(document: Document | None) -> Iterator[Verdict]:
+    if document is None or document["settings"]["goal"] is None:
+        return
+    reached: dict[bool, list[float | None]] = {True: [], False: []}
+    for run in document["runs"]:
+        at = next((at for at, reward in run["curve"] if reward >= document["settings"]["goal"]), None)
+        reached[run["max_staleness"] == 0].append(at)
+    sync, other = reached[True], reached[False]
+    if sync and other and None not in (*sync, *other):
+        times = sum(sync) / len(sync) / (sum(other) / len(other))
+        yield at_least("asynchronous over synchronous training, wall time to the same reward", 2.77, times, ratio)
+
+
 def inputs_goals(document: Document | None) -> Iterator[Verdict]:
     cases = cases_of(document, "inputs")
     plain = minimum(cases, "add_1", "plain")
@@ -528,6 +551,8 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "gpu_replay": gpu_replay_goals,
     "llm_generation": llm_generation_goals,
     "llm_decode": llm_decode_goals,
+    "gpu_learner": gpu_learner_goals,
+    "llm_async": llm_async_goals,
     "sequences": sequences_goals,
     "service": service_goals,
     "objectives": objectives_goals,

@@ -43,6 +43,8 @@ TABLES = (
     "objectives",
     "llm_generation",
     "llm_decode",
+    "gpu_learner",
+    "llm_async",
 )
 MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->)(?P<line>\n?).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 

@@ -568,7 +568,78 @@ def llm_decode(document: Document) -> str:
     how = f"A copy moves {figure(document['copy_bytes_per_s'] / 1e9)} GB/s, reads and writes together. "
     how += f"Minimum of {document['settings']['rounds']} interleaved runs."
     parts = [table(head, rows), table(["new weights", *document["swaps"][0]["cases"]], swaps)]
+    apart = [
+        [f"{case['model']}, {case['dtype']}", f"{case['tokens']:,}", f"{case['largest']:.2g}", f"{case['mean']:.2g}"]
+        for case in document.get("scores", [])
+    ]
+    if apart:
+        parts.append(table(["log-probabilities", "tokens", "largest difference", "mean difference"], apart))
     return "\n\n".join([*parts, llm_line(document, how)])
+
+
+def gpu_learner(document: Document) -> str:
+    rows = []
+    for case in document["cases"]:
+        share = case["operations_per_s"] / document["bf16_operations_per_s"]
+        rows.append(
+            [f"{case['model']}, {case['parameters']:,} parameters", f"{case['tokens_per_s']:,.0f}",
+             f"{figure(case['operations_per_s'] / 1e12)} ({percent(share)})", percent(case["fill"]),
+             duration(case["step_s"] * 1e9), size(case["memory_bytes"])]
+        )  # fmt: skip
+    settings, facts = document["settings"], document["machine"]
+    head = ["learner", "tokens a second", "10^12 operations a second", "places filled", "a step", "memory at most"]
+    line = (
+        f"{facts['gpu']}, torch {facts['torch']}. A product of two 8,192 x 8,192 matrices in bfloat16 in the same run: "
+        f"{figure(document['bf16_operations_per_s'] / 1e12)} * 10^12 operations a second. Rows of "
+        f"{settings['row_tokens']:,} tokens, {settings['rows']} to a pass, about {settings['tokens']:,} tokens a step, "
+        f"sequences of up to {settings['longest']:,}; {settings['steps']} steps."
+    )
+    return "\n\n".join([table(head, rows), small(line)])
+
+
+def llm_async(document: Document) -> str:
+    """Wall time to the goal of each contender and seed; what a step costs."""
+    settings, runs = document["settings"], document["runs"]
+    goal, rows, reached = settings["goal"], [], {}
+    for run in runs:
+        at = next((at for at, reward in run["curve"] if goal is not None and reward >= goal), None)
+        who = contender(run)
+        reached.setdefault(who, []).append(at)
+        costs = run["decode"]
+        rows.append(
+            [f"{who}, seed {run['seed']}", "not reached" if at is None else f"{at:.1f} s", f"{run['steps']:,}",
+             duration(run["step_s"] * 1e9), duration(run["train_s"] * 1e9), f"{run['made_tokens_per_s']:,.0f}",
+             f"{run['staleness']:.2f} ({run['staleness_max']})", duration(costs["mean_step_s"] * 1e9),
+             figure(costs["mean_slots"])]
+        )  # fmt: skip
+    head = ["", f"held-out reward {goal:g}", "steps", "a step", "training", "tokens made a second",
+            "staleness (most)", "a step of the engine", "slots in use"]  # fmt: skip
+    parts = [table(head, rows)]
+    means = {who: sum(at) / len(at) for who, at in reached.items() if None not in at}
+    (sync, *_), (other, *_) = ([who for who in reached if who.startswith(kind)] or [""] for kind in ("sync", "async"))
+    if sync in means and other in means:
+        times = f"{means[sync]:.1f} s against {means[other]:.1f} s"
+        parts.append(f"Mean wall time to the goal: {times}, **{ratio(means[sync] / means[other])}**.")
+    if document["sweep"]:
+        tried = [
+            [contender(run), duration(run["step_s"] * 1e9), f"{run['made_tokens_per_s']:,.0f}",
+             f"{run['staleness']:.2f} ({run['staleness_max']})"]
+            for run in document["sweep"]
+        ]  # fmt: skip
+        parts.append(table(["short runs to choose from", "a step", "tokens made a second", "staleness (most)"], tried))
+    first = runs[0]
+    facts = document["machine"]
+    line = (
+        f"{facts['gpu']}, torch {facts['torch']}, {facts['at']}. Running sums, {first['batch_answers']} answers a step "
+        f"of {figure(first['mean_length'])} tokens on average; learning rate {settings['rate']:g}. "
+        f"A step and its parts are means and medians of the last nine tenths of a run."
+    )
+    return "\n\n".join([*parts, small(line)])
+
+
+def contender(run: Document) -> str:
+    lag = run["max_staleness"]
+    return f"sync, {run['slots']} slots" if lag == 0 else f"async, {run['slots']} slots, max_staleness={lag}"
 
 
 def drawn_windows(document: Document) -> str:

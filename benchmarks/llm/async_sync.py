@@ -96,6 +96,7 @@ def told(logs: Path, seconds: float) -> dict[str, Any]:
         "curve": [[round(line["began_s"] - began, 3), round(line["reward"], 4)] for line in events
                   if line["event"] == "score"],
         "steps": len(made),
+        "batch_answers": ITEMS * GROUP,
         "step_s": took,
         "train_s": statistics.median(line["train_s"] for line in warm) if warm else None,
         "waited_s": statistics.median(line["waited_s"] for line in warm) if warm else None,
