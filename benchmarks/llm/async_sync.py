@@ -42,9 +42,11 @@ def experiment_of(given: argparse.Namespace, slots: int, max_staleness: int, see
         task="sums", task_options={"median": given.median, "longest": given.longest, "held_out": given.held_out},
         steps=10**9, batch=ITEMS, group=GROUP, max_staleness=max_staleness, seed=seed,
         concurrent=(max_staleness + 1) * ITEMS, slots=slots, save_every=10**9, model=model,
-        evaluation={"every": every, "concurrent": given.held_out, "goal": given.goal},
+        sampling={"temperature": given.temperature},
+        evaluation={"every": every, "concurrent": given.held_out, "goal": given.goal, "temperature": None},
         learner={
-            "learning_rate": given.rate, "rows": given.rows, "row_tokens": given.row_tokens, "device": given.device,
+            "learning_rate": given.rate, "warmup_steps": given.warmup, "rows": given.rows,
+            "row_tokens": given.row_tokens, "device": given.device,
             "method": given.method, "clip": given.clip,
         },
     )  # fmt: skip
@@ -95,6 +97,8 @@ def told(logs: Path, seconds: float) -> dict[str, Any]:
     return {
         "curve": [[round(line["began_s"] - began, 3), round(line["reward"], 4)] for line in events
                   if line["event"] == "score"],
+        "rewards": [round(float(np.mean([line["reward"] for line in made[at : at + 10]])), 4)
+                    for at in range(0, len(made), 10)],
         "steps": len(made),
         "batch_answers": ITEMS * GROUP,
         "step_s": took,
@@ -151,7 +155,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90, help="of a run, at most")
     parser.add_argument("--sweep", type=pairs, default=(), help="cases of which each has one short run, to choose from")
     parser.add_argument("--sweep-seconds", type=float, default=12)
-    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
+    parser.add_argument("--rate", type=float, default=5e-5, help="learning rate")
+    parser.add_argument("--temperature", type=float, default=2.5, help="of answers, in training and evaluation")
+    parser.add_argument("--warmup", type=int, default=5, help="steps until the learning rate is reached")
     parser.add_argument("--method", default="decoupled")
     parser.add_argument("--clip", type=float, default=0.2)
     parser.add_argument("--median", type=float, default=64)

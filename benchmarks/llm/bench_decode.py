@@ -63,9 +63,8 @@ def step_case(name: str, slots: int, part: float, bandwidth: float, rounds: int)
     )
     for times in cases.values():
         times["min_ns"], times["median_ns"] = times["min_ns"] / many, times["median_ns"] / many
-    prompt = workload.prompts(slots, max(1, length - 32), MODELS[name]["vocab_size"])
-    for one in prompt:
-        engine.submit(one, Sampling(max_tokens=32, ignore_eos=True))
+    (prompt,) = workload.prompts(1, max(1, length - 32), MODELS[name]["vocab_size"])
+    engine.submit(prompt, Sampling(max_tokens=32, ignore_eos=True), n=slots)  # a group: all slots decode together
     engine.run()
     took = [one.took_ns for one in engine.timeline if one.decoding == slots and not one.prefilled]
     cases["engine.step()"] = {"min_ns": min(took), "median_ns": statistics.median(took), "bursts": len(took)}

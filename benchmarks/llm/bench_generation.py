@@ -27,8 +27,8 @@ from sharpwave.llm.model import save_model
 PROMPT = 32
 # Sequences side by side, requests, median and most tokens of an answer.
 SIZES = {
-    "3.4M": ((256, 512, 64, 992),),
-    "0.5B": ((256, 256, 64, 400),),
+    "3.4M": ((256, 256, 64, 992),),
+    "0.5B": ((256, 256, 64, 300),),
     "quick": ((8, 24, 12, 100),),
 }
 

@@ -45,8 +45,9 @@ def test_frames_are_whole_however_they_arrive(sent, data):
 
 
 def test_ids_and_answers_come_back_as_they_were():
-    ids, settings = unpack_ids(pack_ids([3, 2**40], {"temperature": 0.5, "stop": ["a"]}))
-    assert (ids.tolist(), settings) == ([3, 2**40], {"temperature": 0.5, "stop": ["a"]})
+    for sampling in (Sampling(), Sampling(temperature=0.5, stop=["a"], stop_ids=[3], seed=2**63 - 1), Sampling(seed=0)):
+        ids, said = unpack_ids(pack_ids([3, 2**40], sampling))
+        assert (ids.tolist(), said) == ([3, 2**40], sampling)
     answers = [
         (7, Answer([1, 2], [-0.5, -1.25], [0, 1], "stop", "x")),
         (2**60, Answer([], [], [], "abort")),

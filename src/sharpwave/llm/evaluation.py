@@ -58,7 +58,8 @@ class Evaluation:
         clock: Time.
         every: After a score, the next one is of a version from the next multiple of this number on.
         concurrent: Episodes at once.
-        sampling: As in training; the temperature is set to 0.
+        sampling: As in training, but for the temperature.
+        temperature: 0 takes the likeliest tokens; None is that of `sampling`.
         folder: Where the best version is kept, as the Hugging Face folder `best`; None keeps none.
         poll_s: How often it looks for a new version.
         log: Called with each score.
@@ -76,6 +77,7 @@ class Evaluation:
         every: int = 1,
         concurrent: int = 32,
         sampling: Sampling | None = None,
+        temperature: float | None = 0.0,
         folder: str | Path | None = None,
         poll_s: float = 0.01,
         log: Callable[..., None] | None = None,
@@ -84,7 +86,8 @@ class Evaluation:
         self._tokenizer, self._clock, self._poll_s, self._log = tokenizer, clock, poll_s, log
         self._every = whole("Evaluation()", "every", every)
         self._concurrent = asyncio.Semaphore(whole("Evaluation()", "concurrent", concurrent))
-        self._sampling = dataclasses.replace(Sampling() if sampling is None else sampling, temperature=0.0)
+        sampling = Sampling() if sampling is None else sampling
+        self._sampling = sampling if temperature is None else dataclasses.replace(sampling, temperature=temperature)
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -26,13 +26,17 @@ class EvaluationSettings:
     every: Versions between two evaluations; 0 for none.
     concurrent: Episodes at once.
     goal: The run ends when held-out items have this mean reward; None leaves the end to steps and epochs.
+    temperature: Of its answers; 0 takes the likeliest tokens, None is that of training.
     """
 
     every: int = 10
     concurrent: int = 32
     goal: float | None = None
+    temperature: float | None = 0.0
 
     def __post_init__(self) -> None:
+        if self.temperature is not None:
+            number("Experiment(), evaluation", "temperature", self.temperature, 0, 1e6)
         whole("Experiment(), evaluation", "every", self.every, 0)
         whole("Experiment(), evaluation", "concurrent", self.concurrent)
         if self.goal is not None:

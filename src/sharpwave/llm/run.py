@@ -183,6 +183,7 @@ class LocalRun:
                 weights, scoring, task.agent, task.held_out,
                 tokenizer=task.tokenizer, clock=clock, every=experiment.evaluation.every,
                 concurrent=experiment.evaluation.concurrent, sampling=task.sampling,
+                temperature=experiment.evaluation.temperature,
                 folder=self.folder.evaluation, log=self._log_event,
             )  # fmt: skip
             lanes.append(self._evaluation.run())

@@ -219,18 +219,26 @@ def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[s
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise SchemaError(f"publish(): {name} is {type(tensor).__name__}, expected a tensor")
-    made = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
-    checks = {name: torch.isfinite(one).all() for name, one in made.items() if one.is_floating_point()}
-    by_device: dict[torch.device, list[str]] = {}
-    for name, check in checks.items():
-        by_device.setdefault(check.device, []).append(name)
-    for names in by_device.values():  # the host waits for a device once
-        for name, is_finite in zip(names, torch.stack([checks[name] for name in names]).tolist(), strict=True):
-            if not is_finite:
-                count = int((~torch.isfinite(made[name])).sum())
-                total = made[name].numel()
-                raise SchemaError(f"publish(): {name} has {count} of {total} values that are NaN or infinite")
-    return made
+    wanted = {
+        name: dtype if dtype is not None and one.is_floating_point() else one.dtype for name, one in tensors.items()
+    }
+    made: dict[str, Tensor] = {}
+    for kind in dict.fromkeys((one.device, wanted[name]) for name, one in tensors.items()):
+        made |= _on_host({n: one for n, one in tensors.items() if (one.device, wanted[n]) == kind}, kind[1])
+    for name, tensor in made.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise SchemaError(f"publish(): {name} has {count} of {tensor.numel()} values that are NaN or infinite")
+    return {name: made[name] for name in tensors}
+
+
+def _on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """In memory of the host, from a device in one copy: each copy waits for the device, which others use, too."""
+    if all(one.device.type == "cpu" for one in tensors.values()):
+        return {name: one.detach().to(dtype) for name, one in tensors.items()}
+    flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()]).cpu()
+    parts = flat.split([one.numel() for one in tensors.values()])
+    return {name: part.view(one.shape) for (name, one), part in zip(tensors.items(), parts, strict=True)}
 
 
 def _said_dtype(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from .answer import Answer
+from .sampling import Sampling
 
 __all__ = ["Frames", "frame", "pack_answers", "pack_ids", "unpack_answers", "unpack_ids"]
 
 _HEAD = struct.Struct("<IBQ")  # bytes behind the head, kind, number of the call
 _MOST_BYTES = 1 << 30
+_REQUEST = struct.Struct("<Iq")  # bytes of its JSON, seed
+_NO_SEED = -1
 _ANSWER = struct.Struct("<QIH")  # number of the call, tokens, bytes of its JSON
 
 
@@ -43,15 +47,23 @@ class Frames:
         del self._bytes[:at]
 
 
-def pack_ids(ids: Any, settings: dict[str, Any]) -> bytes:
-    text = json.dumps(settings).encode()
-    return struct.pack("<I", len(text)) + text + np.asarray(ids, np.int64).tobytes()
+def pack_ids(ids: Any, sampling: Sampling) -> bytes:
+    text = json.dumps({**vars(sampling), "seed": None}).encode()
+    seed = _NO_SEED if sampling.seed is None else sampling.seed
+    return _REQUEST.pack(len(text), seed) + text + np.asarray(ids, np.int64).tobytes()
 
 
-def unpack_ids(body: bytes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], dict[str, Any]]:
-    (size,) = struct.unpack_from("<I", body)
-    settings: dict[str, Any] = json.loads(body[4 : 4 + size])
-    return np.frombuffer(body, np.int64, offset=4 + size), settings
+def unpack_ids(body: bytes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Sampling]:
+    size, seed = _REQUEST.unpack_from(body)
+    end = _REQUEST.size + size
+    sampling = _sampling_of(body[_REQUEST.size : end])
+    return np.frombuffer(body, np.int64, offset=end), sampling if seed == _NO_SEED else sampling.seeded(seed)
+
+
+@functools.lru_cache(64)
+def _sampling_of(text: bytes) -> Sampling:
+    """Requests of a run differ in their seed only, and the checks take longer than the rest of a request."""
+    return Sampling(**json.loads(text))
 
 
 def pack_answers(answers: list[tuple[int, Answer]]) -> bytes:

@@ -17,7 +17,6 @@ from ...errors import SharpwaveError
 from .answer import Request
 from .engine import Engine
 from .engine_frames import Frames, frame, pack_answers, unpack_ids
-from .sampling import Sampling
 
 __all__ = ["ABORT", "ANSWERS", "ERROR", "GENERATE", "HEALTH", "REPLY", "SCORE", "UPDATE", "main"]
 
@@ -85,8 +84,7 @@ class _Served:
             threading.Thread(target=self._reply, args=(number, lambda: work(body)), daemon=True).start()
 
     def _generate(self, number: int, body: bytes) -> None:
-        ids, settings = unpack_ids(body)
-        (request,) = self._engine.prepare(ids, Sampling(**settings))
+        (request,) = self._engine.prepare(*unpack_ids(body))
         self._numbers[request], self._requests[number] = number, request
         self._engine.enqueue([request])
         self._news.set()

@@ -10,6 +10,8 @@ __all__ = ["HeldTokens"]
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
+_FIRST = 8
+
 
 class HeldTokens:
     """For each place of the cache its token and the version of the weights that made its keys and values; -1 for none.
@@ -39,8 +41,14 @@ class HeldTokens:
         found = np.zeros(len(self._tokens), np.int64)
         if not len(ids):
             return found
-        # Most slots differ in the first token: only the others are looked at whole.
+        # Most slots differ in the first token, and most others soon after it: few are looked at whole.
         rows = np.flatnonzero((self._tokens[:, 0] == ids[0]) & (self._versions[:, 0] == version))
-        same = (self._tokens[rows, : len(ids)] == ids) & (self._versions[rows, : len(ids)] == version)
-        found[rows] = np.where(same.all(axis=1), len(ids), same.argmin(axis=1))
+        for size in (_FIRST, len(ids)):
+            size = min(size, len(ids))
+            same = (self._tokens[rows, :size] == ids[:size]) & (self._versions[rows, :size] == version)
+            is_whole = same.all(axis=1)
+            found[rows] = np.where(is_whole, size, same.argmin(axis=1))
+            rows = rows[is_whole]
+            if size == len(ids) or not len(rows):
+                break
         return found

@@ -77,8 +77,7 @@ class ProcessGenerator:
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         """One answer; see `Generator.generate`."""
-        settings = dict(vars(Sampling() if sampling is None else sampling))
-        number, call = self._call(GENERATE, pack_ids(ids, settings))
+        number, call = self._call(GENERATE, pack_ids(ids, Sampling() if sampling is None else sampling))
         self._answers.add(number)
         try:
             answer: Answer = await call
@@ -92,7 +91,7 @@ class ProcessGenerator:
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """See `Generator.score`."""
-        made: list[float] = await self._call(SCORE, pack_ids(ids, {}))[1]
+        made: list[float] = await self._call(SCORE, pack_ids(ids, Sampling()))[1]
         return made
 
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:

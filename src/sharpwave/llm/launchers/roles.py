@@ -230,7 +230,7 @@ class _Role:
             lane = Evaluation(
                 weights, generator, task.agent, task.held_out,
                 tokenizer=task.tokenizer, clock=self.clock, every=settings.every, concurrent=settings.concurrent,
-                sampling=task.sampling, folder=self.folder.evaluation, log=tell,
+                temperature=settings.temperature, sampling=task.sampling, folder=self.folder.evaluation, log=tell,
             )  # fmt: skip
 
             async def end_run() -> None:
