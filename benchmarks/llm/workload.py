@@ -149,12 +149,14 @@ def machine() -> dict[str, Any]:
     return facts
 
 
-def options(description: str | None) -> argparse.Namespace:
+def options(description: str | None, *, parts: tuple[str, ...] = ()) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model and few requests: a look, not a result")
     parser.add_argument("--rounds", type=int, help="turns of each contender")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), help="unless given: those of the published table")
     parser.add_argument("--results", type=Path, help="the folder to write to; unless quick, the published one")
+    if parts:
+        parser.add_argument("--parts", nargs="*", choices=parts, default=parts, help="the others stay as they are")
     given = parser.parse_args()
     look = given.quick or DEVICE == "cpu"
     given.results = given.results or (Path(tempfile.gettempdir()) / "sharpwave-look" if look else PUBLISHED)

@@ -225,20 +225,18 @@ def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[s
     made: dict[str, Tensor] = {}
     for kind in dict.fromkeys((one.device, wanted[name]) for name, one in tensors.items()):
         made |= _on_host({n: one for n, one in tensors.items() if (one.device, wanted[n]) == kind}, kind[1])
-    for name, tensor in made.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
-            raise SchemaError(f"publish(): {name} has {count} of {tensor.numel()} values that are NaN or infinite")
     return {name: made[name] for name in tensors}
 
 
 def _on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """In memory of the host, from a device in one copy: each copy waits for the device, which others use, too."""
-    if all(one.device.type == "cpu" for one in tensors.values()):
-        return {name: one.detach().to(dtype) for name, one in tensors.items()}
+    """In memory of the host, by one copy: each copy from a device waits for it, and others use the device, too."""
+    sizes = [one.numel() for one in tensors.values()]
     flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()]).cpu()
-    parts = flat.split([one.numel() for one in tensors.values()])
-    return {name: part.view(one.shape) for (name, one), part in zip(tensors.items(), parts, strict=True)}
+    if dtype.is_floating_point and not bool(torch.isfinite(flat).all()):
+        for name, part in zip(tensors, flat.split(sizes), strict=True):
+            if count := int((~torch.isfinite(part)).sum()):
+                raise SchemaError(f"publish(): {name} has {count} of {len(part)} values that are NaN or infinite")
+    return {n: part.view(one.shape) for (n, one), part in zip(tensors.items(), flat.split(sizes), strict=True)}
 
 
 def _said_dtype(dtype: torch.dtype) -> str:
