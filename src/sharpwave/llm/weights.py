@@ -231,8 +231,10 @@ def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[s
 def _on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """In memory of the host, by one copy: each copy from a device waits for it, and others use the device, too."""
     sizes = [one.numel() for one in tensors.values()]
-    flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()]).cpu()
-    if dtype.is_floating_point and not bool(torch.isfinite(flat).all()):
+    flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()])
+    is_finite = torch.isfinite(flat).all() if dtype.is_floating_point else None  # on the device
+    flat = flat.cpu()
+    if is_finite is not None and not bool(is_finite):
         for name, part in zip(tensors, flat.split(sizes), strict=True):
             if count := int((~torch.isfinite(part)).sum()):
                 raise SchemaError(f"publish(): {name} has {count} of {len(part)} values that are NaN or infinite")
