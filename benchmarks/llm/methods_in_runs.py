@@ -3,8 +3,8 @@
     python benchmarks/llm/methods_in_runs.py            # sorting on a CPU, some minutes a method
     python benchmarks/llm/methods_in_runs.py --quick    # a few steps: does it run?
 
-`objectives.py` holds the age of every answer fixed. Here ages are what a run makes of `max_staleness`; their mean is told.
-All runs have the same number of steps, and begin with the same model, which was trained on right answers for some steps.
+`objectives.py` holds the age of every answer fixed. Here ages are what a run makes of `max_staleness`; their mean is
+told. All runs have the same number of steps, and begin with the same model, which was trained on right answers before.
 Rewards are of held-out items at the temperature of training. Writes `results/llm_methods.json`.
 """
 
