@@ -108,11 +108,10 @@ class Weights:
             SchemaError: The version does not grow, or a tensor has NaN or infinity. Nothing was changed.
             StorageError: The folder cannot be written. The versions that were there stay.
         """
-        config, tensors = None, state
+        config = None
         if isinstance(state, Transformer):
             config = state.config.replace(dtype=_said_dtype(state.dtype if dtype is None else dtype))
-            tensors = dict(state.weights())
-        tensors = _checked(tensors, dtype)
+        tensors = _checked(dict(state.weights() if isinstance(state, Transformer) else state), dtype)
         if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
             raise SchemaError(f"publish(): version={version!r}, expected an integer from 0 to 10**12 - 1")
         with self._turn():
