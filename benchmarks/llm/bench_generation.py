@@ -11,6 +11,7 @@ its longest answer ends: lengths are not known before. Only tokens that were ask
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -58,6 +59,7 @@ def ours(name: str, batch: int, requests: Requests) -> Callable[[], None]:
 
 
 def theirs(folder: Path) -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # else it looks for kernels in a hub, and waits where there is no network
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE).to(DEVICE).eval()
