@@ -553,6 +553,7 @@ GOALS: dict[str, Callable[[Document | None], Iterator[Verdict]]] = {
     "llm_decode": llm_decode_goals,
     "gpu_learner": gpu_learner_goals,
     "llm_async": llm_async_goals,
+    "llm_methods": no_goals,
     "sequences": sequences_goals,
     "service": service_goals,
     "objectives": objectives_goals,

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import llm_tables
 import plots
 import tables
 from goals import GOALS, Documents, all_goals
@@ -40,12 +41,8 @@ TABLES = (
     "trajectories",
     "gpu_returns",
     "gpu_replay",
-    "objectives",
-    "llm_generation",
-    "llm_decode",
-    "gpu_learner",
-    "llm_async",
 )
+LLM_TABLES = ("objectives", "llm_generation", "llm_decode", "gpu_learner", "llm_async", "llm_methods")
 MARKED = re.compile(r"(<!-- bench:(?P<name>\w+) -->)(?P<line>\n?).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
 
 
@@ -64,9 +61,10 @@ def measured_tables(documents: Documents) -> Iterator[tuple[str, str]]:
                 yield contest, tables.contest(workload, document)
             if document.get("memory"):
                 yield f"{name}_memory", tables.footprints(document)
-    for name in TABLES:
-        if document := documents[name]:
-            yield name, getattr(tables, name)(document)
+    for module, names in ((tables, TABLES), (llm_tables, LLM_TABLES)):
+        for name in names:
+            if document := documents[name]:
+                yield name, getattr(module, name)(document)
     if gpu := documents["gpu_replay"]:
         yield "gpu_direct", tables.gpu_direct(gpu)
     if processes := documents["processes"]:

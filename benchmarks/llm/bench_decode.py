@@ -137,6 +137,7 @@ def main() -> None:
             for slots in SLOTS[name]
             for part in (0.06, 0.95)
         ]
+        workload.save("llm_decode", {**made, "left_out": []}, given)
     if "swaps" in given.parts:
         made["swaps"] = [swap_case(name, given.rounds) for name in given.models]
     if "scores" in given.parts:

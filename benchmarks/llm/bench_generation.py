@@ -11,7 +11,9 @@ its longest answer ends: lengths are not known before. Only tokens that were ask
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,6 +59,7 @@ def ours(name: str, batch: int, requests: Requests) -> Callable[[], None]:
 
 
 def theirs(folder: Path) -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # else it looks for kernels in a hub, and waits where there is no network
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE).to(DEVICE).eval()
@@ -124,7 +127,9 @@ def contest(name: str, batch: int, count: int, median: int, most: int, rounds: i
         ):
             try:
                 call = make(Path(folder), batch, requests, ends)
+                began = time.perf_counter()
                 call()
+                print(f"    {label}: the first run took {time.perf_counter() - began:.1f} s", flush=True)
                 calls[label] = call
             except Exception as error:  # another version, or it does not run on this device
                 left_out.append({"who": f"{label}, {name}", "reason": f"{type(error).__name__}: {error}"[:300]})
@@ -151,9 +156,13 @@ def contest(name: str, batch: int, count: int, median: int, most: int, rounds: i
 def main() -> None:
     given = workload.options(__doc__)
     given.rounds = given.rounds or 2
-    made = [contest(name, *size, given.rounds) for name in given.models for size in SIZES[name]]
-    left_out = [line for one in made for line in one.pop("left_out")]
-    workload.save("llm_generation", {"contests": made, "left_out": left_out}, given)
+    made: list[dict[str, Any]] = []
+    left_out: list[dict[str, str]] = []
+    for name in given.models:
+        for size in SIZES[name]:
+            made.append(contest(name, *size, given.rounds))
+            left_out += made[-1].pop("left_out")
+            workload.save("llm_generation", {"contests": made, "left_out": left_out}, given)  # one may take minutes
 
 
 if __name__ == "__main__":

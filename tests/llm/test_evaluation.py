@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from sharpwave.llm.agent_worker import AgentWorker
 from sharpwave.llm.clock import WallClock
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.evaluation import Evaluation
-from sharpwave.llm.generators import Engine
+from sharpwave.llm.generators import Answer, Engine, Sampling
 from sharpwave.llm.items import Items
 from sharpwave.llm.model import small_model
 from sharpwave.llm.rules import Rules
@@ -73,6 +74,26 @@ class ByVersion:
 
         assert sampling.temperature == 0
         return Answer([65] * self.version, [0.0] * self.version, [self.version] * self.version, "stop")
+
+
+@pytest.mark.parametrize(("given", "asked"), [({}, 0.0), ({"temperature": 0.7}, 0.7), ({"temperature": None}, 1.3)])
+def test_answers_are_drawn_at_the_temperature_of_evaluation(given, asked):
+    seen = set()
+
+    class Seeing(ByVersion):
+        async def generate(self, ids, sampling):
+            seen.add(sampling.temperature)
+            return Answer([1], [0.0], [0], "stop")
+
+    async def main(clock):
+        sampling = Sampling(temperature=1.3)
+        evaluation = Evaluation(
+            None, Seeing(), coin_agent, HELD_OUT, tokenizer=Letters(), clock=clock, sampling=sampling, **given
+        )
+        await evaluation.score(Published(0, Path("nowhere")))
+
+    simulate(main)
+    assert seen == {asked}
 
 
 def test_the_best_version_is_kept_although_the_publisher_removes_it(tmp_path):

@@ -55,6 +55,7 @@ def test_a_file_and_changes_on_top_of_it(tmp_path):
         ({"stale": "keep"}, "stale: expected 'mask' or 'drop', got 'keep'"),
         ({"sampling": {"temprature": 1}}, "Sampling: unknown key 'temprature'"),
         ({"sampling": {"temperature": -1}}, "temperature=-1, expected a number from 0"),
+        ({"evaluation": {"temperature": -1}}, "evaluation: temperature: expected a number, 0 to"),
         ({"watchdog_s": 10.0}, "watchdog_s: expected a number, 60 to 1e+09, got 10.0"),
         ({"steps": None}, "the run would never end; give steps or epochs"),
     ],

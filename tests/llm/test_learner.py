@@ -83,6 +83,37 @@ def test_activations_computed_again_give_the_same_step():
     assert torch.allclose(weights_of(plain), weights_of(again), atol=1e-7)
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize(
+    "objective", [SFT(), GRPO(kl=0.1, entropy=0.01), PPO(), ValueFit()], ids=lambda one: type(one).__name__
+)
+def test_a_warm_up_changes_nothing(objective, minibatches):
+    model = (lambda: ValueModel.like(small_model())) if objective.is_of_values else small_model
+    batch = batch_of(values=0.0, ref_logprobs=-5.0)
+    cold, warm = (learner_of(objective, model(), minibatches=minibatches) for _ in range(2))
+    warm.warm_up()
+    assert torch.equal(weights_of(cold), weights_of(warm))
+    assert cold.step(batch) == warm.step(batch)
+    assert torch.equal(weights_of(cold), weights_of(warm))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("method", ["naive", "decoupled"])
+def test_captured_passes_make_the_steps_of_plain_ones(method):
+    made = []
+    for capture in (False, True):
+        learner = learner_of(
+            GRPO(method=method), small_model().cuda(), autocast=False, capture=capture, row_tokens=128, rows=1
+        )
+        learner.warm_up()
+        made.append(([learner.step(batch_of(seed, data=24)) for seed in range(3)], weights_of(learner).cpu()))
+    (plain, moved), (captured, also_moved) = made
+    assert (moved - weights_of(learner_of())).abs().max() > 1e-3
+    assert (moved - also_moved).abs().max() < 1e-4
+    assert [one.loss for one in captured] == pytest.approx([one.loss for one in plain], abs=1e-4)
+
+
 def test_matrix_products_in_bfloat16_give_about_the_same_step():
     batch = batch_of()
     wide, narrow = learner_of(), learner_of(autocast=True)

@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
 from sharpwave.errors import SchemaError
 from sharpwave.llm.model import ValueModel, small_model
+from sharpwave.llm.model.visibility import flex_visibility
 from sharpwave.llm.packing import Packing
 from sharpwave.llm.scorer import Scorer
 
@@ -120,3 +122,25 @@ def test_values_are_those_of_the_state_in_which_a_token_was_chosen():
         first, second = (model(torch.from_numpy(part)[None])[0] for part in (ids[:4], ids[4:]))
     expected = torch.cat([torch.zeros(1), first[:-1], torch.zeros(1), second[:-1]])
     assert np.abs(made - expected.numpy()).max() < 1e-5
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 300), max_size=6), min_size=1, max_size=3), st.sampled_from([64, 128, 200, 384])
+)
+@settings(max_examples=40)
+def test_blocks_are_those_that_a_look_at_all_pairs_finds(rows, time):
+    segments = torch.zeros(len(rows), time, dtype=torch.long)
+    for row, lens in enumerate(rows):
+        at = 0
+        for number, length in enumerate(lens, 1):
+            segments[row, at : at + length] = number
+            at += length
+
+    def sees(row, head, query, key):
+        return (query >= key) & (segments[row, query] == segments[row, key])
+
+    found = flex_visibility(segments)
+    wanted = create_block_mask(sees, len(rows), None, time, time, device="cpu")
+    assert torch.equal(found.to_dense(), wanted.to_dense())
+    if time % 128 == 0:
+        assert torch.equal(found.full_kv_num_blocks, wanted.full_kv_num_blocks)

@@ -96,6 +96,22 @@ def test_bad_input_is_told_as_by_the_engine_and_the_others_go_on():
     asyncio.run(main())
 
 
+def test_a_child_that_stands_still_stops_nobody_else():
+    async def main():
+        generator = await started()
+        os.kill(generator._child.pid, signal.SIGSTOP)
+        # More than the socket takes.
+        calls = [asyncio.ensure_future(generator.generate([5] * 40, Sampling(max_tokens=2))) for _ in range(3000)]
+        await asyncio.sleep(0.5)
+        assert generator._unsent
+        assert not any(call.done() for call in calls)
+        os.kill(generator._child.pid, signal.SIGCONT)
+        assert {len(answer.tokens) <= 2 for answer in await asyncio.gather(*calls)} == {True}
+        await generator.close()
+
+    asyncio.run(main())
+
+
 def test_the_child_ends_with_its_parent(tmp_path):
     code = (
         "import asyncio, os, signal, test_process_generator as t\n"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -38,6 +39,35 @@ def test_what_is_published_is_read_by_another_reader(folder):
     state = reader.latest().read()
     assert all(torch.equal(state[name], tensor) for name, tensor in state_of(3).items())
     assert state["b"].dtype == torch.bfloat16
+
+
+def test_a_model_is_published_in_another_dtype(folder):
+    model = small_model()
+    published = Weights(folder).publish(model, 1, dtype=torch.bfloat16)
+    assert all(torch.equal(published.read()[name], one.to(torch.bfloat16)) for name, one in model.weights())
+    assert load_model(published.path).dtype is torch.bfloat16  # its config.json says so
+
+
+def test_a_number_too_large_for_the_dtype_is_refused(folder):
+    weights = Weights(folder)
+    state = {"a": torch.ones(4), "b": torch.tensor([[1.0, 1e6], [float("nan"), 2.0]]), "steps": torch.tensor([3])}
+    with pytest.raises(SchemaError, match="publish\\(\\): b has 2 of 4 values that are NaN or infinite"):
+        weights.publish(state, 1, dtype=torch.float16)
+    assert weights.latest() is None
+    state["b"] = torch.ones(2, 2)
+    assert weights.publish(state, 1, dtype=torch.float16).read()["steps"].dtype is torch.int64
+
+
+def test_a_version_is_found_however_soon_after_another_it_is_published(folder):
+    """Times of a folder have ticks: two changes within one look like one."""
+    reader, writer = Weights(folder), Weights(folder, keep=1)
+    for version in range(1, 60):
+        writer.publish(state_of(version), version)
+        assert reader.latest().version == version
+    time.sleep(0.1)
+    assert reader.latest().version == reader.latest().version == 59  # now the list is remembered
+    writer.publish(state_of(60), 60)
+    assert reader.latest().version == 60
 
 
 def test_versions_only_grow_with_any_publisher(folder):

@@ -77,7 +77,7 @@ class LearnerSettings:
         whole("Experiment(), learner", "rows", self.rows)
         check_device("Experiment(), learner", self.device)
         if self.generator_dtype is not None:
-            one_of("Experiment(), learner", "generator_dtype", self.generator_dtype, _DTYPES)
+            one_of("Experiment(), learner", "generator_dtype", self.generator_dtype, tuple(_DTYPES))
 
     @property
     def published_dtype(self) -> torch.dtype:

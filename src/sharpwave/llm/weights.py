@@ -108,11 +108,10 @@ class Weights:
             SchemaError: The version does not grow, or a tensor has NaN or infinity. Nothing was changed.
             StorageError: The folder cannot be written. The versions that were there stay.
         """
-        config, tensors = None, state
+        config = None
         if isinstance(state, Transformer):
             config = state.config.replace(dtype=_said_dtype(state.dtype if dtype is None else dtype))
-            tensors = dict(state.weights())
-        tensors = _checked(tensors, dtype)
+        tensors = _checked(dict(state.weights() if isinstance(state, Transformer) else state), dtype)
         if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
             raise SchemaError(f"publish(): version={version!r}, expected an integer from 0 to 10**12 - 1")
         with self._turn():
@@ -231,8 +230,10 @@ def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[s
 def _on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """In memory of the host, by one copy: each copy from a device waits for it, and others use the device, too."""
     sizes = [one.numel() for one in tensors.values()]
-    flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()]).cpu()
-    if dtype.is_floating_point and not bool(torch.isfinite(flat).all()):
+    flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()])
+    is_finite = torch.isfinite(flat).all() if dtype.is_floating_point else None  # on the device
+    flat = flat.cpu()
+    if is_finite is not None and not bool(is_finite):
         for name, part in zip(tensors, flat.split(sizes), strict=True):
             if count := int((~torch.isfinite(part)).sum()):
                 raise SchemaError(f"publish(): {name} has {count} of {len(part)} values that are NaN or infinite")

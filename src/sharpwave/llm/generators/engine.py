@@ -142,7 +142,7 @@ class Engine:
         self.enqueue(made)
         return made
 
-    def prepare(self, ids: Sequence[int], sampling: Sampling | None = None, *, n: int = 1) -> list[Request]:
+    def prepare(self, ids: Sequence[int] | Ids, sampling: Sampling | None = None, *, n: int = 1) -> list[Request]:
         """Checks requests as `submit` does, and makes them without putting them into the queue."""
         sampling = Sampling() if sampling is None else sampling
         prompt = self._check_prompt(ids, sampling)
@@ -164,7 +164,7 @@ class Engine:
         """Puts requests of `prepare` into the queue."""
         self._waiting.extend(requests)  # without a lock: one call of a deque is whole for every thread
 
-    def _check_prompt(self, ids: Sequence[int], sampling: Sampling) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _check_prompt(self, ids: Sequence[int] | Ids, sampling: Sampling) -> Ids:
         given = check_tokens(ids, self.model.config.vocab_size, "submit()")
         if len(given) + sampling.max_tokens > self.context:
             raise SchemaError(

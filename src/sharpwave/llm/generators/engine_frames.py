@@ -87,9 +87,10 @@ def unpack_answers(body: bytes) -> Iterator[tuple[int, Answer]]:
         at += _ANSWER.size
         stop, matched = json.loads(body[at : at + size])
         at += size
-        columns = []
+        columns: list[list[Any]] = []
         for dtype in (np.int64, np.float32, np.int64):
-            column = np.frombuffer(body, dtype, count, at)
+            column: np.ndarray[Any, Any] = np.frombuffer(body, dtype, count, at)
             columns.append(column.tolist())
             at += column.nbytes
-        yield number, Answer(*columns, stop, matched)
+        tokens, logprobs, versions = columns
+        yield number, Answer(tokens, logprobs, versions, stop, matched)

@@ -16,7 +16,9 @@ __all__ = ["check_tokens", "log_probabilities"]
 _PIECE = 256  # tokens whose logits are in memory at a time
 
 
-def check_tokens(ids: Sequence[int], vocabulary: int, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def check_tokens(
+    ids: Sequence[int] | np.ndarray[Any, Any], vocabulary: int, where: str
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Token ids as an array. Raises SchemaError unless there are some and all are in the vocabulary."""
     given = np.asarray(ids)
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":

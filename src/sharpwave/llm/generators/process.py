@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
@@ -40,7 +39,7 @@ class ProcessGenerator:
     def __init__(self, child: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._child, self._channel = child, channel
         self._loop = asyncio.get_running_loop()
-        self._frames = Frames()
+        self._frames, self._unsent = Frames(), bytearray()
         self._ready: asyncio.Future[Any] = self._loop.create_future()
         self._calls: dict[int, asyncio.Future[Any]] = {0: self._ready}
         self._answers: set[int] = set()  # of the calls, those that wait for an answer of the model
@@ -142,8 +141,21 @@ class ProcessGenerator:
         return number, call
 
     def _send(self, kind: int, number: int, body: bytes = b"") -> None:
-        with contextlib.suppress(OSError):  # it has ended: the reader says so to every call
-            self._channel.sendall(frame(kind, number, body))
+        if not self._is_closed:
+            self._unsent += frame(kind, number, body)
+            self._write()
+
+    def _write(self) -> None:
+        """Sends what the child takes at once, and the rest when it can: one that stands still stops nobody else."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._channel.send(self._unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            self._loop.add_writer(self._channel, self._write)
+            return
+        except OSError:  # it has ended: the reader says so to every call
+            self._unsent.clear()
+        self._loop.remove_writer(self._channel)
 
     def _read(self) -> None:
         try:
@@ -177,6 +189,7 @@ class ProcessGenerator:
 
     def _end(self, error: Exception) -> None:
         self._loop.remove_reader(self._channel)
+        self._loop.remove_writer(self._channel)
         for number in list(self._calls):
             self._fail(number, error)
         if not self._ended.done():
