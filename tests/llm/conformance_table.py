@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generator_backends import IN_PROCESS
+from generator_backends import CHILD, IN_PROCESS
 
 _HERE = Path(__file__).parent
 PAGE = _HERE.parents[1] / "docs" / "how-to" / "use-vllm-or-sglang.md"
@@ -57,7 +57,7 @@ def cell(outcomes: list[str]) -> str:
     if "passed" not in outcomes:
         return f"– ({'; '.join(reasons)})"
     # A test that is about servers says nothing of a generator that has none.
-    reasons = [one for one in reasons if one != IN_PROCESS]
+    reasons = [one for one in reasons if one not in (IN_PROCESS, CHILD)]
     return f"yes, but {'; '.join(reasons)}" if reasons else "yes"
 
 

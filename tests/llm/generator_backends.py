@@ -137,12 +137,13 @@ def _open_sglang(weights: Weights, place: Path, count: int) -> Generator:
 
 
 IN_PROCESS = "it runs in this process"
+CHILD = "the generator ends with it: tests/llm/test_process_generator.py"
 BACK_ENDS = [
     BackEnd("ours, in process", _open_local, {"processes": IN_PROCESS}),
     BackEnd(
         "ours, child process",
         _open_process,
-        {"pause": "no pause of its own", "processes": "a run ends with it: tests/llm/test_process_generator.py"},
+        {"pause": "no pause of its own", "processes": CHILD},
     ),
     BackEnd("ours, over HTTP", _open_own_server),
     BackEnd(

@@ -2,9 +2,11 @@
 
     python tests/llm/run_sweep.py --kills 100            # prints how long each role took to come back
     python tests/llm/run_sweep.py --kills 10 --roles learner
+    python tests/llm/run_sweep.py --stale drop --goal 0.8
 
 The run is `sharpwave train sort --processes` in small. A kill is SIGKILL at a random moment. A role is back when its
-new process has said that it is ready; training is back when the next step is in the log.
+new process has said that it is ready; training is back when the next step is in the log. With a goal, the run goes on
+after the kills until held-out items have that mean reward.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.launchers.alive import is_alive
@@ -30,6 +33,7 @@ from sharpwave.llm.position import Position
 from sharpwave.llm.run_folder import RunFolder
 
 HANG_S = 120.0
+GOAL_S = 600.0
 SMALL = {
     "task": "sort",
     "epochs": 1_000_000,
@@ -50,10 +54,18 @@ SMALL = {
 
 
 class Sweep:
-    """A run that goes on until all kills are done, and then to its end."""
+    """A run that goes on until all kills are done and the goal is reached, and then to its end.
 
-    def __init__(self, folder: Path, kills: int, roles: list[str] | None, seed: int) -> None:
-        self.experiment = Experiment.read(SMALL)
+    Args:
+        changes: Settings in the place of those of `SMALL`.
+        goal: The mean reward that held-out items come to after the kills; None for none.
+    """
+
+    def __init__(
+        self, folder: Path, kills: int, roles: list[str] | None, seed: int, *,
+        changes: dict[str, Any] | None = None, goal: float | None = None,
+    ) -> None:  # fmt: skip
+        self.experiment = Experiment.read({**SMALL, **(changes or {})})
         self.folder = RunFolder.create(folder, self.experiment)
         self.keeper = Keeper(self.folder)
         self.kills, self.random = kills, random.Random(seed)
@@ -61,7 +73,7 @@ class Sweep:
         self.back: dict[str, list[float]] = {role: [] for role in self.roles}
         self.next_step: dict[str, list[float]] = {role: [] for role in self.roles}
         self.failure: str | None = None
-        self.done = 0
+        self.goal, self.done = goal, 0
         self.has_ended = False
 
     def run(self) -> None:
@@ -84,6 +96,9 @@ class Sweep:
                 if self._is_over():
                     return
                 self._kill(role)
+            if self.goal is not None:
+                killed = time.monotonic()
+                self._until(lambda: self._reward(killed) >= self.goal, f"no reward of {self.goal}", GOAL_S)
             self.keeper.stop()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
@@ -100,8 +115,8 @@ class Sweep:
         self._until(lambda: self._steps() > steps, f"no step after {role} was killed")
         self.next_step[role].append(time.monotonic() - began)
 
-    def _until(self, holds, what: str) -> None:
-        deadline = time.monotonic() + HANG_S
+    def _until(self, holds, what: str, most_s: float = HANG_S) -> None:
+        deadline = time.monotonic() + most_s
         while not (self._is_over() or holds()):
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: {self.folder.status().get('explain')}")
@@ -118,6 +133,15 @@ class Sweep:
     def _steps(self) -> int:
         path = self.folder.logs / STEPS
         return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def rewards(self, since_s: float = 0.0) -> list[float]:
+        """Of held-out items, by evaluations that began after a moment."""
+        found = [line for line in read_lines(self.folder.logs / EVENTS) if line["event"] == "score"]
+        return [line["reward"] for line in found if line["began_s"] >= since_s]
+
+    def _reward(self, since_s: float) -> float:
+        time.sleep(0.2)  # the log has many lines
+        return max(self.rewards(since_s)[-1:], default=-1.0)
 
     def check(self) -> None:
         """Every item that is settled by the final checkpoint is in its weights, exactly once."""
@@ -152,14 +176,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--roles", nargs="*")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stale", choices=("mask", "drop"), default="mask")
+    parser.add_argument("--goal", type=float, help="of held-out items, after the kills")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sharpwave-sweep-") as place:
-        sweep = Sweep(Path(place) / "run", given.kills, given.roles, given.seed)
+        changes = {"stale": given.stale}
+        sweep = Sweep(Path(place) / "run", given.kills, given.roles, given.seed, changes=changes, goal=given.goal)
         began = time.monotonic()
         sweep.run()
         sweep.check()
         print(f"{sweep.done} kills in {time.monotonic() - began:.0f} s, {sweep.keeper.restarts} restarts; "
-              f"{sweep.result.trained} items trained once, {sweep.result.step} steps")  # fmt: skip
+              f"{sweep.result.trained} items trained once, {sweep.result.step} steps; stale={given.stale}")  # fmt: skip
+        if rewards := sweep.rewards():
+            print(f"held-out reward: first {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}")
         for role in sweep.roles:
             both = [sorted(times[role]) for times in (sweep.back, sweep.next_step)]
             if both[0]:

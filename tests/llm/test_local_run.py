@@ -196,7 +196,7 @@ def test_wrong_parts_name_the_key(given, said):
 def test_presets_are_experiments():
     for task in ("sort", "sums", "guess", "math"):
         experiment = Experiment.read(preset(task))
-        LearnerSettings.of(experiment)
+        assert LearnerSettings.of(experiment).row_tokens_for(experiment.load_task()) <= 256
     assert preset("sort")["evaluation"]["goal"] == 0.8
     with pytest.raises(SchemaError, match="did you mean 'sums'"):
         preset("sum")

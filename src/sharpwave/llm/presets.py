@@ -10,7 +10,7 @@ from .tasks.task import TASKS
 
 __all__ = ["preset"]
 
-_SORT: dict[str, Any] = {
+_SMALL: dict[str, Any] = {
     "steps": 400,
     "batch": 16,
     "group": 16,
@@ -18,11 +18,26 @@ _SORT: dict[str, Any] = {
     "concurrent": 16,
     "slots": 128,
     "save_every": 10,
+}
+_SORT: dict[str, Any] = {
+    **_SMALL,
     "task_options": {"digits": 3, "count": 800, "held_out": 64},
     "learner": {"learning_rate": 2e-3, "entropy": 0.03, "row_tokens": 64, "rows": 64},
     "evaluation": {"every": 10, "concurrent": 64, "goal": 0.8},
 }
+_SUMS: dict[str, Any] = {
+    **_SMALL,
+    "task_options": {"median": 6, "shortest": 2, "longest": 30, "held_out": 64},
+    "learner": {"learning_rate": 2e-3, "entropy": 0.01, "rows": 16},
+}
+_GUESS: dict[str, Any] = {
+    **_SMALL,
+    "task_options": {"highest": 20, "turns": 5, "held_out": 4},
+    "learner": {"learning_rate": 2e-3, "entropy": 0.01, "rows": 16},
+    "evaluation": {"temperature": None},  # the likeliest first guess is the same for all secrets
+}
 _OTHERS: dict[str, Any] = {"steps": 400, "learner": {"learning_rate": 1e-3, "entropy": 0.01}}
+_PRESETS = {"sort": _SORT, "sums": _SUMS, "guess": _GUESS}
 
 
 def preset(task: str) -> dict[str, Any]:
@@ -36,4 +51,4 @@ def preset(task: str) -> dict[str, Any]:
             f"train: expected a file run.toml, or a task: {', '.join(TASKS)}, or module:function; got {task!r}"
             f"{nearest(task, TASKS)}"
         )
-    return {"task": task, **(_SORT if task == "sort" else _OTHERS)}
+    return {"task": task, **_PRESETS.get(task, _OTHERS)}
