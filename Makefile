@@ -220,7 +220,8 @@ soak: $(BIN)/.test  ## long sweeps: many more random cases, ten minutes of damag
 	$(BIN)/python tests/service/sweep.py --rounds 1000
 	$(BIN)/python tests/service/wrong_messages.py --seconds 60
 	$(BIN)/python tests/service/crowd.py --minutes 0.34
-	$(BIN)/python tests/llm/run_sweep.py --kills 100
+	$(BIN)/python tests/llm/run_sweep.py --kills 100 --stale mask --goal 0.8
+	$(BIN)/python tests/llm/run_sweep.py --kills 100 --stale drop --goal 0.8
 	$(MAKE) test-cpp
 	cd $(CPP_BUILD)/address && ./sharpwave_fuzz --seconds 600 --seed $$(date +%s) $(CORPUS)
 	$(CPP_BUILD)/release/sharpwave_tests --gtest_brief=1 --gtest_repeat=100 --gtest_shuffle
