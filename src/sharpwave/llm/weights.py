@@ -228,16 +228,19 @@ def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[s
 
 
 def _on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """In memory of the host, by one copy: each copy from a device waits for it, and others use the device, too."""
-    sizes = [one.numel() for one in tensors.values()]
-    flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()])
-    is_finite = torch.isfinite(flat).all() if dtype.is_floating_point else None  # on the device
-    flat = flat.cpu()
-    if is_finite is not None and not bool(is_finite):
-        for name, part in zip(tensors, flat.split(sizes), strict=True):
-            if count := int((~torch.isfinite(part)).sum()):
-                raise SchemaError(f"publish(): {name} has {count} of {len(part)} values that are NaN or infinite")
-    return {n: part.view(one.shape) for (n, one), part in zip(tensors.items(), flat.split(sizes), strict=True)}
+    """In memory of the host. From a device by one copy: each copy waits for the device, and others use it, too."""
+    if all(one.device.type == "cpu" for one in tensors.values()):
+        made = {name: one.detach().to(dtype) for name, one in tensors.items()}
+        is_finite = not dtype.is_floating_point or all(bool(torch.isfinite(one).all()) for one in made.values())
+    else:
+        flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()])
+        is_finite = not dtype.is_floating_point or bool(torch.isfinite(flat).all())
+        parts = flat.cpu().split([one.numel() for one in tensors.values()])
+        made = {name: part.view(one.shape) for (name, one), part in zip(tensors.items(), parts, strict=True)}
+    for name, one in made.items() if not is_finite else ():
+        if count := int((~torch.isfinite(one)).sum()):
+            raise SchemaError(f"publish(): {name} has {count} of {one.numel()} values that are NaN or infinite")
+    return made
 
 
 def _said_dtype(dtype: torch.dtype) -> str:
