@@ -47,7 +47,7 @@ def test_a_short_run_gives_a_line_for_each_cell(study, monkeypatch):
     assert all({*study.OBJECTIVES} <= set(cell) for cell in cells)
     assert len((*study.BOLD, *study.OTHERS)) == len({*study.BOLD, *study.OTHERS}) >= 18
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import tables
+    import llm_tables
 
     document |= {"cells": cells, "machine": {"device": "d", "torch": "t"}, "settings": {**vars(setting), "seeds": 1}}
-    assert tables.objectives(document).count("\n| **") == 3
+    assert llm_tables.objectives(document).count("\n| **") == 3
