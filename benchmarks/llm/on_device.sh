@@ -1,9 +1,12 @@
 #!/bin/sh
-# Runs what is about generation on a machine with a GPU and without a package index:
+# Runs what is about language models on a machine with a GPU and without a package index:
 #
 #     benchmarks/llm/on_device.sh check        # builds the engine, then every test of the kernels and graphs on the GPU
 #     benchmarks/llm/on_device.sh decode       # a decode step against its bytes; weights going in
 #     benchmarks/llm/on_device.sh generation   # tokens a second against transformers
+#     benchmarks/llm/on_device.sh learner      # tokens a second of a learner
+#     benchmarks/llm/on_device.sh objectives   # the study of objectives
+#     benchmarks/llm/on_device.sh async        # asynchronous against synchronous training; first the model that both start from
 #
 # The machine has torch, triton, transformers, safetensors, g++, cmake and ninja. What it lacks is prepared where there is a
 # package index, and brought along in the folder carry/ (which git ignores):
@@ -35,8 +38,16 @@ fi
 
 results="--results ${OUT:-benchmarks/results}"
 case "${1:-}" in
-check) "$PYTHON" -m pytest -q -p no:cacheprovider tests/llm/test_kernels.py tests/llm/test_graph_decode.py tests/llm/test_engine_swaps.py ;;
+check) "$PYTHON" -m pytest -q -p no:cacheprovider tests/llm/test_kernels.py tests/llm/test_graph_decode.py tests/llm/test_engine_swaps.py \
+    tests/llm/test_learner.py ;;
 decode) "$PYTHON" benchmarks/llm/bench_decode.py $results ;;
 generation) "$PYTHON" benchmarks/llm/bench_generation.py $results ;;
-*) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+learner) "$PYTHON" benchmarks/llm/learner.py $results --steps 10 --warmup 2 ;;
+objectives) "$PYTHON" benchmarks/llm/objectives.py $results ;;
+async)
+    warm=${WARM:-carry/warm}
+    [ -d "$warm" ] || "$PYTHON" benchmarks/llm/warm_start.py --seconds 80 --out "$warm"
+    "$PYTHON" benchmarks/llm/async_sync.py --warm "$warm" --goal 0.68 $results
+    ;;
+*) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
