@@ -97,6 +97,13 @@ def test_a_warm_up_changes_nothing(objective, minibatches):
     assert torch.equal(weights_of(cold), weights_of(warm))
 
 
+def test_capturing_without_a_gpu_is_refused():
+    with pytest.raises(
+        SchemaError, match="capture=True needs a model on CUDA with fixed positions, but the model is on cpu"
+    ):
+        learner_of(capture=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("method", ["naive", "decoupled"])

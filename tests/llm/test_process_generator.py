@@ -1,6 +1,7 @@
 """An engine in a child process: what the conformance suite does not ask for."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -56,7 +57,7 @@ def test_ids_and_answers_come_back_as_they_were():
     assert list(unpack_answers(pack_answers(answers))) == answers
 
 
-def test_a_child_that_is_killed_fails_its_answers_and_whoever_joins():
+def test_a_killed_child_fails_its_answers_and_calls_of_join():
     async def main():
         generator = await started()
         joined = asyncio.ensure_future(generator.join())
@@ -87,10 +88,30 @@ def test_bad_input_is_told_as_by_the_engine_and_the_others_go_on():
         good = asyncio.ensure_future(generator.generate([5, 6], LONG))
         with pytest.raises(SchemaError, match="expected 0 to"):
             await generator.generate([10**6])
+        for ids in ([5.7, 6.2], [[5, 6], [7, 8]], [[5], [6, 7]], ["5"], [True], [], None, [2**63]):
+            with pytest.raises(SchemaError):  # as by an engine in this process: nothing is cast
+                await generator.generate(ids)
         with pytest.raises(StorageError):
             await generator.update("nowhere", 1)
         assert len((await good).tokens) == 400
         assert np.isfinite(await generator.score([5, 6, 7])).all()
+        await generator.close()
+
+    asyncio.run(main())
+
+
+def make_on_a_full_disk():
+    def watch():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return make()[0], watch
+
+
+def test_a_full_disk_of_the_child_s_log_is_told_as_such():
+    async def main():
+        generator = await ProcessGenerator.start(f"{__name__}:make_on_a_full_disk")
+        with pytest.raises(StorageError, match=r"cannot write its log: .*No space left on device"):
+            await generator.join()
         await generator.close()
 
     asyncio.run(main())

@@ -159,6 +159,11 @@ class Learner:
             self.scorer.compile()
         # Under dynamic scaling the longest position is read on the host.
         can_capture = on_cuda and self.scorer.transformer.config.rope.scaling != "dynamic"
+        if capture and not can_capture:
+            why = "the model's positions scale dynamically" if on_cuda else f"the model is on {model.device}"
+            raise SchemaError(
+                f"Learner(): capture=True needs a model on CUDA with fixed positions, but {why}; leave it out"
+            )
         self._captured: CapturedPass | None = None
         if can_capture if capture is None else capture:
             self._captured = CapturedPass(self._backward, model.parameters())

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import SchemaError
 from .answer import Answer
+from .likelihood import as_tokens
 from .sampling import Sampling
 
 __all__ = ["Frames", "frame", "pack_answers", "pack_ids", "unpack_answers", "unpack_ids"]
@@ -19,6 +21,7 @@ _HEAD = struct.Struct("<IBQ")  # bytes behind the head, kind, number of the call
 _MOST_BYTES = 1 << 30
 _REQUEST = struct.Struct("<Iq")  # bytes of its JSON, seed
 _NO_SEED = -1
+_MOST_ID = 2**63 - 1
 _ANSWER = struct.Struct("<QIH")  # number of the call, tokens, bytes of its JSON
 
 
@@ -48,9 +51,13 @@ class Frames:
 
 
 def pack_ids(ids: Any, sampling: Sampling) -> bytes:
+    """Raises SchemaError where ids are no whole numbers, or too large to be sent; the engine checks the rest."""
+    tokens = as_tokens(ids, "generate()")
+    if tokens.dtype == np.uint64 and tokens.max() > _MOST_ID:
+        raise SchemaError(f"generate(): a token id of {tokens.max()}, expected one of the vocabulary")
     text = json.dumps({**vars(sampling), "seed": None}).encode()
     seed = _NO_SEED if sampling.seed is None else sampling.seed
-    return _REQUEST.pack(len(text), seed) + text + np.asarray(ids, np.int64).tobytes()
+    return _REQUEST.pack(len(text), seed) + text + tokens.astype(np.int64).tobytes()
 
 
 def unpack_ids(body: bytes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Sampling]:

@@ -42,7 +42,7 @@ class _Served:
         looked = time.monotonic()
         while True:
             if time.monotonic() - looked > _LOOK_S:
-                self._watch()
+                self._look()
                 looked = time.monotonic()
             if not self._engine.is_busy:
                 self._news.wait(_LOOK_S)
@@ -56,6 +56,13 @@ class _Served:
                 continue
             if done:
                 self._send(ANSWERS, 0, pack_answers([(self._forget(one), one.answer) for one in done if one.answer]))
+
+    def _look(self) -> None:
+        try:
+            self._watch()
+        except OSError as error:  # the log's disk is full: for the run, not for one answer
+            self._fail(0, "StorageError", f"the process of the engine cannot write its log: {error}")
+            raise
 
     def _forget(self, request: Request) -> int:
         number = self._numbers.pop(request)

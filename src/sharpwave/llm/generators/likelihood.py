@@ -11,18 +11,27 @@ import torch
 from ...errors import SchemaError
 from ..model.transformer import Transformer
 
-__all__ = ["check_tokens", "log_probabilities"]
+__all__ = ["as_tokens", "check_tokens", "log_probabilities"]
 
 _PIECE = 256  # tokens whose logits are in memory at a time
+
+
+def as_tokens(ids: Any, where: str) -> np.ndarray[Any, Any]:
+    """Some whole numbers as an array, without a cast. Raises SchemaError for anything else."""
+    try:
+        given = np.asarray(ids)
+    except ValueError as error:  # lists of different lengths
+        raise SchemaError(f"{where}: expected token ids, got {type(ids).__name__}: {error}") from None
+    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
+        raise SchemaError(f"{where}: ids of shape {given.shape} and dtype {given.dtype}, expected token ids")
+    return given
 
 
 def check_tokens(
     ids: Sequence[int] | np.ndarray[Any, Any], vocabulary: int, where: str
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Token ids as an array. Raises SchemaError unless there are some and all are in the vocabulary."""
-    given = np.asarray(ids)
-    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
-        raise SchemaError(f"{where}: ids of shape {given.shape} and dtype {given.dtype}, expected token ids")
+    given = as_tokens(ids, where)
     bad = (given < 0) | (given >= vocabulary)
     if bad.any():
         at = int(bad.argmax())

@@ -175,7 +175,11 @@ class ProcessGenerator:
                 self._tell(number, json.loads(body))
             elif kind == ERROR:
                 name, text = json.loads(body)
-                self._fail(number, getattr(errors, name)(text))
+                error = getattr(errors, name)(text)
+                if number == 0 and self._ready.done():  # of the child itself, which ends
+                    self._end(error)
+                    return
+                self._fail(number, error)
 
     def _tell(self, number: int, made: Any) -> None:
         call = self._calls.pop(number, None)
