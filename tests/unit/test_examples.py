@@ -37,13 +37,15 @@ def test_example_is_shorter_than_250_lines(path: Path) -> None:
 
 
 def load(name: str) -> ModuleType:
-    """Imports an example from where it stands."""
+    """Imports an example from where it stands, where it finds the others, as it does when Python runs it."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look their own module up
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        spec.loader.exec_module(module)
     return module
 
 
@@ -601,7 +603,6 @@ class Balancer(torch.nn.Module):
 
 
 def test_distilled_student_does_as_its_teacher(tmp_path: Path) -> None:
-    load("ppo")
     distill = load("distill")
     seen, teacher, config = [], Balancer(), distill.Config(seed=3)
     result = distill.train(teacher, config, tmp_path / "rows", progress=lambda now: seen.append(now.rounds[-1]))
@@ -615,7 +616,6 @@ def test_distilled_student_does_as_its_teacher(tmp_path: Path) -> None:
 
 
 def test_distill_labels_every_row_by_the_teacher_and_opens_what_it_saved(tmp_path: Path) -> None:
-    load("ppo")
     distill = load("distill")
     teacher, config = Balancer(), distill.Config(rounds=3, steps=8, envs=4, updates=2)
     result = distill.train(teacher, config, tmp_path / "rows")
