@@ -295,6 +295,7 @@ def test_writers_of_the_parent_are_closed_to_a_forked_child() -> None:
         writers = [buffer.writer(window=8), buffer.writer()]
         for number, writer in enumerate(writers):
             writer.add(*row(number))
+            writer.flush()  # a row that waits here would make the child's first add send both, and so be refused
         child = os.fork()
         if child == 0:
             refused = 0

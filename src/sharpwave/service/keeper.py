@@ -36,6 +36,11 @@ class _Keeper:
         with self._lock:
             self._writers.add(writer)
 
+    def leave_to_parent(self) -> None:
+        """In a forked process. Without the lock, which a thread of the parent may have held."""
+        for writer in list(self._writers):
+            writer.leave_to_parent()
+
     def _run(self) -> None:
         while (pause := self._look()) is not None:  # no reference to a session stays while this thread sleeps
             time.sleep(pause)
@@ -92,6 +97,7 @@ def keep_writer(writer: Any) -> None:
 
 def _after_fork() -> None:
     global _keeper
+    _keeper.leave_to_parent()
     _keeper = _Keeper()
 
 

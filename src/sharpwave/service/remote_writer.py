@@ -255,6 +255,10 @@ class RemoteWriter:
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
+    def leave_to_parent(self) -> None:
+        """In a forked process: the next add is refused at once, and no row waits for others to come."""
+        self._packer.max_rows = 1
+
     def flush(self, timeout: float | None = None) -> None:
         """Returns when the server has every row that was added through this writer.
 
