@@ -168,8 +168,13 @@ VLLM_PYTHON ?= python3.11
 	tests/llm/get_vllm.sh .venvs/vllm $(VLLM_PYTHON)
 	@touch $@
 
-backends: $(BIN)/.test .venvs/vllm/.ready  ## the conformance suite of generators with real vLLM on the CPU; writes its table
-	SHARPWAVE_VLLM=$(CURDIR)/.venvs/vllm/bin/vllm $(BIN)/python tests/llm/conformance_table.py
+.venvs/sglang/.ready: tests/llm/get_sglang.sh .venvs/vllm/.ready
+	tests/llm/get_sglang.sh .venvs/sglang .venvs/vllm
+	@touch $@
+
+backends: $(BIN)/.test .venvs/sglang/.ready  ## the conformance suite of generators with real vLLM and SGLang on the CPU; writes its table
+	SHARPWAVE_VLLM=$(CURDIR)/.venvs/vllm/bin/vllm SHARPWAVE_SGLANG=$(CURDIR)/.venvs/sglang/bin/python \
+		$(BIN)/python tests/llm/conformance_table.py
 
 format: $(BIN)/.check  ## rewrite the sources in the house style
 	$(BIN)/clang-format -i $(CPP_FILES)

@@ -55,7 +55,7 @@ for parts in (1, 4):
     attention.attend(zeros(8, 14, 64), keys, keys, at, at, parts)
 norms, angles = (zeros(64), zeros(64)), (zeros(1024, 64), zeros(1024, 64))
 layers.place_heads(zeros(8, 18 * 64), norms, 1e-6, angles, keys, keys, at, at)
-layers.add_and_norm(zeros(8, 896), zeros(8, 896), zeros(896), 1e-6)
+layers.add_and_norm(zeros(8, 896, dtype=torch.float32), zeros(8, 896), zeros(896), 1e-6)
 layers.gate(zeros(8, 2 * 4864))
 found = zeros(8, dtype=torch.int32), zeros(8, dtype=torch.float32)
 draws.draw(zeros(8, 9000), zeros(8, dtype=torch.double), at, at, *found)

@@ -1,6 +1,6 @@
 """Runs the conformance suite and writes its table into the docs: back end by back end, which points hold.
 
-    SHARPWAVE_VLLM=.venvs/vllm/bin/vllm [SHARPWAVE_SGLANG=PYTHON] python tests/llm/conformance_table.py
+    SHARPWAVE_VLLM=PROGRAM SHARPWAVE_SGLANG=PYTHON python tests/llm/conformance_table.py
 
 `make backends` calls it. The exit code is that of the tests.
 """

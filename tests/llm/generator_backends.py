@@ -1,8 +1,8 @@
 """Every generator that the conformance suite runs over, and what each of them promises.
 
 A back end that cannot run here stands in the list with its reason. `make test` runs those in process and our server;
-`make backends` also runs real vLLM, whose program is given by SHARPWAVE_VLLM. SGLang has no CPU build: SHARPWAVE_SGLANG
-is the Python of an environment that was made for it by hand.
+`make backends` also runs real vLLM, whose program is given by SHARPWAVE_VLLM, and real SGLang: SHARPWAVE_SGLANG is the
+Python of an environment that `get_sglang.sh` has made.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BackEnd:
 
     `lacks` has a reason for each ability that it has not: "seed" (same seed, same answer), "stop strings", "both
     ends" (stop ids beside ignore_eos), "filters" (top_k, top_p, min_p), "pause" (calls of its own for it), "processes"
-    (servers that can be killed).
+    (servers that can be killed), "checks of weights" (values and dtypes of those that can be read).
     """
 
     name: str
@@ -164,10 +164,16 @@ BACK_ENDS = [
             "filters": "no top_k, top_p, min_p",
             "seed": "seeds need --enable-deterministic-inference",
             "both ends": "no stop ids beside ignore_eos",
+            "checks of weights": "it takes NaN",
         },
-        missing="" if _SGLANG else "by hand: SHARPWAVE_SGLANG is not set",
+        missing="" if _SGLANG else "`make backends` runs it: SHARPWAVE_SGLANG is not set",
     ),
-    BackEnd("vLLM", _open_vllm, missing="" if _VLLM else "`make backends` runs it: SHARPWAVE_VLLM is not set"),
+    BackEnd(
+        "vLLM",
+        _open_vllm,
+        {"checks of weights": "it takes NaN"},
+        missing="" if _VLLM else "`make backends` runs it: SHARPWAVE_VLLM is not set",
+    ),
 ]
 
 

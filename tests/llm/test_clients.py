@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import until
+from patience import HANG_S, until
+from served import until_async
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,10 +27,12 @@ from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.generators import Engine, LocalGenerator, Sampling
 from sharpwave.llm.generators.launch import ServerProcess
 from sharpwave.llm.generators.partial import Partial
+from sharpwave.llm.generators.remote import Gone, Refused
 from sharpwave.llm.generators.server import GeneratorServer
 from sharpwave.llm.generators.server.http_server import HttpServer
 from sharpwave.llm.generators.vllm import VLLMClient, vllm_server
-from sharpwave.llm.model import small_model
+from sharpwave.llm.model import save_model, small_model
+from sharpwave.llm.weights import Weights
 
 # Sleeps, and notes that it was asked to end; a second one does so without ending.
 OBEDIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\n"
@@ -93,6 +100,74 @@ def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path, victim
         started.kill()
 
 
+TOLD_EARLY = """
+popen = guard.subprocess.Popen
+def start(*args, **kwargs):
+    made = popen(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return made
+guard.subprocess.Popen = start
+"""
+KILLED_EARLY = """
+class Kernel:
+    def prctl(self, *_):
+        os.kill(os.getppid(), signal.SIGKILL)
+        while os.getppid() == first:
+            time.sleep(0.001)
+first = os.getpid()
+guard.ctypes.CDLL = lambda _: Kernel()
+"""
+
+
+@pytest.mark.parametrize("change", [TOLD_EARLY, KILLED_EARLY])
+def test_a_guard_that_ends_while_it_starts_the_server_leaves_none(tmp_path: Path, change: str) -> None:
+    code = f"import os, signal, sys, time\nfrom sharpwave.llm.generators import guard\n{change}\nsys.exit(guard.main())"
+    server = [sys.executable, "-c", f"open({str(tmp_path / 'mark')!r}, 'w')\nimport time\n{WAIT}"]
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", code, "5", *server]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as started:
+        line = started.communicate(timeout=HANG_S)[0]  # the server has the end of the third one, too
+    if change == TOLD_EARLY:
+        assert not is_alive(int(line))
+        assert started.returncode == 128 + signal.SIGTERM
+    else:
+        assert not (tmp_path / "mark").exists()
+
+
+class SlowStart(ServerProcess):
+    """It is begun when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__([sys.executable, "-c", WAIT])
+        self.is_asked, self.begins, self.ended = (threading.Event() for _ in range(3))
+
+    def start(self) -> None:
+        self.is_asked.set()
+        self.begins.wait(HANG_S)
+        super().start()
+        self.ended.set()
+
+
+def test_a_client_that_closes_while_a_server_starts_leaves_none() -> None:
+    process = SlowStart()
+
+    async def main() -> None:
+        client = VLLMClient([process])
+        asked = asyncio.ensure_future(client.generate([1, 2]))
+        await asyncio.to_thread(process.is_asked.wait, HANG_S)
+        asked.cancel()
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.wait([closing], timeout=0.2)
+        process.begins.set()
+        await closing
+        await asyncio.to_thread(process.ended.wait, HANG_S)
+
+    try:
+        asyncio.run(main())
+        assert not process.is_alive
+    finally:
+        process.stop()
+
+
 def test_a_program_that_does_not_start_is_reported_with_its_log(tmp_path: Path) -> None:
     async def main(process: ServerProcess) -> None:
         client = VLLMClient(process)
@@ -107,6 +182,23 @@ def test_a_program_that_does_not_start_is_reported_with_its_log(tmp_path: Path) 
         ServerProcess(["/nowhere/vllm"], log=tmp_path / "other").start()
     with pytest.raises(StorageError, match="cannot be written"):
         program("", tmp_path / "missing" / "log").start()
+
+
+def test_a_machine_on_which_nothing_can_be_started_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("sharpwave.llm.generators.launch.subprocess.Popen", refuse)
+
+    async def main() -> None:
+        client = VLLMClient(ServerProcess(["serve"]))
+        try:
+            with pytest.raises(StorageError, match=r"serve cannot be started: .*Too many open files"):
+                await asyncio.wait_for(client.generate([1, 2]), HANG_S)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
 
 
 def test_the_command_of_vllm_has_what_the_client_needs() -> None:
@@ -152,6 +244,207 @@ def test_addresses_and_keys_that_are_wrong() -> None:
             await client.close()
             with pytest.raises(ClosedError):
                 await client.generate([5])
+
+    asyncio.run(main())
+
+
+def test_ids_that_are_no_list_of_tokens_are_refused() -> None:
+    async def main() -> None:
+        client = VLLMClient("http://127.0.0.1:1")
+        for ids in ([[1], [2, 3]], [[1]], "abc", None, [None], [True], [5, -1], []):
+            for call in (client.generate, client.score):
+                with pytest.raises(SchemaError, match=rf"{call.__name__}\(\): "):
+                    await call(ids)  # type: ignore[arg-type]
+        await client.close()
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def two_servers(**given: Any) -> AsyncIterator[VLLMClient]:
+    """A client that has met both."""
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = []
+        for _ in range(2):
+            local = await stack.enter_async_context(LocalGenerator(Engine(small_model(), slots=2, context=256)))
+            addresses.append((await stack.enter_async_context(GeneratorServer(local))).address)
+        client = VLLMClient(addresses, **given)
+        stack.push_async_callback(client.close)
+        await client.health()
+        await until_async(lambda: all(server.is_ready for server in client.servers))
+        yield client
+
+
+SHORT = Sampling(max_tokens=4, ignore_eos=True)
+
+
+def test_a_server_that_refuses_weights_which_another_takes_waits_for_later_ones(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_model(small_model(seed=seed), tmp_path / str(seed))
+
+    async def main() -> None:
+        async with two_servers() as client:
+            put, puts = client._put, []
+
+            async def refuse(server: Any, path: str, version: int, kv: str) -> None:
+                puts.append((client.servers.index(server), version))
+                if server is client.servers[1] and version == 1:
+                    raise Refused("no room for them")
+                await put(server, path, version, kv)
+
+            client._put = refuse  # type: ignore[method-assign]
+            await client.update(tmp_path / "1", 1)
+            answers = await asyncio.gather(*(client.generate([5], SHORT) for _ in range(4)))
+            assert {version for answer in answers for version in answer.versions} == {1}
+            assert (await client.health()).version == 1
+            assert [server.is_ready for server in client.servers] == [True, False]
+            assert "refuses version 1: no room for them" in client._troubles()
+            assert puts == [(0, 1), (1, 1)]  # requests do not try it again
+            with pytest.raises(SchemaError, match="have 1; versions only grow"):
+                await client.update(tmp_path / "1", 1)
+            await client.update(tmp_path / "2", 2)
+            await until_async(lambda: all(server.is_ready for server in client.servers))
+            assert [await client._version(server) for server in client.servers] == [2, 2]
+
+    asyncio.run(main())
+
+
+def test_weights_that_every_server_refuses_may_be_mended_and_given_again(tmp_path: Path) -> None:
+    save_model(small_model(intermediate_size=32), tmp_path / "narrow")
+    save_model(small_model(seed=1), tmp_path / "right")
+
+    async def main() -> None:
+        async with two_servers() as client:
+            for _ in range(2):
+                with pytest.raises(StorageError, match=r"refuses version 1: .*has shape.*the old weights stay"):
+                    await client.update(tmp_path / "narrow", 1)
+                assert all(server.is_ready for server in client.servers)
+            assert (await client.generate([5], SHORT)).versions == [0] * 4
+            await client.update(tmp_path / "right", 1)
+            assert [await client._version(server) for server in client.servers] == [1, 1]
+
+    asyncio.run(main())
+
+
+def test_weights_that_one_server_refuses_while_the_other_breaks_off_are_forgotten(tmp_path: Path) -> None:
+    save_model(small_model(seed=1), tmp_path)
+
+    async def main() -> None:
+        async with two_servers() as client:
+            put = client._put
+
+            async def fail(server: Any, *given: Any) -> None:
+                if server is client.servers[0]:
+                    await put(server, *given)  # it has the weights, and its answer is lost
+                    raise Gone("the connection broke")
+                raise Refused("no room for them")
+
+            client._put = fail  # type: ignore[method-assign]
+            with pytest.raises(StorageError, match="refuses version 1: no room for them; the old weights stay"):
+                await client.update(tmp_path, 1)
+            assert [server.is_ready for server in client.servers] == [False, True]
+            client._put = put  # type: ignore[method-assign]
+            await until_async(lambda: all(server.is_ready for server in client.servers))
+            assert [server.version for server in client.servers] == [1, 0]  # as they say it themselves
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def serving(port: int = 0) -> AsyncIterator[GeneratorServer]:
+    async with (
+        LocalGenerator(Engine(small_model(), slots=2, context=256)) as local,
+        GeneratorServer(local, port=port) as server,
+    ):
+        yield server
+
+
+def port_of(server: GeneratorServer) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+def test_a_server_that_comes_back_after_its_version_was_removed_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        weights = Weights(tmp_path, keep=1)
+        async with serving() as server:
+            client = VLLMClient(server.address, patience_s=0.2)
+            first = weights.publish(small_model(seed=1), 1)
+            await client.update(first.path, 1)
+        with pytest.raises(NotReady):
+            await client.health()  # notices that it is gone
+        second = weights.publish(small_model(seed=2), 2)  # the first one is removed
+        async with serving(port_of(server)):
+            with pytest.raises(NotReady, match=r"refuses version 1: .*expected a Hugging Face folder"):
+                await client.generate([5], SHORT)
+            client.patience_s = HANG_S
+            late = asyncio.create_task(client.generate([5], SHORT))
+            await client.update(second.path, 2)
+            assert (await late).versions == [2] * 4
+            with pytest.raises(SchemaError, match="have 2; versions only grow"):
+                await client.update(second.path, 2)
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_was_started_again_unnoticed_gets_the_newest_weights(tmp_path: Path) -> None:
+    save_model(small_model(seed=1), tmp_path)
+
+    async def main() -> None:
+        async with serving() as server:
+            client = VLLMClient(server.address)
+            await client.update(tmp_path, 1)
+            assert (await client.generate([5], SHORT)).versions == [1] * 4
+        async with serving(port_of(server)):
+            first = await client.generate([5], SHORT)  # its tokens tell it
+            assert (first.versions, first.stop) == ([0] * 4, "length")
+            assert (await client.generate([5], SHORT)).versions == [1] * 4
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_an_update_without_a_server_is_kept_for_one_that_comes(tmp_path: Path) -> None:
+    save_model(small_model(intermediate_size=32), tmp_path / "narrow")
+    save_model(small_model(seed=1), tmp_path / "right")
+
+    async def main() -> None:
+        async with serving() as server:
+            pass
+        client = VLLMClient(server.address, patience_s=0.1)
+        with pytest.raises(NotReady, match="no server answered"):
+            await client.update(tmp_path / "right", 1)
+        client.patience_s = HANG_S
+        async with serving(port_of(server)):
+            assert (await client.generate([5], SHORT)).versions == [1] * 4
+            await client.update(tmp_path / "right", 1)  # the same call again
+            with pytest.raises(SchemaError, match="versions only grow"):
+                await client.update(tmp_path / "right", 1)
+        with pytest.raises(NotReady):
+            await client.health()  # notices that it is gone
+        async with serving(port_of(server)):
+            # What it refuses when it comes is not kept: the weights before are given to it.
+            with pytest.raises(StorageError, match="refuses version 2"):
+                await client.update(tmp_path / "narrow", 2)
+            assert (await client.generate([5], SHORT)).versions == [1] * 4
+        await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_request_that_is_cancelled_while_a_server_comes_back_ends(turns: int) -> None:
+    async def main() -> None:
+        client = VLLMClient("http://127.0.0.1:9")
+        asked = asyncio.ensure_future(client.generate([1, 2]))
+        await asyncio.wait([asked], timeout=0.1)
+        client._changed.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked], timeout=1)
+        assert asked.cancelled()
+        await client.close()
 
     asyncio.run(main())
 

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +30,8 @@ from conformance_bench import (
     until_running,
 )
 from generator_backends import BACK_ENDS, CONTEXT, Weights, paused
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.llm.generators import Answer, Sampling
@@ -211,15 +216,17 @@ def test_swaps_lose_and_repeat_no_request(bench: Bench, kv: str) -> None:
 def test_an_answer_that_a_server_gives_up_in_a_pause_is_completed(bench: Bench) -> None:
     bench.needs("processes")
 
+    whole = replace(LONG, max_tokens=600)  # beside a load its tokens come in bursts, and a pause after the last one
+
     async def attempt() -> bool:
-        task = asyncio.ensure_future(bench.generator.generate(PROMPT, LONG))
+        task = asyncio.ensure_future(bench.generator.generate(PROMPT, whole))
         await until_running(bench.generator, task)
         async with paused(bench.generator, "abort"):
             await bench.generator.health()
             was_ended = not task.done()
         answer = await task
-        assert (answer.stop, len(answer.tokens)) == ("length", LONG.max_tokens)
-        bench.check(PROMPT, answer, LONG)
+        assert (answer.stop, len(answer.tokens)) == ("length", whole.max_tokens)
+        bench.check(PROMPT, answer, whole)
         return was_ended
 
     bench.run(until_hit(attempt))
@@ -263,8 +270,13 @@ def test_a_task_that_is_cancelled_frees_its_place(bench: Bench) -> None:
 @point(6)
 def test_weights_that_cannot_be_read_leave_the_old_ones(bench: Bench, tmp_path: Path) -> None:
     empty, damaged = tmp_path / "empty", tmp_path / "damaged"
-    empty.mkdir()
-    damaged.mkdir()
+    outside = tmp_path / "outside"
+    for folder in (empty, damaged, outside):
+        folder.mkdir()
+    (outside / "config.json").write_bytes((bench.weights.folder(0) / "config.json").read_bytes())
+    right = os.path.relpath(bench.weights.folder(0) / "model.safetensors", outside)
+    names = load_file(outside / right)
+    (outside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, right)}))
     for file in bench.weights.folder(0).iterdir():
         whole = file.read_bytes()
         (damaged / file.name).write_bytes(whole[: len(whole) // 2] if file.suffix == ".safetensors" else whole)
@@ -273,7 +285,7 @@ def test_weights_that_cannot_be_read_leave_the_old_ones(bench: Bench, tmp_path: 
         version = await bench.swap()
         task = asyncio.ensure_future(bench.generator.generate(PROMPT, LONG))
         await until_running(bench.generator, task)
-        for bad in (tmp_path / "missing", empty, damaged):
+        for bad in (tmp_path / "missing", empty, damaged, outside):
             with pytest.raises(StorageError):
                 await bench.generator.update(bad, version + 1000)
         with pytest.raises(SchemaError, match="versions only grow"):
@@ -287,6 +299,40 @@ def test_weights_that_cannot_be_read_leave_the_old_ones(bench: Bench, tmp_path: 
 
 
 @point(6)
+def test_weights_that_are_wrong_leave_the_old_ones(bench: Bench, tmp_path: Path) -> None:
+    bench.needs("checks of weights")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    changes: dict[str, Callable[[Tensor], Tensor | None]] = {
+        "NaN": lambda right: right * torch.nan,
+        "infinite": lambda right: right * torch.inf,
+        "shape": lambda right: right[1:].contiguous(),
+        "dtype": lambda right: right.to(torch.int8),
+        "missing": lambda right: None,
+        "unknown": lambda right: right.clone(),
+    }
+
+    async def main() -> None:
+        version = await bench.swap()
+        for what, change in changes.items():
+            folder = shutil.copytree(bench.weights.folder(0), tmp_path / what)
+            state = load_file(folder / "model.safetensors")
+            made = change(state[name] if what == "unknown" else state.pop(name))
+            if made is not None:
+                state["other" if what == "unknown" else name] = made
+            save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+            with pytest.raises((SchemaError, StorageError), match="other" if what == "unknown" else name):
+                await bench.generator.update(folder, version + 1000)
+        for wrong in (-1, True, "7", 1.5, 10**30):
+            with pytest.raises(SchemaError, match="version: expected a whole number"):
+                await bench.generator.update(bench.weights.folder(0), wrong)  # type: ignore[arg-type]
+        answer = await bench.generator.generate(PROMPT, Sampling(max_tokens=9, ignore_eos=True))
+        assert set(answer.versions) == {version}
+        bench.check(PROMPT, answer, LONG)
+
+    bench.run(main())
+
+
+@point(6)
 def test_requests_that_are_wrong_are_refused_and_others_go_on(bench: Bench) -> None:
     async def main() -> None:
         task = asyncio.ensure_future(bench.generator.generate(PROMPT, LONG))
@@ -294,6 +340,12 @@ def test_requests_that_are_wrong_are_refused_and_others_go_on(bench: Bench) -> N
             ([], Sampling()),
             ([5, 100_000], Sampling(max_tokens=4)),
             ([5, -1], Sampling(max_tokens=4)),
+            ([5, 2**63], Sampling(max_tokens=4)),
+            ([[1], [2, 3]], Sampling(max_tokens=4)),
+            ([True], Sampling(max_tokens=4)),
+            ([None], Sampling(max_tokens=4)),
+            (["5"], Sampling(max_tokens=4)),
+            (None, Sampling(max_tokens=4)),
             ([5] * (CONTEXT - 3), Sampling(max_tokens=4)),
         ):
             with pytest.raises(SchemaError):

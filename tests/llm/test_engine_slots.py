@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from engine_references import made, prompt_of, scores_of
 
-from sharpwave.llm.generators import Engine, Sampling
+from sharpwave.llm.generators import Engine, Request, Sampling
+from sharpwave.llm.generators.graph_decode import GraphDecode
+from sharpwave.llm.kernels import plain
 
 
 def test_no_slot_is_idle_while_requests_wait():
@@ -107,6 +109,73 @@ def test_an_aborted_request_returns_what_it_has_and_frees_its_slot():
     engine.step()
     assert last.answer is before
     assert before.stop == "length"
+
+
+def test_aborts_of_many_waiting_requests_leave_the_others_in_their_order(monkeypatch):
+    compared = 0
+
+    def is_same(one, other):
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    monkeypatch.setattr(Request, "__eq__", is_same)
+    monkeypatch.setattr(Request, "__hash__", object.__hash__)
+    engine = Engine(made(num_hidden_layers=1), slots=2, context=16)
+    requests = engine.submit(prompt_of(3), Sampling(max_tokens=2, ignore_eos=True), n=2000)
+    engine.step()
+    kept = requests[500::500]
+    for request in reversed(requests):
+        if request.number % 500:
+            engine.abort(request)
+    engine.step()
+    assert [request for request in requests if request.answer is None] == kept
+    assert list(engine._intake.waiting) == kept[1:]
+    engine.run()
+    assert [request.answer.stop for request in kept] == ["length"] * 3
+    assert [request.answer.stop for request in requests].count("abort") == 2000 - 4
+    assert compared < 20_000, "each abort searched the queue"
+
+
+def test_a_request_that_is_done_when_a_step_raises_is_handed_out_by_the_next():
+    engine = Engine(made(), slots=2)
+    first, second = (engine.submit(prompt_of(3, n), Sampling(max_tokens=50, ignore_eos=True))[0] for n in range(2))
+    engine.run(4)
+    engine.abort(first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._decode, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    assert engine.drop() == [second]
+    assert engine.is_busy
+    assert engine.step() == [first]
+    assert (first.answer.stop, second.answer.stop) == ("abort", "error")
+    assert not engine.is_busy
+
+
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
+def test_a_step_does_other_work_of_its_caller_once_and_the_next_one_begins_with_it(is_graph):
+    """Whether the step has nothing to do, computes a prompt only, or decodes."""
+    engine = Engine(made(num_hidden_layers=1), slots=2, context=40, chunk=8)
+    if is_graph:
+        engine._decode = GraphDecode(engine.model, engine._cache, engine._sampler, engine.chunk, plain)
+    requests = []
+
+    def ask():
+        requests.extend(engine.submit(prompt_of(12, len(requests)), Sampling(max_tokens=3, ignore_eos=True)))
+
+    for count in range(1, 4):
+        engine.step(ask)
+        assert len(requests) == count
+    kinds = [(step.prefilled, step.decoding) for step in engine.timeline]
+    assert kinds == [(0, 0), (8, 0), (8, 1)]
+    assert len(requests[0].tokens) == 1
+    engine.step(lambda: engine.abort(requests[0]))
+    assert requests[0].answer is None
+    assert requests[0] in engine.step()
+    assert (requests[0].answer.stop, len(requests[0].answer.tokens)) == ("abort", 2)
+    engine.run()
+    assert [len(request.answer.tokens) for request in requests[1:]] == [3, 3]
 
 
 def test_memory_is_taken_once():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+import torch
 from patience import HANG_S
 from served import ENDLESS, GENERATE, tiny
 
@@ -123,6 +124,9 @@ def test_wrong_options_are_told_before_it_listens(weights, tmp_path):
     readable = tmp_path / "key"
     readable.write_text("0123456789abcdef")
     readable.chmod(0o644)
+    no_text = tmp_path / "no-text"
+    no_text.write_bytes(b"\xff" * 16)
+    no_text.chmod(0o600)
     Weights(tmp_path / "bare").publish(dict(tiny().weights()), 1)
     config = json.loads((tmp_path / "checkpoint/config.json").read_text())
     (tmp_path / "other").mkdir()
@@ -139,8 +143,39 @@ def test_wrong_options_are_told_before_it_listens(weights, tmp_path):
         (tmp_path / "checkpoint", {"key_file": tmp_path / "no"}, "FileNotFoundError"),
         (tmp_path / "checkpoint", {"host": "0.0.0.0"}, "is reached from other machines; give key="),
         (tmp_path / "checkpoint", {"device": "toaster"}, "toaster"),
+        (tmp_path / "checkpoint", {"key_file": no_text}, "is no text"),
     ]:
         with pytest.raises(BadStart) as raised:
             run_generator(options(folder, context=changes.pop("context", 64), **changes))
         assert words in str(raised.value)
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("manifest.json", b"{}", "manifest.json is damaged: KeyError('version'); expected an object with version"),
+        ("manifest.json", b'"x"', "manifest.json is damaged"),
+        ("manifest.json", b"\xff", "manifest.json is damaged"),
+        ("manifest.json", b'{"version": -4}', "version: expected a whole number"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, expected a text"),
+        ("tokenizer_config.json", b'{"chat_template": [{"x": 1}]}', "chat_template is [{'x': 1}], expected a text"),
+        ("tokenizer_config.json", b'{"chat_template": [5]}', "chat_template is [5], expected a text"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is damaged"),
+        ("chat_template.json", b"\xff", "chat_template.json is damaged"),
+    ],
+)
+def test_a_damaged_file_is_told_before_it_listens(tmp_path, name, content, words):
+    save_model(tiny(), tmp_path)
+    small_tokenizer(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadStart) as raised:
+        run_generator(options(tmp_path, context=64))
+    assert words in str(raised.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_torch_was_not_built_for_is_told(tmp_path):
+    save_model(tiny(), tmp_path)
+    with pytest.raises(BadStart, match="CUDA"):
+        run_generator(options(tmp_path, context=64, device="cuda"))

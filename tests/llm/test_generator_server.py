@@ -76,8 +76,11 @@ def test_stop_reasons_are_those_of_the_request():
         text = generator.engine._tokenizer.decode(free[5:7])
         (choice,) = (await post(client, GENERATE, body(30, seed=1, stop=text)))["choices"]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", text)
-        # Without max_tokens the answer may fill the context; a model's own end of text has no stop reason.
-        given = {"token_ids": [5, 6, 7], "sampling_params": {"seed": 1, "temperature": 5.0}}
+        # Without max_tokens there are 16, as vLLM has it. A model's own end of text has no stop reason.
+        given = {"token_ids": [5, 6, 7], "sampling_params": {"seed": 1, "ignore_eos": True}}
+        (choice,) = (await post(client, GENERATE, given))["choices"]
+        assert (choice["finish_reason"], len(choice["token_ids"])) == ("length", 16)
+        given["sampling_params"] = {"seed": 1, "temperature": 5.0, "max_tokens": 4000}
         (choice,) = (await post(client, GENERATE, given))["choices"]
         assert (choice["finish_reason"], choice["stop_reason"], choice["token_ids"][-1]) == ("stop", None, 2)
         assert len(choice["token_ids"]) > 16
@@ -94,6 +97,7 @@ def test_new_weights_from_disk_go_into_answers_on_their_way(tmp_path, is_flushed
         given = {"model_path": str(tmp_path / "new"), "weight_version": "3", "flush_cache": is_flushed}
         found = await post(client, "/update_weights_from_disk", given)
         assert found["success"] is True
+        assert not task.done()
         assert "updated to 3" in found["message"]
         assert (await client.get("/weight_info")).json() == {"weight_version": "3"}
         steps = generator.engine._steps
@@ -108,12 +112,26 @@ def test_new_weights_from_disk_go_into_answers_on_their_way(tmp_path, is_flushed
     served(main)
 
 
+def test_an_update_may_end_all_answers(tmp_path):
+    save_model(tiny(seed=1), tmp_path / "new")
+
+    async def main(client, generator):
+        task = await begun(client, generator, body(ENDLESS))
+        given = {"model_path": str(tmp_path / "new"), "weight_version": 3, "abort_all_requests": True}
+        await post(client, "/update_weights_from_disk", given)
+        assert (await task).json()["choices"][0]["finish_reason"] == "abort"
+        assert generator.engine.running == 0
+
+    served(main)
+
+
 def test_a_refused_update_changes_nothing(tmp_path):
     async def main(client, generator):
         before = await generator.score([5, 6, 7])
         save_model(tiny(hidden_size=64), tmp_path / "wide")
         for path, version, words in [
             (tmp_path / "missing", 1, "expected a Hugging Face folder"),
+            ("x" * 5000, 1, "xxx"),
             (tmp_path / "wide", 1, "has shape"),
             (tmp_path / "wide", 0, "has shape"),
         ]:
@@ -176,7 +194,9 @@ def test_one_answer_is_aborted_by_its_id():
     async def main(client, generator):
         first = await begun(client, generator, {**body(ENDLESS), "request_id": "a"})
         second = await begun(client, generator, {**body(ENDLESS), "request_id": "b"}, count=2)
-        assert (await post(client, "/abort_requests", {"request_ids": ["a", "unknown"]}))["status"] == "aborted"
+        for names, count in [([], 0), (["unknown"], 0), (["unknown", "a", "a", "generate-tokens-a"], 1)]:
+            found = await post(client, "/abort_requests", {"request_ids": names})
+            assert found == {"status": "aborted", "aborted": count}
         assert (await first).json()["choices"][0]["finish_reason"] == "abort"
         assert not second.done()
         assert generator.engine.running == 1
@@ -222,7 +242,6 @@ def test_wrong_requests_are_refused_with_what_was_expected():
             ({"token_ids": [5, 2**70]}, "expected token ids"),
             ({"token_ids": [5, 259]}, "ids[1]=259, expected 0 to 258"),
             ({"token_ids": [5] * 8200}, "need 8220 places, context=8100"),
-            ({"token_ids": [5] * 8200, "sampling_params": {}}, "leaves no room in a context of 8100"),
             ({"tokens": [5]}, "tokens: is not known to this server"),
             ({"output_mode": "sound"}, 'output_mode: "sound", expected "tokens" or "text"'),
             ({"priority": 3}, "priority: 3 is not supported, expected 0"),
@@ -232,7 +251,7 @@ def test_wrong_requests_are_refused_with_what_was_expected():
             ({"top_q": 0.5}, "sampling_params.top_q: is not known to this server"),
             ({"temperature": -1}, "temperature=-1, expected a number from 0"),
             ({"temperature": "hot"}, 'sampling_params.temperature: "hot", expected a number'),
-            ({"max_tokens": 0}, "max_tokens=0, expected an integer of at least 1"),
+            ({"max_tokens": 0}, "max_tokens=0, expected an integer"),
             ({"top_k": 2**63}, "top_k=9223372036854775808, expected an integer from 0 to 2**31 - 1"),
             ({"temperature": float("nan")}, "temperature=nan, expected a number"),
             ({"seed": -1}, "seed=-1, expected"),
@@ -256,7 +275,8 @@ def test_bodies_that_are_no_json_object_or_too_large_are_refused():
     async def main(client, generator):
         for content, status, words in [
             (b"{", 400, "not JSON"),
-            (b"\xff\xfe", 400, "not JSON"),
+            (b"\xff\xfe", 400, "not valid Unicode"),
+            (b'{"token_ids": [5], "request_id": "\xed\xa0\x80"}', 400, "not valid Unicode"),
             (b"[" * 100_000, 400, "not JSON"),
             (b"[5]", 400, "the body is [5], expected a JSON object"),
             (json.dumps({"token_ids": [5] * 100_000}).encode(), 413, "more than 200,000 bytes"),
@@ -274,6 +294,24 @@ def test_bodies_that_are_no_json_object_or_too_large_are_refused():
         assert (await client.get(GENERATE)).status_code == 405
 
     served(main, max_body_bytes=200_000)
+
+
+def test_text_with_half_a_character_is_refused_wherever_it_stands():
+    async def main(client, generator):
+        half, hi = "\ud800", {"role": "user", "content": "hi"}
+        for path, given in [
+            (GENERATE, {**body(3), "request_id": half}),
+            (GENERATE, {**body(3), half: 1}),
+            (GENERATE, body(3, stop=[half])),
+            ("/v1/completions", {"prompt": f"x{half}"}),
+            ("/v1/chat/completions", {"messages": [{**hi, "content": half}]}),
+            ("/update_weights_from_disk", {"model_path": half, "weight_version": 1}),
+        ]:
+            assert "not valid Unicode" in await refusal(client, path, given)
+        given = {"messages": [{**hi, "content": "\U0001f30a"}], "max_tokens": 2}  # a whole one has two escapes
+        assert (await post(client, "/v1/chat/completions", given))["usage"]["completion_tokens"] <= 2
+
+    served(main)
 
 
 def test_a_step_that_fails_is_told_as_an_error():
@@ -372,5 +410,30 @@ def test_close_gives_running_requests_their_time_and_then_their_tokens():
                 assert (await short).json()["choices"][0]["finish_reason"] in ("length", "abort")
                 with pytest.raises(httpx.ConnectError):
                     await client.get("/health")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_start_that_is_cancelled_leaves_no_server(turns):
+    """`async with` closes only what it has entered."""
+
+    async def main():
+        async with local() as generator:
+            answer = asyncio.ensure_future(generator.generate([1, 2], Sampling(max_tokens=ENDLESS, ignore_eos=True)))
+            server = GeneratorServer(generator)
+            starting = asyncio.ensure_future(server.start())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            starting.cancel()
+            await asyncio.wait([starting])
+            assert starting.cancelled()
+            with pytest.raises(httpx.ConnectError):
+                async with client_of(server.address) as client:
+                    await client.get("/health")
+            assert not answer.done()  # of another user of the generator
+            answer.cancel()
+            await asyncio.wait([answer])
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())

@@ -1,7 +1,9 @@
 """The engine behind its thread: answers, pieces, aborts, pauses, new weights and steps that fail."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -182,6 +184,42 @@ def test_a_pause_that_waits_completes_answers_and_begins_none():
     run(main)
 
 
+def test_pauses_that_wait_keep_no_update_and_no_score_out(tmp_path):
+    """They block no thread: else a few of them would take every thread that updates and scores could run in."""
+    save_model(made(seed=1, max_position_embeddings=8192), tmp_path)
+
+    async def main(generator):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        running = generator.begin(prompt_of(5), ENDLESS)
+        pauses = [asyncio.create_task(generator.pause("wait")) for _ in range(3)]
+        await asyncio.sleep(0)
+        await generator.update(tmp_path, 4)
+        assert len(await generator.score(prompt_of(6))) == 5
+        assert not any(pause.done() for pause in pauses)
+        assert running.request.answer is None
+        pauses[0].cancel()
+        running.abort()
+        assert await asyncio.gather(*pauses[1:]) == [None, None]
+        assert pauses[0].cancelled()
+        await generator.resume()
+
+    run(main, **ROOM)
+
+
+def test_a_generator_that_is_closed_ends_pauses_that_wait():
+    async def main(generator):
+        answer = asyncio.create_task(generator.generate(prompt_of(5), ENDLESS))
+        await asyncio.sleep(0)
+        pause = asyncio.create_task(generator.pause("wait"))
+        await asyncio.sleep(0)
+        await generator.close()
+        await pause
+        with pytest.raises(ClosedError, match="closed before the answer ended"):
+            await answer
+
+    run(main, **ROOM)
+
+
 def test_an_answer_can_be_aborted_in_a_pause():
     async def main(generator):
         ongoing = generator.begin(prompt_of(5), ENDLESS, has_pieces=True)
@@ -357,7 +395,8 @@ def test_any_order_of_calls_loses_no_answer_and_no_slot(seed, tmp_path):
             assert len(answer.tokens) == len(answer.logprobs) == len(answer.versions)
             assert answer.versions == sorted(answer.versions)
             for one in set(answer.versions):
-                scores = log_probabilities(models[one % 3], np.array([*ids, *answer.tokens]))[len(ids) - 1 :]
+                pieces = log_probabilities(models[one % 3], np.array([*ids, *answer.tokens]))
+                scores = list(chain.from_iterable(pieces))[len(ids) - 1 :]
                 at = [place for place, made_by in enumerate(answer.versions) if made_by == one]
                 assert np.allclose(np.array(scores)[at], np.array(answer.logprobs)[at], atol=1e-4)
         assert any(not isinstance(answer, BaseException) and answer.stop == "length" for answer in ended)

@@ -17,6 +17,7 @@ from sharpwave.llm.model import (
     small_model,
     small_tokenizer,
 )
+from sharpwave.llm.model.folder import is_finite
 
 transformers = pytest.importorskip("transformers")
 
@@ -177,6 +178,14 @@ def test_bfloat16_keeps_the_frequencies_in_float32(tmp_path):
     assert load_model(tmp_path, dtype="float32").dtype == torch.float32
 
 
+def test_a_dtype_that_a_model_cannot_have_is_refused(tmp_path):
+    save_model(small_model(), tmp_path)
+    for dtype in ("foo", "int64", 5, torch.int8, ""):
+        with pytest.raises(SchemaError, match=r"load_model\(\): dtype=.*, expected float32, bfloat16, float16"):
+            load_model(tmp_path, dtype=dtype)
+    assert load_model(tmp_path, dtype=torch.float16).dtype is torch.float16
+
+
 def test_shards_index_and_tokenizer_survive_a_round_trip(tmp_path):
     ours = small_model()
     small_tokenizer(tmp_path / "from")
@@ -242,6 +251,39 @@ REFUSED = {
     "rope scaling 'linear' does not know beta": {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta": 1}},
     "num_attention_heads=4 is no multiple of num_key_value_heads=3": {"num_key_value_heads": 3},
     "hidden_size='64', expected int": {"hidden_size": "64"},
+    "rope_scaling='linear', expected an object": {"rope_scaling": "linear"},
+    "rope_parameters=[1], expected an object": {"rope_parameters": [1]},
+    "rope scaling 5 is not supported": {"rope_scaling": {"rope_type": 5}},
+    "rope scaling ['linear'] is not supported": {"rope_scaling": {"rope_type": ["linear"]}},
+    "rope scaling: factor='2', expected a number above 0": {"rope_scaling": {"rope_type": "linear", "factor": "2"}},
+    "rope scaling: factor=0, expected": {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+    "rope scaling: factor=-2.0, expected": {"rope_scaling": {"rope_type": "yarn", "factor": -2.0}},
+    "rope scaling: truncate=0, expected true or false": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": 0}
+    },
+    "rope scaling: original_max_position_embeddings=32.5, expected an integer": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32.5}
+    },
+    "high_freq_factor=1.0, expected more than low_freq_factor=1.0": {
+        "rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}
+    },
+    "rope scaling 'default' does not know full_attention": {
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}
+    },
+    "rope_theta='abc', expected a number above 1": {"rope_theta": "abc"},
+    "rope_theta=0, expected a number above 1": {"rope_theta": 0},
+    "rope_theta=1000": {"rope_theta": 10**400},
+    "layer_types=5, expected a list": {"layer_types": 5},
+    "a model whose use_sliding_window is false": {"layer_types": ["full_attention", "chunked_attention"]},
+    "(model_type ['qwen2']) is not supported": {"model_type": ["qwen2"]},
+    "architecture 5 (model_type 'qwen2') is not supported": {"architectures": 5},
+    "rms_norm_eps=-1e-06, expected a number of at least 0": {"rms_norm_eps": -1e-6},
+    "rms_norm_eps=nan, expected": {"rms_norm_eps": float("nan")},
+    "vocab_size=100000000000, expected an integer of at least 1, below 2**31": {"vocab_size": 10**11},
+    "eos_token_id='2', expected a token id or a list of token ids": {"eos_token_id": "2"},
+    "eos_token_id=2.5, expected": {"eos_token_id": 2.5},
+    "eos_token_id=[2, 'x'], expected": {"eos_token_id": [2, "x"]},
+    "eos_token_id=1000000000000000000000000000000, expected": {"eos_token_id": 10**30},
     "partial_rotary_factor is not supported": {"partial_rotary_factor": 0.5},
     "dtype='int8', expected float32, bfloat16 or float16": {"torch_dtype": "int8"},
 }
@@ -255,6 +297,19 @@ def test_a_config_that_cannot_be_computed_is_refused_by_name(message, tmp_path):
         load_model(tmp_path)
     assert message in str(raised.value)
     assert str(tmp_path / "config.json") in str(raised.value)
+
+
+def test_settings_that_are_no_json_are_refused_with_their_file(tmp_path):
+    save_model(small_model(), tmp_path)
+    for name, text, words in [
+        ("generation_config.json", '{"eos_token_id": "2"}', "eos_token_id='2', expected a token id"),
+        ("generation_config.json", "[]", "expected an object, got list"),
+        ("config.json", "[" * 100_000, "no JSON: maximum recursion depth"),
+        ("config.json", "\ud800", "no JSON"),
+    ]:
+        (tmp_path / name).write_bytes(text.encode(errors="surrogatepass"))
+        with pytest.raises(SchemaError, match=f"{tmp_path / name}: {words}"):
+            load_model(tmp_path)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
@@ -297,6 +352,18 @@ def test_weights_that_do_not_fit_change_nothing():
         assert all(torch.equal(before[name], tensor) for name, tensor in model.weights())
     load_state(model, good)
     assert all(torch.equal(before[name] + 1, tensor) for name, tensor in model.weights())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(dtype):
+    assert is_finite(torch.zeros(0, 3, dtype=dtype))
+    for size in (1, 7, 1000, 100_003):
+        tensor = torch.randn(size).to(dtype)
+        assert is_finite(tensor)
+        for at in {0, size // 3, size - 1}:
+            for bad in (float("nan"), float("inf"), -float("inf")):
+                (changed := tensor.clone())[at] = bad
+                assert not is_finite(changed)
 
 
 def test_shapes_that_disagree_are_refused():

@@ -1,7 +1,7 @@
 """Completions and chat of our server: texts, streams, log-probabilities, token ids."""
 
 import pytest
-from served import post, refusal, served, stream, tokenizer
+from served import TEMPLATE, post, refusal, served, stream, tokenizer
 
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.llm.generators.server.text import TextStream
@@ -35,6 +35,84 @@ def test_a_completion_takes_a_text_or_tokens_or_many_of_them():
             assert "prompt: expected" in await refusal(client, COMPLETIONS, {"prompt": prompt})
 
     served(main)
+
+
+def test_prompts_times_n_are_limited():
+    async def main(client, generator):
+        words = await refusal(client, COMPLETIONS, {"prompt": [[5]] * 64, "n": 17})
+        assert words == "n: 17 answers to each of 64 prompts, expected at most 1024 in all; send several requests"
+        assert generator.engine.waiting == generator.engine.running == 0
+        found = await post(client, COMPLETIONS, {"prompt": [[5]] * 64, "n": 16, "max_tokens": 1})
+        assert len(found["choices"]) == 1024
+
+    served(main)
+
+
+def test_names_of_openai_that_change_no_token_are_accepted_and_others_refused():
+    async def main(client, generator):
+        common = {"max_tokens": 2, "messages": HI}
+        harmless = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "verbosity": "medium", "user": "me"}
+        harmless |= {"prediction": {"type": "content", "content": "x"}, "reasoning_effort": "medium"}
+        harmless |= {"audio": None, "web_search_options": None, "later": None, "logprobs": None, "tools": None}
+        await post(client, CHAT, {**common, **harmless})
+        await post(client, COMPLETIONS, {"prompt": "x", "max_tokens": 2, "suffix": None, "later": None})
+        for name, value in [
+            ("verbosity", "low"),
+            ("reasoning_effort", "high"),
+            ("audio", {"voice": "x"}),
+            ("functions", []),
+            ("tool_choice", "required"),
+            ("top_logprobs", 2),
+            ("response_format", {"type": "json_object"}),
+            ("moderation", {"model": "x"}),
+        ]:
+            assert (await refusal(client, CHAT, {**common, name: value})).startswith(f"{name}: ")
+
+    served(main)
+
+
+def test_a_model_is_told_by_its_name():
+    async def main(client, generator):
+        (listed,) = (await client.get("/v1/models")).json()["data"]
+        found = await client.get("/v1/models/some/policy")
+        assert found.json() == listed
+        assert listed["id"] == "some/policy"
+        answer = await client.get("/v1/models/other")
+        assert answer.status_code == 404
+        assert "'other' is not served here, expected 'some/policy'" in answer.json()["error"]["message"]
+
+    served(main, name="some/policy")
+
+
+def test_messages_that_are_wrong_are_refused():
+    async def main(client, generator):
+        for message, words in [
+            ({"role": 5}, "messages[0].role: expected a string"),
+            ({"role": "user", "content": 5}, "messages[0].content: expected a string"),
+            ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls: expected a list"),
+            ({"role": "assistant", "tool_calls": {"a": 1}}, "messages[0].tool_calls: expected a list"),
+            ({"role": "assistant", "tool_calls": [5]}, "the template refuses these messages"),
+        ]:
+            assert words in await refusal(client, CHAT, {"messages": [message]})
+        long = {"role": "user", "content": "x" * 9000}
+        assert "leaves no room in a context of 8100" in await refusal(client, CHAT, {"messages": [long]})
+
+    served(main)
+
+
+def test_names_for_the_template_are_given_to_it():
+    template = TEMPLATE + "{% if thinking %}<think>{% endif %}"
+
+    async def main(client, generator):
+        counts = []
+        for names in ({}, {"thinking": True}, {"tokenize": True}):
+            given = {"messages": HI, "max_tokens": 1, "chat_template_kwargs": names, "return_token_ids": True}
+            counts.append(text_of((await post(client, CHAT, given))["prompt_token_ids"]))
+        plain, thinking, same = counts
+        assert thinking == plain + "<think>"
+        assert same == plain
+
+    served(main, tokenizer=ChatTokenizer(small_tokenizer(), template))
 
 
 def test_log_probabilities_of_a_completion_and_of_its_prompt():

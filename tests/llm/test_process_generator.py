@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
+from sharpwave.llm.channel import Frames, frame
 from sharpwave.llm.generators import Answer, Engine, Sampling
-from sharpwave.llm.generators.engine_frames import Frames, frame, pack_answers, pack_ids, unpack_answers, unpack_ids
+from sharpwave.llm.generators.engine_frames import pack_answers, pack_ids, unpack_answers, unpack_ids
 from sharpwave.llm.generators.process import ProcessGenerator
 from sharpwave.llm.model import small_model
 
@@ -63,7 +64,7 @@ def test_a_killed_child_fails_its_answers_and_calls_of_join():
         joined = asyncio.ensure_future(generator.join())
         calls = [asyncio.ensure_future(generator.generate([5, 6], LONG)) for _ in range(6)]
         await generator.generate([5], Sampling(max_tokens=2))
-        os.kill(generator._child.pid, signal.SIGKILL)
+        os.kill(generator.pid, signal.SIGKILL)
         for one in (*calls, joined):
             with pytest.raises(NotReady, match="the process of the engine has ended"):
                 await one
@@ -120,13 +121,13 @@ def test_a_full_disk_of_the_child_s_log_is_told_as_such():
 def test_a_child_that_stands_still_stops_nobody_else():
     async def main():
         generator = await started()
-        os.kill(generator._child.pid, signal.SIGSTOP)
+        os.kill(generator.pid, signal.SIGSTOP)
         # More than the socket takes.
         calls = [asyncio.ensure_future(generator.generate([5] * 40, Sampling(max_tokens=2))) for _ in range(3000)]
         await asyncio.sleep(0.5)
-        assert generator._unsent
+        assert generator._channel.unsent_bytes
         assert not any(call.done() for call in calls)
-        os.kill(generator._child.pid, signal.SIGCONT)
+        os.kill(generator.pid, signal.SIGCONT)
         assert {len(answer.tokens) <= 2 for answer in await asyncio.gather(*calls)} == {True}
         await generator.close()
 
@@ -138,7 +139,7 @@ def test_the_child_ends_with_its_parent(tmp_path):
         "import asyncio, os, signal, test_process_generator as t\n"
         "async def main():\n"
         "    generator = await t.started()\n"
-        "    print(generator._child.pid, flush=True)\n"
+        "    print(generator.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )

@@ -14,7 +14,7 @@ import torch
 from patience import HANG_S, until
 
 from sharpwave.errors import NotReady, SchemaError, StaleHandle, StorageError
-from sharpwave.llm.model import load_model, save_model, small_model, small_tokenizer
+from sharpwave.llm.model import load_model, read_state, save_model, small_model, small_tokenizer
 from sharpwave.llm.weights import Weights
 
 
@@ -76,7 +76,7 @@ def test_versions_only_grow_with_any_publisher(folder):
         with pytest.raises(SchemaError, match=f"version={version}, but 4 is published; versions only grow"):
             Weights(folder).publish(state_of(1), version)
     for version in (-1, 1.0, True, 10**12):
-        with pytest.raises(SchemaError, match="expected an integer from 0 to"):
+        with pytest.raises(SchemaError, match=r"publish\(\): version: expected a whole number, 0 to 999999999999, got"):
             Weights(folder).publish(state_of(1), version)
     assert Weights(folder).latest().version == 4
     assert Weights(folder).latest().read()["a"][0, 0] == 0
@@ -133,8 +133,72 @@ def test_a_changed_byte_and_a_short_file_are_found_on_reading(folder):
     with pytest.raises(StorageError, match=f"has {len(whole) - 1} bytes, {len(whole)} were published"):
         one.read(check=False)
     path.unlink()
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match=r"has neither model\.safetensors nor"):
         one.read()
+
+
+def test_a_published_folder_is_compared_with_its_manifest_whichever_way_it_is_read(folder):
+    one = Weights(folder).publish(small_model(), 1)
+    manifest, path = one.path / "manifest.json", one.path / "model.safetensors"
+    text, whole = manifest.read_text(), path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for read in (one.read, lambda: read_state(one.path), lambda: load_model(one.path)):
+        with pytest.raises(StorageError, match=r"model\.safetensors is damaged: its checksum is not the published one"):
+            read()
+    path.write_bytes(whole)
+    for damaged in ("{", "{}", '"x"', '{"files": 3}', '{"files": {"a": 1}}', "[" * 100_000):
+        manifest.write_text(damaged)
+        with pytest.raises(StorageError, match=r"manifest\.json is damaged: .*; publish the weights again"):
+            read_state(one.path)
+    manifest.write_text('{"files": {}}')
+    with pytest.raises(StorageError, match=r"manifest\.json does not list model\.safetensors, so it was not published"):
+        read_state(one.path)
+    manifest.write_text(text)
+    assert len(read_state(one.path)) == 25
+    manifest.unlink()
+    with pytest.raises(StorageError, match=r"has no manifest\.json; read the path of a version that was published"):
+        one.read()
+    manifest.write_text(text)
+    save_model(small_model(seed=1), one.path)  # another model in its place
+    assert len(load_model(one.path).state_dict()) == 25
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "message"),
+    [
+        ({5: torch.zeros(2)}, {}, "a tensor has the name 5, expected a string"),
+        ({"a": [1.0]}, {}, "a is list, expected a tensor"),
+        (
+            {"a": torch.zeros(2).to(torch.float8_e4m3fn)},
+            {},
+            r"a has dtype torch\.float8_e4m3fn, expected float32, another",
+        ),
+        ({"a": torch.zeros(2)}, {"dtype": "bfloat16"}, r"dtype='bfloat16', expected None or torch\.float32, "),
+        ({"a": torch.zeros(2)}, {"dtype": torch.int8}, r"dtype=torch\.int8, expected None or"),
+    ],
+)
+def test_tensors_that_cannot_be_written_are_refused_by_name(folder, state, options, message):
+    weights = Weights(folder)
+    with pytest.raises(SchemaError, match=message):
+        weights.publish(state, 1, **options)
+    assert weights.latest() is None
+
+
+def test_tensors_that_share_memory_are_written_each_on_its_own(folder):
+    whole = torch.arange(12.0)
+    state = {"embed": whole, "head": whole, "part": whole[3:5], "end": whole[10:], "none": whole[:0]}
+    read = Weights(folder).publish(state, 1).read()
+    assert {name: one.tolist() for name, one in read.items()} == {name: one.tolist() for name, one in state.items()}
+
+
+def test_settings_of_weights_are_checked(folder, tmp_path):
+    for keep in (0, "2", 1.5):
+        with pytest.raises(SchemaError, match=r"Weights\(\): keep: expected a whole number, at least 1, got"):
+            Weights(folder, keep=keep)
+    with pytest.raises(StorageError, match=r"companions='.*nothing' is no folder; give one with the tokenizer's files"):
+        Weights(folder, companions=tmp_path / "nothing")
+    with pytest.raises(StorageError, match=r"companions='.*nothing' is no folder"):
+        save_model(small_model(), tmp_path / "model", companions=str(tmp_path / "nothing"))
 
 
 def test_a_published_model_is_a_hugging_face_folder(folder, tmp_path):

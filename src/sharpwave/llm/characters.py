@@ -18,6 +18,11 @@ class Tokenizer(Protocol):
         ...
 
 
+class _Letters(dict[int, str]):
+    def __missing__(self, token: int) -> str:
+        return ""  # a special token, or none of the alphabet's
+
+
 class Characters:
     """A token for each character of a small alphabet, after `<pad>` (0) and `<eos>` (1).
 
@@ -32,7 +37,7 @@ class Characters:
     def __init__(self, alphabet: str) -> None:
         self.alphabet = alphabet
         self._tokens = {letter: place + 2 for place, letter in enumerate(alphabet)}
-        self._letters = dict(enumerate(alphabet, 2))
+        self._letters = _Letters(enumerate(alphabet, 2))
         if len(self._tokens) != len(alphabet):
             raise SchemaError(f"Characters(): expected each character once, got {alphabet!r}")
 
@@ -42,12 +47,12 @@ class Characters:
 
     def encode(self, text: str) -> list[int]:
         try:
-            return [self._tokens[letter] for letter in text]
+            return list(map(self._tokens.__getitem__, text))
         except KeyError as error:
             raise SchemaError(f"encode(): {error.args[0]!r} in {text[:40]!r} is none of {self.alphabet!r}") from None
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join([self._letters.get(token, "") for token in tokens])
+        return "".join(map(self._letters.__getitem__, tokens))
 
 
 class _Wrapped:

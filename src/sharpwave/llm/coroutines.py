@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-__all__ = ["Unbroken", "together"]
+__all__ = ["Unbroken", "to_its_end", "together"]
 
 _Result = TypeVar("_Result")
 
@@ -17,9 +17,22 @@ async def together(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)
+
+
+async def to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of work that is not left to itself: where the caller is cancelled, it ends before this call does."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait([task])
+        raise
 
 
 class Unbroken:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .generators.answer import Answer
 from .generators.local import LocalGenerator
-from .generators.protocol import Generator
+from .generators.protocol import Responder
 from .generators.sampling import Sampling
 from .generators.server.app import bearer, build_app, openai_routes
 from .generators.server.http_server import HttpServer
@@ -41,23 +40,20 @@ class SessionServer:
     """One HTTP server for any number of sessions, in the event loop that starts it.
 
     Args:
-        generator: Makes the answers. `close` leaves it open.
+        generator: Makes the answers of sessions that have no other one. `close` leaves it open.
         tokenizer: A `ChatTokenizer`, or one of transformers.
         context: Tokens of prompt and answer, where the generator is not an engine of this process: the length of chat
             answers without max_tokens. None: such answers have the default length of `Sampling`.
         port: 0 for any free one. It listens on this machine only.
     """
 
-    def __init__(self, generator: Generator, tokenizer: Any, *, context: int | None = None, port: int = 0) -> None:
+    def __init__(self, generator: Responder, tokenizer: Any, *, context: int | None = None, port: int = 0) -> None:
         self.generator, self.tokenizer = generator, tokenizer
-        self._whole: WholeAnswers | None = None
-        begin: Callable[..., Running]
         if isinstance(generator, LocalGenerator):
-            begin, context = generator.begin, generator.engine.context
-        else:
-            self._whole = WholeAnswers(generator)
-            begin = self._whole.begin
-        self._backend = Backend(begin, generator.score, tokenizer, context, takes_any_name=True, record=self._record)
+            context = generator.engine.context
+        self._backend = Backend(
+            self._begin, generator.score, tokenizer, context, takes_any_name=True, record=self._record
+        )
         self._sessions: dict[str, Session] = {}
         app = build_app(openai_routes(self._backend), self._check, generator.health)
         self._server = HttpServer(app, "127.0.0.1", port, self._abort)
@@ -66,9 +62,13 @@ class SessionServer:
     def base_url(self) -> str:
         return f"{self._server.address}/v1"
 
-    def open(self) -> Session:
-        """A session with a key of its own."""
-        return Session(self.generator, self.tokenizer, at=self)
+    def open(self, generator: Responder | None = None) -> Session:
+        """A session with a key of its own.
+
+        Args:
+            generator: Makes its answers; None: that of the server.
+        """
+        return Session(self.generator if generator is None else generator, self.tokenizer, at=self)
 
     async def start(self) -> SessionServer:
         await self._server.start()
@@ -88,8 +88,8 @@ class SessionServer:
         for jobs in list(self._backend.running.values()):
             for job in list(jobs):
                 job.abort()
-        if self._whole is not None:
-            self._whole.cancel()
+        for session in self._sessions.values():
+            session._cancel()
         await asyncio.gather(*self._backend.tasks, return_exceptions=True)
 
     def _admit(self, session: Session) -> None:
@@ -105,6 +105,10 @@ class SessionServer:
             raise Refusal("expected the key of an open session as bearer token", status=401)
         request.scope[_SESSION] = session
 
+    def _begin(self, request: Request, asked: Asked, has_pieces: bool) -> Running:
+        session: Session = request.scope[_SESSION]
+        return session._begin(asked, has_pieces)
+
     def _record(self, request: Request, asked: Asked, answer: Answer) -> None:
         request.scope[_SESSION].calls.append(Call(asked.prompt, answer, asked.sampling, asked.messages, asked.tools))
 
@@ -116,7 +120,7 @@ class Session:
 
     Args:
         generator: Makes the answers.
-        tokenizer: A `ChatTokenizer`, or one of transformers.
+        tokenizer: A `ChatTokenizer`, or one of transformers; that of the server, where there is one.
         at: A server that several sessions share; None: the session has one of its own, which ends with it.
 
     Example:
@@ -134,8 +138,9 @@ class Session:
         9
     """
 
-    def __init__(self, generator: Generator, tokenizer: Any, *, at: SessionServer | None = None) -> None:
+    def __init__(self, generator: Responder, tokenizer: Any, *, at: SessionServer | None = None) -> None:
         self._is_own = at is None
+        self._generator = generator if isinstance(generator, LocalGenerator) else WholeAnswers(generator)
         self._server = SessionServer(generator, tokenizer) if at is None else at
         self.api_key = f"sw-{secrets.token_urlsafe(32)}"
         self.calls: list[Call] = []
@@ -148,8 +153,17 @@ class Session:
     async def close(self) -> None:
         """The key is refused from now on; with a server of its own, that ends too."""
         self._server._dismiss(self)
+        self._cancel()
         if self._is_own:
             await self._server.close()
+
+    def _begin(self, asked: Asked, has_pieces: bool) -> Running:
+        return self._generator.begin(asked.prompt, asked.sampling, has_pieces=has_pieces)
+
+    def _cancel(self) -> None:
+        """Ends answers that come whole only: nobody will have their tokens."""
+        if isinstance(self._generator, WholeAnswers):
+            self._generator.cancel()
 
     async def __aenter__(self) -> Session:
         if self._is_own:

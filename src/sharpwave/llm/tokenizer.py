@@ -110,12 +110,20 @@ def _compiled(template: str) -> Any:
 
 
 def _read_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text()
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{file} is damaged: {error}") from error
     found = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
-    if isinstance(found, list):  # several by name
-        found = {one["name"]: one["template"] for one in found}.get("default")
-    return found
+    try:
+        chosen = {one["name"]: one["template"] for one in found}.get("default") if isinstance(found, list) else found
+    except (KeyError, TypeError):
+        chosen = found
+    if not isinstance(chosen, (str, type(None))):
+        raise StorageError(f"{folder}: chat_template is {str(found)[:80]}, expected a text, or texts with names")
+    return chosen
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -126,4 +134,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+    return str(token.get("content", "") if isinstance(token, dict) else token)

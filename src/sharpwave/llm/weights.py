@@ -18,18 +18,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import told, whole
 from ..errors import NotReady, SchemaError, StaleHandle, StorageError
-from .manifest import compare, describe, sync_to_disk
+from .manifest import MANIFEST, describe, sync_to_disk
 from .model.config import ModelConfig
-from .model.folder import copy_companions, read_state, write_state
+from .model.folder import check_companions, copy_companions, is_finite, read_state, write_state
 from .model.transformer import Transformer
 
-__all__ = ["Published", "Weights"]
+__all__ = ["Published", "Weights", "check_version"]
 
 _NAME = re.compile(r"v(\d{12})")
-_MANIFEST = "manifest.json"
+# What safetensors can write and every reader of a published folder knows.
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _TICK_NS = 50_000_000
 _POLL_S = 0.002  # looking into a folder takes some 10 us, so a waiting process uses less than 1 % of a core
+
+
+def check_version(where: str, version: Any, least: int = 0) -> int:
+    """The version of weights as an int, for `Weights` and for every generator.
+
+    Args:
+        where: The call that was given the version, for the message.
+        version: A whole number from `least` to 10**12 - 1: the names of published folders have twelve digits.
+        least: -1 for a generator that has no version yet.
+
+    Raises:
+        SchemaError: It is no such number.
+    """
+    return whole(where, "version", version, least, 10**12 - 1)
 
 
 @dataclass(frozen=True)
@@ -47,19 +64,15 @@ class Published:
             StorageError: A file is not what was published.
         """
         try:
-            files: dict[str, Any] = json.loads((self.path / _MANIFEST).read_text())["files"]
-            for name, said in files.items():
-                compare(self.path / name, said, check)
-            state = read_state(self.path)
-        except (OSError, ValueError, KeyError) as error:
+            if not (self.path / MANIFEST).is_file():
+                raise StorageError(f"{self.path} has no {MANIFEST}; read the path of a version that was published")
+            return read_state(self.path, check=check)
+        except StorageError as error:
             if not self.path.exists():
                 raise StaleHandle(
                     f"version {self.version} was removed; read latest(), or raise Weights(keep=)"
                 ) from error
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"{self.path} cannot be read: {error}") from error
-        return state
+            raise
 
 
 class Weights:
@@ -71,7 +84,7 @@ class Weights:
     Args:
         folder: Made where it is missing. Under /dev/shm versions are in memory, and gone after a reboot.
         keep: So many of the newest versions stay; older ones are removed at a publish.
-        companions: A Hugging Face folder whose tokenizer files and chat template go into each version.
+        companions: A Hugging Face folder whose tokenizer files and chat template go into each version; it must exist.
 
     Example:
         >>> from sharpwave.llm.model import small_model
@@ -82,10 +95,8 @@ class Weights:
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 2, companions: str | Path | None = None) -> None:
-        if keep < 1:
-            raise SchemaError(f"Weights(): keep={keep}, expected at least 1")
-        self.folder, self.keep = Path(folder), keep
-        self._companions = companions
+        self.folder, self.keep = Path(folder), whole("Weights()", "keep", keep)
+        self._companions = None if companions is None else check_companions(companions)
         self._found: tuple[int, list[int]] = (-1, [])
         # In memory there is nothing to flush, and a reboot takes all of it.
         self._is_synced = not str(self.folder.resolve()).startswith("/dev/shm/")
@@ -112,8 +123,7 @@ class Weights:
         if isinstance(state, Transformer):
             config = state.config.replace(dtype=_said_dtype(state.dtype if dtype is None else dtype))
         tensors = _checked(dict(state.weights() if isinstance(state, Transformer) else state), dtype)
-        if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
-            raise SchemaError(f"publish(): version={version!r}, expected an integer from 0 to 10**12 - 1")
+        version = check_version("publish()", version)
         with self._turn():
             versions = self._versions()
             if versions and version <= versions[-1]:
@@ -169,7 +179,7 @@ class Weights:
         if self._companions is not None:
             copy_companions(self._companions, aside)
         files = {name: describe(aside / name) for name in names}
-        (aside / _MANIFEST).write_text(json.dumps({"version": version, "files": files}, indent=2) + "\n")
+        (aside / MANIFEST).write_text(json.dumps({"version": version, "files": files}, indent=2) + "\n")
         for path in [*aside.iterdir(), aside]:
             self._sync(path)
 
@@ -215,9 +225,18 @@ def _checked(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[s
     """In the dtype, without NaN and infinity: one too large for a narrower dtype is infinite there."""
     if not tensors:
         raise SchemaError("publish(): no tensors given")
+    if dtype is not None and dtype not in _FLOATS:
+        raise SchemaError(f"publish(): dtype={told(dtype)}, expected None or {', '.join(map(str, _FLOATS))}")
     for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise SchemaError(f"publish(): a tensor has the name {told(name)}, expected a string")
         if not isinstance(tensor, Tensor):
             raise SchemaError(f"publish(): {name} is {type(tensor).__name__}, expected a tensor")
+        if tensor.dtype not in (*_FLOATS, *_WHOLE):
+            raise SchemaError(
+                f"publish(): {name} has dtype {tensor.dtype}, expected {_said_dtype(_FLOATS[0])}, another "
+                "floating point type of 16 to 64 bits, or whole numbers"
+            )
     wanted = {
         name: dtype if dtype is not None and one.is_floating_point() else one.dtype for name, one in tensors.items()
     }
@@ -231,13 +250,13 @@ def _on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
     """In memory of the host. From a device by one copy: each copy waits for the device, and others use it, too."""
     if all(one.device.type == "cpu" for one in tensors.values()):
         made = {name: one.detach().to(dtype) for name, one in tensors.items()}
-        is_finite = not dtype.is_floating_point or all(bool(torch.isfinite(one).all()) for one in made.values())
+        is_good = not dtype.is_floating_point or all(map(is_finite, made.values()))
     else:
         flat = torch.cat([one.detach().reshape(-1).to(dtype) for one in tensors.values()])
-        is_finite = not dtype.is_floating_point or bool(torch.isfinite(flat).all())
+        is_good = not dtype.is_floating_point or bool(is_finite(flat))
         parts = flat.cpu().split([one.numel() for one in tensors.values()])
         made = {name: part.view(one.shape) for (name, one), part in zip(tensors.items(), parts, strict=True)}
-    for name, one in made.items() if not is_finite else ():
+    for name, one in made.items() if not is_good else ():
         if count := int((~torch.isfinite(one)).sum()):
             raise SchemaError(f"publish(): {name} has {count} of {one.numel()} values that are NaN or infinite")
     return made

@@ -14,7 +14,7 @@ from sharpwave.llm.generators.server import GeneratorServer
 from sharpwave.llm.model import Transformer, load_model
 from sharpwave.llm.model.config import DTYPES
 from sharpwave.llm.tokenizer import ChatTokenizer
-from sharpwave.llm.weights import Weights
+from sharpwave.llm.weights import Weights, check_version
 
 from .process_life import BadStart, stop_signals
 
@@ -62,7 +62,8 @@ def run_generator(options: GeneratorOptions) -> None:
             seed=options.seed,
             tokenizer=tokenizer,
         )
-    except (sw.errors.SharpwaveError, OSError, RuntimeError) as error:  # torch: no such device, no memory
+    # Of torch: no such device, no memory; AssertionError where it was built without CUDA.
+    except (sw.errors.SharpwaveError, OSError, RuntimeError, AssertionError) as error:
         raise BadStart(f"{type(error).__name__}: {error}") from None
     asyncio.run(_serve(options, engine, tokenizer, key))
 
@@ -83,7 +84,7 @@ async def _serve(options: GeneratorOptions, engine: Engine, tokenizer: Any, key:
                 await asyncio.wait({signal, failure}, return_when=asyncio.FIRST_COMPLETED)
                 signal.cancel()
                 if failure.done():
-                    await generator.health()  # raises what it failed with
+                    await failure
             finally:
                 await server.close(options.drain_s)
 
@@ -101,17 +102,25 @@ def find_model(folder: Path) -> tuple[Path, int]:
     """The Hugging Face folder to read and the version of its weights: the newest of a folder of versions.
 
     Raises:
-        StorageError: There is no model.
+        StorageError: There is no model, or its manifest is damaged.
     """
     if (folder / "config.json").is_file():
         manifest = folder / "manifest.json"
-        return folder, int(json.loads(manifest.read_text())["version"]) if manifest.is_file() else 0
+        return folder, _read_version(manifest) if manifest.is_file() else 0
     newest = Weights(folder).latest() if folder.is_dir() else None
     if newest is None:
         raise sw.errors.StorageError(f"{folder} has neither config.json nor a published version")
     if not (newest.path / "config.json").is_file() and newest.path.is_dir():
         raise sw.errors.StorageError(f"{newest.path} has no config.json; publish() a model, not its tensors alone")
     return newest.path, newest.version
+
+
+def _read_version(manifest: Path) -> int:
+    try:
+        version = json.loads(manifest.read_text())["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise sw.errors.StorageError(f"{manifest} is damaged: {error!r}; expected an object with version") from error
+    return check_version(str(manifest), version)
 
 
 def _load(options: GeneratorOptions) -> tuple[Transformer, ChatTokenizer | None, int]:
@@ -133,4 +142,7 @@ def _read_key(path: Path | None) -> str | None:
         return None
     if path.stat().st_mode & 0o077:
         raise sw.errors.SchemaError(f"--key-file {path} can be read by other users; chmod 600 it")
-    return path.read_text().strip()
+    try:
+        return path.read_text().strip()
+    except ValueError as error:
+        raise sw.errors.SchemaError(f"--key-file {path} is no text: {error}") from None

@@ -16,8 +16,8 @@ __all__ = ["Answer", "Request"]
 class Answer:
     """Tokens of an answer, each with its log-probability and the version of the weights that made it.
 
-    `stop` is "stop" (then `matched` is the id or the string), "length", "abort", or "error" where the model gave NaN. A
-    stop id is the last of the tokens.
+    `stop` is "stop" (then `matched` is the id or the string), "length", "abort", or "error" where the model gave NaN or
+    the tokenizer could not decode what is searched for stop strings. A stop id is the last of the tokens.
     """
 
     tokens: list[int]
@@ -44,6 +44,7 @@ class Request:
     sampling: Sampling
     seed: int
     stop_ids: frozenset[int]
+    window: int = 0  # last tokens whose text may have a stop string that ends in the newest of them
     answer: Answer | None = None
     _place: tuple[Rows, int] | None = None
 

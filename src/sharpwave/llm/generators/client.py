@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +15,19 @@ from typing import Any, Literal, NamedTuple
 
 from ...errors import ClosedError, NotReady, SchemaError, StorageError
 from ..model.folder import check_folder
+from ..weights import check_version
 from .answer import Answer
 from .launch import ServerProcess
+from .likelihood import as_tokens
 from .partial import Partial
 from .protocol import Health
-from .remote import Failed, Gone, Refused, Remote
+from .remote import Behind, Failed, Gone, Refused, Remote
 from .sampling import Sampling
 
 __all__ = ["Client"]
 
 _STARTS = 3  # of a program that ends before it answers
+_RETRY_S = 60.0  # at most until a server is given the weights again that it refused
 
 
 class _Call:
@@ -42,6 +46,7 @@ class _Wanted(NamedTuple):
 
     path: str
     version: int
+    kv: str
 
 
 class Client(ABC):
@@ -49,7 +54,8 @@ class Client(ABC):
 
     A request goes to the server with the fewest requests of this client. When a server dies, or ends an answer on its
     own (a pause that aborts), the request is sent again with the tokens so far appended to the prompt: to another one,
-    or to the same one when it is back. A server that comes back with older weights gets the newest ones of `update`.
+    or to the same one when it is back. A server that comes back with older weights gets the newest ones of `update`;
+    until it has them, it is given no work.
 
     Args:
         servers: Addresses ("http://host:port") of running servers, or `ServerProcess` for those to be started.
@@ -73,7 +79,8 @@ class Client(ABC):
             raise SchemaError(f"{type(self).__name__}: servers is empty, expected at least one address")
         self.servers = [Remote(where, key) for where in given]
         self.patience_s, self.vocabulary = patience_s, vocabulary
-        self._first_version = version
+        self._first_version = check_version(f"{type(self).__name__}()", version, -1)
+        self._newest = version  # that `update` has told its caller to be accepted
         self._wanted: _Wanted | None = None
         self._calls: set[_Call] = set()
         self._names = itertools.count()
@@ -109,7 +116,7 @@ class Client(ABC):
     # The generator.
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
-        prompt, sampling = _checked(ids), Sampling() if sampling is None else sampling
+        prompt, sampling = _checked(ids, "generate()"), Sampling() if sampling is None else sampling
         call = _Call()
         self._calls.add(call)
         answer = Partial()
@@ -136,8 +143,11 @@ class Client(ABC):
         part = call.part = Partial()
         call.server, call.name = server, f"{self._prefix}-{next(self._names)}"
         server.in_flight += 1
+        had = server.version
         try:
             await self._ask(server, call.name, ids, sampling, part)
+            if part.versions and had is not None and part.versions[-1] < had:
+                raise Gone(f"{server.address} was started again: it has version {part.versions[-1]}, it had {had}")
         except Gone as error:
             self._lose(server, error)
         except asyncio.CancelledError:
@@ -149,7 +159,7 @@ class Client(ABC):
         return part
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        given = _checked(ids)
+        given = _checked(ids, "score()")
         if len(given) == 1:
             return []
         while True:
@@ -162,35 +172,77 @@ class Client(ABC):
                 self._lose(server, error)
 
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
+        """Puts the weights of a folder into all servers. See `Generator.update`.
+
+        They are accepted when one server has them. A server that refuses them is given no work until it takes them at a
+        later try, or takes those of the next update. If all servers refuse them, the old weights stay, and the version
+        may be given again. While no server is ready the call waits, for at most `patience_s`.
+
+        Raises:
+            SchemaError: The version does not grow. The old weights stay.
+            StorageError: No server can read the weights, or they do not fit. The old weights stay.
+            NotReady: No server was ready in time. One that comes back gets these weights first. The call may be
+                repeated.
+        """
         if kv not in ("keep", "recompute"):
             raise SchemaError(f"update(): kv={kv!r}, expected 'keep' or 'recompute'")
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise SchemaError(f"update(): version={version!r}, expected an integer of at least 0")
+        version = check_version("update()", version)
         # The servers' folder may not be visible here. Where it is, damage is found before anything changes.
         if os.path.isdir(path):
             await asyncio.to_thread(check_folder, path)
-        await self._choose(None)
+        wanted = _Wanted(os.path.abspath(path), version, kv)
         async with self._weights:
-            newest = self._first_version if self._wanted is None else self._wanted.version
-            if version <= newest:
-                raise SchemaError(f"update(): version={version}, but the servers have {newest}; versions only grow")
-            ready = [server for server in self.servers if server.is_ready]
-            where = os.path.abspath(path)
-            results = await asyncio.gather(
-                *(self._put(server, where, version, kv) for server in ready), return_exceptions=True
-            )
-            for server, result in zip(ready, results, strict=True):
-                if isinstance(result, Gone):
-                    self._lose(server, result)
-                elif isinstance(result, Refused):
-                    raise StorageError(f"update(): {result}; the old weights stay") from result
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    server.version, server.folder = version, where
-            if not any(server.is_ready for server in ready):
-                raise NotReady(f"update(): {_first_of(results)}")
-            self._wanted = _Wanted(where, version)
+            if version <= self._newest:
+                raise SchemaError(
+                    f"update(): version={version}, but the servers have {self._newest}; versions only grow"
+                )
+            # Before any server is asked: those of the last update may be gone when a server comes back.
+            before, self._wanted = self._wanted, wanted
+            refusal = await self._put_all(wanted)
+            if refusal is not None:
+                self._wanted = before
+        try:
+            if refusal is None:
+                await self._choose(None, wanted=wanted)
+        except Behind as error:
+            refusal = error
+            if self._wanted is wanted:
+                self._wanted = before
+        if refusal is not None:
+            raise StorageError(f"update(): {refusal}; the old weights stay") from refusal
+        self._newest = max(self._newest, version)
+
+    async def _put_all(self, wanted: _Wanted) -> Behind | None:
+        """Puts weights into the servers that are ready. Returns a refusal where no server took them."""
+        ready = [server for server in self.servers if server.is_ready]
+        try:
+            results = await asyncio.gather(*(self._bring(one, wanted) for one in ready), return_exceptions=True)
+        except asyncio.CancelledError:
+            for server in ready:  # which of them have the weights is not known
+                self._lose(server, Gone(f"{server.address}: an update was cancelled"))
+            raise
+        refusals = [one for one in results if isinstance(one, Behind)]
+        is_refused = bool(refusals) and None not in results
+        for server, result in zip(ready, results, strict=True):
+            if isinstance(result, Behind) and is_refused:
+                continue  # it goes on with the old weights
+            if isinstance(result, NotReady):
+                self._lose(server, result)
+            elif result is not None:
+                raise result
+        return refusals[0] if is_refused else None
+
+    async def _bring(self, server: Remote, wanted: _Wanted) -> None:
+        """Puts weights into a server that lacks them."""
+        if (server.version, server.folder) != (wanted.version, wanted.path):
+            try:
+                await self._put(server, *wanted)
+            except (Refused, StorageError) as error:
+                had = server.behind
+                wait_s = 1.0 if had is None or had.wanted is not wanted else min(_RETRY_S, 2 * had.wait_s)
+                server.behind = Behind(f"{server.address} refuses version {wanted.version}: {error}", wanted, wait_s)
+                raise server.behind from error
+        server.version, server.folder, server.behind = wanted.version, wanted.path, None
 
     async def abort(self) -> int:
         calls = list(self._calls)
@@ -240,8 +292,13 @@ class Client(ABC):
     def _is_met(self) -> bool:
         return any(server.return_task is not None for server in self.servers)
 
-    async def _choose(self, call: _Call | None, patience_s: float | None = None) -> Remote | None:
-        """The server that is ready with the fewest requests; None where the call was aborted."""
+    async def _choose(
+        self, call: _Call | None, patience_s: float | None = None, wanted: _Wanted | None = None
+    ) -> Remote | None:
+        """The server that is ready with the fewest requests; None where the call was aborted.
+
+        Raises `Behind` where every server refuses the weights `wanted`.
+        """
         patience_s = self.patience_s if patience_s is None else patience_s
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -257,6 +314,9 @@ class Client(ABC):
             ready = [server for server in self.servers if server.is_ready]
             if ready:
                 return min(ready, key=lambda server: server.in_flight)
+            refusal = self._refusal(wanted)
+            if refusal is not None:
+                raise refusal
             trouble = self.servers[0].trouble
             if trouble is not None and all(server.has_failed for server in self.servers):
                 raise type(trouble)(str(trouble)) from trouble
@@ -266,10 +326,12 @@ class Client(ABC):
                     f"no server answered within {patience_s:g} s: {self._troubles()}; wait longer with patience_s="
                 )
             self._changed.clear()
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+            changed = asyncio.ensure_future(self._changed.wait())
             try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except asyncio.TimeoutError:
-                continue
+                await asyncio.wait([changed], timeout=left)
+            finally:
+                changed.cancel()
 
     def _patience(self, patience_s: float) -> float:
         """A server that is being started gets the time that its start may take."""
@@ -291,7 +353,7 @@ class Client(ABC):
                     if starts == _STARTS:
                         raise Failed(f"{process.command[0]} ended {starts} times while it started{process.tail()}")
                     starts += 1
-                    await asyncio.to_thread(process.start)
+                    await server.start()
                 await self._meet(server)
                 server.version = await self._version(server)
                 async with self._weights:
@@ -302,17 +364,27 @@ class Client(ABC):
             except (NotReady, SchemaError, StorageError) as error:
                 server.trouble = error
                 server.has_failed = isinstance(error, (Failed, Refused, StorageError))
+                if isinstance(error, Behind):
+                    self._changed.set()  # an update may wait for it
             await asyncio.sleep(0 if server.has_failed else delay)
             delay = min(1.0, delay * 2)
         self._changed.set()
 
     async def _catch_up(self, server: Remote) -> None:
-        wanted = self._wanted
+        wanted, behind = self._wanted, server.behind
         if wanted is None:
             return
-        if server.version is None or server.version < wanted.version:
-            await self._put(server, wanted.path, wanted.version, "keep")
-        server.version, server.folder = wanted.version, wanted.path
+        if server.version == wanted.version:  # only the connection was lost
+            server.folder = wanted.path
+        elif behind is not None and behind.wanted is wanted and time.monotonic() < behind.again_at:
+            raise behind.with_traceback(None)
+        await self._bring(server, wanted)
+
+    def _refusal(self, wanted: _Wanted | None) -> Behind | None:
+        """Of weights that no server takes: each has refused them or does not start."""
+        found = [one.behind for one in self.servers if one.behind is not None and one.behind.wanted is wanted]
+        is_all = all(one.has_failed or one.behind in found for one in self.servers)
+        return found[0] if found and is_all else None
 
     def _troubles(self) -> str:
         return "; ".join(f"{server.address}: {server.trouble or 'not reached yet'}" for server in self.servers)
@@ -347,14 +419,9 @@ class Client(ABC):
         task.add_done_callback(self._loose.discard)
 
 
-def _first_of(results: Sequence[Any]) -> Any:
-    return next((one for one in results if isinstance(one, BaseException)), "no server is ready")
-
-
-def _checked(ids: Sequence[int]) -> list[int]:
-    import numpy as np
-
-    given = np.asarray(ids)
-    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu" or int(given.min()) < 0:
-        raise SchemaError(f"ids of shape {given.shape} and dtype {given.dtype}, expected token ids of at least 0")
-    return [int(one) for one in given]
+def _checked(ids: Sequence[int], where: str) -> list[int]:
+    given = [int(one) for one in as_tokens(ids, where)]
+    if min(given) < 0:
+        at = given.index(min(given))
+        raise SchemaError(f"{where}: ids[{at}]={given[at]}, expected at least 0")
+    return given

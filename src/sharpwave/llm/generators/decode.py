@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -13,13 +14,18 @@ from ..model.cache import KVCache
 from ..model.transformer import Transformer
 from .sampler import Sampler
 
-__all__ = ["Decode", "EagerDecode", "Ids", "decode_of"]
+__all__ = ["Decode", "EagerDecode", "Ids", "Meanwhile", "Scores", "decode_of", "nothing"]
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Scores = np.ndarray[Any, np.dtype[np.float32]]
+Meanwhile = Callable[[], None]
 
 # The part of the cache that a step looks at grows in pieces of this size: few shapes, little to look at.
 _LENGTH_STEP = 64
+
+
+def nothing() -> None:
+    """For `Decode.step`, where there is nothing else to do."""
 
 
 class Decode(Protocol):
@@ -45,13 +51,14 @@ class Decode(Protocol):
         """Computes what `fill` has put off."""
         ...
 
-    def step(self, ids: Ids, places: Ids, counts: Ids) -> tuple[Ids, Scores]:
+    def step(self, ids: Ids, places: Ids, counts: Ids, meanwhile: Meanwhile = nothing) -> tuple[Ids, Scores]:
         """Feeds one token to each slot and draws the next: tokens and log-probabilities, [slots] each.
 
         Args:
             ids: The token of each slot, [slots].
             places: Its place; the context marks a slot as idle, and what is drawn for it means nothing.
             counts: How many tokens its answer has: with the seed of the slot it gives the random number.
+            meanwhile: Called once, while a GPU computes; on a CPU before.
         """
         ...
 
@@ -75,7 +82,8 @@ class EagerDecode:
     def flush(self) -> None:
         pass
 
-    def step(self, ids: Ids, places: Ids, counts: Ids) -> tuple[Ids, Scores]:
+    def step(self, ids: Ids, places: Ids, counts: Ids, meanwhile: Meanwhile = nothing) -> tuple[Ids, Scores]:
+        meanwhile()
         context, device = self._cache.context, self._model.device
         longest = int(places[places < context].max(initial=0)) + 1
         length = min(context, math.ceil(longest / _LENGTH_STEP) * _LENGTH_STEP)

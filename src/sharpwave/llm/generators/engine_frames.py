@@ -1,4 +1,4 @@
-"""What goes over the socket between `ProcessGenerator` and the process of its engine: frames of numbers and JSON."""
+"""What is in the frames between `ProcessGenerator` and the process of its engine: arrays and JSON."""
 
 from __future__ import annotations
 
@@ -15,39 +15,12 @@ from .answer import Answer
 from .likelihood import as_tokens
 from .sampling import Sampling
 
-__all__ = ["Frames", "frame", "pack_answers", "pack_ids", "unpack_answers", "unpack_ids"]
+__all__ = ["pack_answers", "pack_ids", "unpack_answers", "unpack_ids"]
 
-_HEAD = struct.Struct("<IBQ")  # bytes behind the head, kind, number of the call
-_MOST_BYTES = 1 << 30
 _REQUEST = struct.Struct("<Iq")  # bytes of its JSON, seed
 _NO_SEED = -1
 _MOST_ID = 2**63 - 1
 _ANSWER = struct.Struct("<QIH")  # number of the call, tokens, bytes of its JSON
-
-
-def frame(kind: int, number: int, body: bytes = b"") -> bytes:
-    return _HEAD.pack(len(body), kind, number) + body
-
-
-class Frames:
-    """Cuts what arrives into frames."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def push(self, arrived: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Kind, number and body of every frame that is complete."""
-        self._bytes += arrived
-        at = 0
-        while len(self._bytes) - at >= _HEAD.size:
-            size, kind, number = _HEAD.unpack_from(self._bytes, at)
-            if size > _MOST_BYTES:
-                raise ValueError(f"a frame of {size} bytes, expected at most {_MOST_BYTES}")
-            if len(self._bytes) - at < _HEAD.size + size:
-                break
-            at += _HEAD.size + size
-            yield kind, number, bytes(self._bytes[at - size : at])
-        del self._bytes[:at]
 
 
 def pack_ids(ids: Any, sampling: Sampling) -> bytes:
@@ -55,7 +28,7 @@ def pack_ids(ids: Any, sampling: Sampling) -> bytes:
     tokens = as_tokens(ids, "generate()")
     if tokens.dtype == np.uint64 and tokens.max() > _MOST_ID:
         raise SchemaError(f"generate(): a token id of {tokens.max()}, expected one of the vocabulary")
-    text = json.dumps({**vars(sampling), "seed": None}).encode()
+    text = _text_of(sampling.seeded(None))
     seed = _NO_SEED if sampling.seed is None else sampling.seed
     return _REQUEST.pack(len(text), seed) + text + tokens.astype(np.int64).tobytes()
 
@@ -68,15 +41,31 @@ def unpack_ids(body: bytes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Sampli
 
 
 @functools.lru_cache(64)
+def _text_of(sampling: Sampling) -> bytes:
+    return json.dumps(vars(sampling)).encode()
+
+
+@functools.lru_cache(64)
 def _sampling_of(text: bytes) -> Sampling:
     """Requests of a run differ in their seed only, and the checks take longer than the rest of a request."""
     return Sampling(**json.loads(text))
 
 
+@functools.lru_cache(64)
+def _text_of_stop(stop: str, matched: int | str | None) -> bytes:
+    return json.dumps([stop, matched]).encode()
+
+
+@functools.lru_cache(64)
+def _stop_of(text: bytes) -> tuple[str, int | str | None]:
+    stop, matched = json.loads(text)
+    return stop, matched
+
+
 def pack_answers(answers: list[tuple[int, Answer]]) -> bytes:
     parts = []
     for number, answer in answers:
-        said = json.dumps([answer.stop, answer.matched]).encode()
+        said = _text_of_stop(answer.stop, answer.matched)
         parts += [
             _ANSWER.pack(number, len(answer.tokens), len(said)),
             said,
@@ -92,7 +81,7 @@ def unpack_answers(body: bytes) -> Iterator[tuple[int, Answer]]:
     while at < len(body):
         number, count, size = _ANSWER.unpack_from(body, at)
         at += _ANSWER.size
-        stop, matched = json.loads(body[at : at + size])
+        stop, matched = _stop_of(body[at : at + size])
         at += size
         columns: list[list[Any]] = []
         for dtype in (np.int64, np.float32, np.int64):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels.forward import FusedForward
 from ..model.cache import KVCache
 from ..model.transformer import Transformer
-from .decode import Ids, Scores
+from .decode import Ids, Meanwhile, Scores, nothing
 from .sampler import Sampler
 
 __all__ = ["GraphDecode"]
@@ -111,7 +111,7 @@ class GraphDecode:
         inputs.send()
         graph()
 
-    def step(self, ids: Ids, places: Ids, counts: Ids) -> tuple[Ids, Scores]:
+    def step(self, ids: Ids, places: Ids, counts: Ids, meanwhile: Meanwhile = nothing) -> tuple[Ids, Scores]:
         self.flush()
         self._sampler.send()
         self._fed.host[:] = ids, places, counts
@@ -122,6 +122,7 @@ class GraphDecode:
             self._drawn[0].copy_(tokens)
             self._drawn[1].view(torch.float32).copy_(scores)
         self._answer.copy_(self._drawn, non_blocking=True)
+        meanwhile()
         if self._drawn.is_cuda:
             torch.cuda.current_stream(self._drawn.device).synchronize()
         return self._answer[0].numpy().astype("int64"), self._answer[1].view(torch.float32).numpy().copy()

@@ -17,9 +17,11 @@ import threading
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(guard: int) -> None:
     # The kernel sends the signal when this guard's main thread ends: a killed guard leaves no server behind.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:  # it was killed before
+        os._exit(1)
 
 
 def _end_group(group: int, number: int) -> None:
@@ -28,7 +30,9 @@ def _end_group(group: int, number: int) -> None:
 
 
 def main() -> int:
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    grace_s, command, guard = float(sys.argv[1]), sys.argv[2:], os.getpid()
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())  # first: there is no moment at which it leaves a server
     # Its own session: the server's helper processes are in its process group, and can be ended with it.
     server = subprocess.Popen(
         command,
@@ -36,10 +40,9 @@ def main() -> int:
         stdout=sys.stderr,
         stderr=sys.stderr,
         start_new_session=True,
-        preexec_fn=_die_with_parent,
+        preexec_fn=lambda: _die_with_parent(guard),
     )
     print(server.pid, flush=True)
-    stopping = threading.Event()
 
     def watch_parent() -> None:
         while os.read(0, 4096):
@@ -54,7 +57,6 @@ def main() -> int:
         except subprocess.TimeoutExpired:
             _end_group(server.pid, signal.SIGKILL)
 
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     for work in (watch_parent, stop):
         threading.Thread(target=work, daemon=True).start()
     code = server.wait()

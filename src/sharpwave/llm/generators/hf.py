@@ -7,15 +7,17 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from ...errors import ClosedError, NotReady, SchemaError
-from ..model.folder import read_state
+from ..weights import check_version
 from .answer import Answer
+from .hf_weights import own_tensors, read_weights
+from .likelihood import check_tokens
 from .partial import Partial
 from .protocol import Health
 from .sampling import Sampling
@@ -56,7 +58,9 @@ class HFGenerator:
     ) -> None:
         if blocks < 1 or page < 4:
             raise SchemaError(f"HFGenerator(): blocks={blocks}, page={page}, expected at least 1 and 4")
-        self.model, self.blocks, self.page, self.version = model, blocks, page, version
+        self.version = check_version("HFGenerator()", version, -1)
+        self.model, self.blocks, self.page = model, blocks, page
+        self._config = deepcopy(model.config)  # passes write into the model's own
         config = model.config.get_text_config()
         self._vocabulary: int = config.vocab_size
         most = min(getattr(config, "max_position_embeddings", 1 << 30), blocks * page)
@@ -76,16 +80,19 @@ class HFGenerator:
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         sampling = Sampling() if sampling is None else sampling
-        call = _Call(self._checked(ids, sampling), sampling, asyncio.get_running_loop().create_future())
+        call = _Call(self._checked("generate()", ids, sampling), sampling, asyncio.get_running_loop().create_future())
         self._begin(call)
         try:
             return await call.done
         finally:
             self._drop(call)
 
-    def _begin(self, call: _Call) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("HFGenerator was closed")
+
+    def _begin(self, call: _Call) -> None:
+        self._check_open()
         batch = self._batch(call.sampling.temperature == 0)
         call.name, call.part = f"sharpwave-{next(self._names)}", Partial()
         self._calls[call.name] = call
@@ -137,11 +144,12 @@ class HFGenerator:
             router.output_queue.get_nowait()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        given = self._checked(ids, Sampling(max_tokens=1), room=0)
+        self._check_open()
+        given = self._checked("score()", ids, Sampling(max_tokens=1), room=0)
 
         @torch.no_grad()
         def work() -> list[float]:
-            with self._swap:
+            with self._alone():
                 tokens = torch.tensor([given], device=self.model.device)
                 logs = self.model(tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
             return [float(one) for one in logs.gather(1, tokens[0, 1:, None])[:, 0]]
@@ -151,17 +159,20 @@ class HFGenerator:
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
         if kv not in ("keep", "recompute"):
             raise SchemaError(f"update(): kv={kv!r}, expected 'keep' or 'recompute'")
-        state = await asyncio.to_thread(read_state, path)
-        self._check_state(state)
+        version = check_version("update()", version)
+        self._check_open()
+        state = await asyncio.to_thread(read_weights, self.model, self._config, path)
         loop = asyncio.get_running_loop()
 
+        @torch.no_grad()
         def swap() -> None:
             with self._swap, self._paused():
-                if isinstance(version, bool) or not isinstance(version, int) or version <= self._written:
+                if version <= self._written:
                     raise SchemaError(
-                        f"update(): version={version!r}, but the model has {self._written}; versions only grow"
+                        f"update(): version={version}, but the model has {self._written}; versions only grow"
                     )
-                self._write(state)
+                for name, tensor in own_tensors(self.model).items():
+                    tensor.copy_(state[name])
                 self._written = version
                 # After the tokens of the old weights, before those of the new ones.
                 loop.call_soon_threadsafe(self._switch, version, kv)
@@ -177,24 +188,6 @@ class HFGenerator:
                     self._drop(call)
                     call.before.extend(call.part)
                     self._begin(call)
-
-    def _check_state(self, state: dict[str, Tensor]) -> None:
-        expected = dict(self.model.named_parameters())
-        missing = [name for name in expected if name not in state]
-        if missing:
-            raise SchemaError(f"update(): {missing[0]} missing, {len(missing)} of {len(expected)} tensors")
-        for name, parameter in expected.items():
-            if state[name].shape != parameter.shape:
-                raise SchemaError(
-                    f"update(): {name} has shape {tuple(state[name].shape)}, expected {tuple(parameter.shape)}"
-                )
-            if not bool(torch.isfinite(state[name]).all()):
-                raise SchemaError(f"update(): {name} has values that are NaN or infinite; the old weights stay")
-
-    @torch.no_grad()
-    def _write(self, state: dict[str, Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(state[name])
 
     async def abort(self) -> int:
         calls = [call for call in self._calls.values() if not call.done.done()]
@@ -216,25 +209,43 @@ class HFGenerator:
         for batch in self._batches.values():
             await asyncio.to_thread(batch.stop, hard_stop=True)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """For a forward pass of its own. A pass of the batches beside it would change it: transformers keeps in the
+        model's config whether the attention of the current pass is causal. Attention that works with the batches' cache
+        only is exchanged meanwhile.
+        """
+        with self._swap, self._paused():
+            before = self.model.config._attn_implementation
+            plain = before.removeprefix("paged|")
+            if plain != before:
+                self.model.set_attn_implementation(plain)
+            try:
+                yield
+            finally:
+                if plain != before:
+                    self.model.set_attn_implementation(before)
+
     def _batch(self, greedy: bool) -> Any:
         if greedy not in self._batches:
             from transformers import ContinuousBatchingConfig, GenerationConfig
 
             # Settings of a request count only where the batch has them, too; these are never used.
             drawn = {} if greedy else {"temperature": 0.5, "top_k": self._vocabulary, "top_p": 0.5}
-            settings = GenerationConfig(do_sample=not greedy, eos_token_id=-1, **drawn)  # type: ignore[no-untyped-call]
-            batch = self.model.init_continuous_batching(
-                generation_config=settings,
-                continuous_batching_config=ContinuousBatchingConfig(
-                    return_logprobs=True,
-                    per_request_processors=True,
-                    num_blocks=self.blocks,  # None would take most of the machine's memory
-                    page_size=self.page,
-                    max_batch_tokens=256,
-                    allow_block_sharing=False,  # blocks of the old weights would serve prompts of the new ones
-                    use_async_batching=False,  # tokens in flight at a swap could not be told apart
-                ),
+            settings = GenerationConfig(do_sample=not greedy, eos_token_id=-1, **drawn)
+            config = ContinuousBatchingConfig(
+                return_logprobs=True,
+                per_request_processors=True,
+                num_blocks=self.blocks,  # None would take most of the machine's memory
+                page_size=self.page,
+                max_batch_tokens=256,
+                allow_block_sharing=False,  # blocks of the old weights would serve prompts of the new ones
+                use_async_batching=False,  # tokens in flight at a swap could not be told apart
             )
+            with self._swap:  # it may exchange the model's attention, as a score does
+                batch = self.model.init_continuous_batching(
+                    generation_config=settings, continuous_batching_config=config
+                )
             batch.start()
             self._batches[greedy] = batch
         return self._batches[greedy]
@@ -246,22 +257,18 @@ class HFGenerator:
                 stack.enter_context(batch.pause())
             yield
 
-    def _checked(self, ids: Sequence[int], sampling: Sampling, room: int | None = None) -> list[int]:
-        given = torch.as_tensor(ids) if len(ids) else torch.zeros(0)
-        if given.ndim != 1 or not len(given) or given.dtype.is_floating_point:
-            raise SchemaError(f"ids of shape {tuple(given.shape)} and dtype {given.dtype}, expected token ids")
-        bad = (given < 0) | (given >= self._vocabulary)
-        if bool(bad.any()):
-            at = int(bad.int().argmax())
-            raise SchemaError(f"ids[{at}]={int(given[at])}, expected 0 to {self._vocabulary - 1}")
+    def _checked(self, where: str, ids: Sequence[int], sampling: Sampling, room: int | None = None) -> list[int]:
+        given = check_tokens(ids, self._vocabulary, where)
         room = sampling.max_tokens if room is None else room
         if len(given) + room > self._context:
             raise SchemaError(
-                f"a prompt of {len(given)} tokens and max_tokens={room} need {len(given) + room} places, there are "
-                f"{self._context}; shorten the prompt, lower max_tokens or raise HFGenerator(context=, blocks=)"
+                f"{where}: a prompt of {len(given)} tokens and max_tokens={room} need {len(given) + room} places, "
+                f"there are {self._context}; shorten the prompt, lower max_tokens or raise "
+                "HFGenerator(context=, blocks=)"
             )
         unable = {"min_p": sampling.min_p > 0, "seed": sampling.seed is not None, "stop": bool(sampling.stop)}
         for name, is_set in unable.items():
             if is_set:
                 raise SchemaError(f"Sampling({name}=): transformers' continuous batching has no such setting")
-        return [int(one) for one in given]
+        listed: list[int] = given.tolist()
+        return listed

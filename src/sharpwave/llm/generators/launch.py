@@ -57,11 +57,26 @@ class ServerProcess:
 
         Raises:
             NotReady: The program cannot be started.
-            StorageError: The log cannot be written.
+            StorageError: The log cannot be written, or no process or file number is left.
         """
         if self.is_alive:
             return
         self._release()
+        try:
+            self._begin()
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{self.command[0]} cannot be started: {error}") from error
+        assert self._guard is not None
+        assert self._guard.stdout is not None
+        line = self._guard.stdout.readline()
+        if not line:
+            self._guard.wait()
+            raise NotReady(f"{self.command[0]} cannot be started{self.tail()}")
+        self.pid = int(line)
+
+    def _begin(self) -> None:
         self.port = _free_port()
         command = [part.replace("{port}", str(self.port)) for part in self.command]
         with self._open_log() as log:
@@ -74,12 +89,6 @@ class ServerProcess:
                 stderr=log,
                 start_new_session=True,
             )
-        assert self._guard.stdout is not None
-        line = self._guard.stdout.readline()
-        if not line:
-            self._guard.wait()
-            raise NotReady(f"{command[0]} cannot be started{self.tail()}")
-        self.pid = int(line)
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after `grace_s`. Returns when it has ended."""

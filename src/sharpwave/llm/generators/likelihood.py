@@ -1,14 +1,15 @@
-"""Log-probabilities of given tokens by whole forward passes, and the check of such tokens."""
+"""Log-probabilities of given tokens, and the check of such tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import SchemaError
+from ..model.cache import KVCache
 from ..model.transformer import Transformer
 
 __all__ = ["as_tokens", "check_tokens", "log_probabilities"]
@@ -40,13 +41,25 @@ def check_tokens(
 
 
 @torch.no_grad()
-def log_probabilities(model: Transformer, ids: np.ndarray[Any, np.dtype[np.int64]]) -> list[float]:
-    """The model's log-probability of each token but the first, at temperature 1 and without filters."""
+def log_probabilities(
+    model: Transformer, ids: np.ndarray[Any, np.dtype[np.int64]], size: int = _PIECE
+) -> Iterator[list[float]]:
+    """The model's log-probability of each token but the first, at temperature 1 and without filters, piece by piece.
+
+    A piece feeds `size` tokens. Keys and values of earlier pieces are in a cache of its own, as long as `ids`. It is
+    plain torch on every device, and reads no cache and writes to none of an engine.
+    """
+    count = len(ids) - 1  # the last token is not fed: nothing comes after it
     tokens = torch.from_numpy(ids).to(model.device)
-    hidden = model.hidden(tokens[None])[0]
-    found: list[float] = []
-    for start in range(0, len(ids) - 1, _PIECE):
-        end = min(start + _PIECE, len(ids) - 1)
-        logs = model.logits(hidden[start:end]).float().log_softmax(-1)
-        found += logs.gather(1, tokens[start + 1 : end + 1, None])[:, 0].tolist()
-    return found
+    places = torch.arange(count, device=model.device)
+    cache = KVCache(model.config, 1, count, dtype=model.dtype, device=model.device) if count else None
+    for start in range(0, count, size):
+        end = min(start + size, count)
+        assert cache is not None
+        hidden = model.extend(tokens[None, start:end], places[None, start:end], cache, slot=0, length=end)[0]
+        found: list[float] = []
+        for first in range(start, end, _PIECE):
+            last = min(first + _PIECE, end)
+            logs = model.logits(hidden[first - start : last - start]).float().log_softmax(-1)
+            found += logs.gather(1, tokens[first + 1 : last + 1, None])[:, 0].tolist()
+        yield found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ...errors import ClosedError, NotReady, SchemaError
 from .answer import Answer, Request
@@ -19,6 +20,9 @@ from .sampling import Sampling
 __all__ = ["LocalGenerator", "PauseMode"]
 
 PauseMode = Literal["abort", "wait", "keep"]
+T = TypeVar("T")
+
+_MOST_FAILURES = 5  # steps in a row: an error of the device stays
 
 
 class LocalGenerator:
@@ -49,6 +53,11 @@ class LocalGenerator:
         self._is_stepping = False
         self._is_closed = False
         self._broken: Exception | None = None
+        self._failures = 0  # steps in a row
+        self._pauses: dict[asyncio.Future[None], Callable[[], bool]] = {}  # not quiet yet; whether they are now
+        # A thread for each: an update waits for no score, and neither for what the program runs in asyncio's own pool.
+        self._scoring = ThreadPoolExecutor(1, "sharpwave-score")
+        self._updating = ThreadPoolExecutor(1, "sharpwave-update")
         self._wakes = _Wakes()
         self._thread = threading.Thread(target=self._run, name="sharpwave-generator", daemon=True)
         self._thread.start()
@@ -88,12 +97,12 @@ class LocalGenerator:
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of given tokens; see `Generator.score`."""
         self._check_life("score()")
-        return await asyncio.to_thread(self.engine.score, ids)
+        return await _beside(self._scoring, lambda: self.engine.score(ids))
 
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
         """New weights from a folder; see `Generator.update`. They are read and checked beside the steps."""
         self._check_life("update()")
-        await asyncio.to_thread(self.engine.update, str(path), version, kv=kv)
+        await _beside(self._updating, lambda: self.engine.update(str(path), version, kv=kv))
 
     async def abort(self) -> int:
         """Ends every answer on its way with the tokens it has. Returns how many."""
@@ -120,9 +129,10 @@ class LocalGenerator:
         if mode == "abort":
             for one in before:
                 one.abort()
-        await asyncio.to_thread(self._wait_for_quiet, before if mode != "keep" else [])
+        await self._wait_for_quiet(before if mode != "keep" else [])
         if clear_cache:
-            await asyncio.to_thread(self.engine.clear_cache)
+            self._check_life("pause()")
+            await _beside(self._updating, self.engine.clear_cache)
 
     async def resume(self) -> None:
         """Ends a pause. Without one it does nothing."""
@@ -131,6 +141,7 @@ class LocalGenerator:
             self._is_paused = self._is_frozen = False
             held, self._held = self._held, {}
             self.engine.enqueue(list(held))
+            self._end_pauses()
             self._work.notify_all()
 
     @property
@@ -146,12 +157,21 @@ class LocalGenerator:
         """Ends the thread. Answers on their way fail with ClosedError. A second call does nothing."""
         with self._work:
             self._is_closed = True
+            self._end_pauses()
             self._work.notify_all()
+        self._scoring.shutdown(wait=False)
+        self._updating.shutdown(wait=False)
         await asyncio.to_thread(self._thread.join)
 
     async def join(self) -> None:
-        """Waits until the generator was closed, or until its engine has failed for good."""
+        """Waits until the generator was closed.
+
+        Raises:
+            NotReady: Its engine has failed for good.
+        """
         await asyncio.to_thread(self._thread.join)
+        if not self._is_closed:
+            self._check_life("join()")
 
     async def __aenter__(self) -> LocalGenerator:
         return self
@@ -185,8 +205,8 @@ class LocalGenerator:
                 self._work.notify_all()
         self._wakes.wake(told)
 
-    def _wait_for_quiet(self, ending: Sequence[Ongoing]) -> None:
-        """Until no step runs and these answers have ended, or the pause has been ended."""
+    async def _wait_for_quiet(self, ending: Sequence[Ongoing]) -> None:
+        """Until no step runs and these answers have ended, or the pause has been ended. It blocks no thread."""
 
         def is_quiet() -> bool:
             if self._is_closed or self._broken is not None:
@@ -194,8 +214,22 @@ class LocalGenerator:
             is_still = not (self._is_frozen and self._is_stepping)
             return is_still and not any(one.request in self._ongoing for one in ending)
 
+        future = asyncio.get_running_loop().create_future()
         with self._work:
-            self._work.wait_for(is_quiet)
+            self._pauses[future] = is_quiet
+            self._end_pauses()
+        try:
+            await future
+        finally:
+            with self._work:
+                self._pauses.pop(future, None)
+
+    def _end_pauses(self) -> None:
+        """Wakes the pauses that are quiet by now. Its caller holds `_work`."""
+        for future in [future for future, is_quiet in self._pauses.items() if is_quiet()]:
+            del self._pauses[future]
+            with contextlib.suppress(RuntimeError):  # the loop was closed, so no task waits
+                future.get_loop().call_soon_threadsafe(_set, future)
 
     def _has_work(self) -> bool:
         return self._is_closed or self._has_aborts or (not self._is_frozen and self.engine.is_busy)
@@ -209,11 +243,12 @@ class LocalGenerator:
                 self._has_aborts, self._is_stepping, is_frozen = False, True, self._is_frozen
             try:
                 self._tell(self.engine.end_aborted() if is_frozen else self.engine.step())
+                self._failures = 0
             except Exception as error:
                 self._fail(error)
             with self._work:
                 self._is_stepping = False
-                self._work.notify_all()  # a pause waits for the end of this step, or of the last answer
+                self._end_pauses()  # they wait for the end of this step, or of the last answer
         self._end()
 
     def _tell(self, done: Iterable[Request]) -> None:
@@ -227,12 +262,16 @@ class LocalGenerator:
         return self._ongoing.pop(request, None)
 
     def _fail(self, error: Exception) -> None:
-        """Fails the answers in the engine. Later ones may succeed, unless the engine cannot even be emptied."""
+        """Fails the answers in the engine. Later ones may succeed, unless step after step fails, or the engine cannot
+        even be emptied."""
+        self._failures += 1
         try:
             dropped = self.engine.drop()
         except Exception:
             self._broken = error
             return
+        if self._failures == _MOST_FAILURES:
+            self._broken = error
         told = []
         for request in dropped:
             with self._work:
@@ -246,12 +285,21 @@ class LocalGenerator:
             left, self._held = list(self._ongoing.values()), {}
             self._ongoing.clear()
             self._streams.clear()
-            self._work.notify_all()
+            self._end_pauses()
         with contextlib.suppress(Exception):  # a broken engine may refuse
             self.engine.drop()
         closed = ClosedError("generate(): the generator was closed before the answer ended")
         error = closed if self._broken is None else _failure(self._broken)
         self._wakes.wake([one for one in left if one.tell(error)])
+
+
+async def _beside(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():  # the task that paused was cancelled
+        future.set_result(None)
 
 
 def _failure(error: Exception) -> NotReady:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from .answer import Answer
 from .sampling import Sampling
 
-__all__ = ["Generator", "Health"]
+__all__ = ["Generator", "Health", "Responder"]
 
 
 class Health(NamedTuple):
@@ -20,11 +20,8 @@ class Health(NamedTuple):
     waiting: int
 
 
-class Generator(Protocol):
-    """For one event loop. Calls of many tasks run side by side, and none waits for another's answer.
-
-    A group of answers to one prompt is as many calls: a generator that can computes the prompt once for all of them.
-    """
+class Responder(Protocol):
+    """The part of a generator that answers."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         """One answer. A task that is cancelled ends its answer at the generator, too.
@@ -39,6 +36,19 @@ class Generator(Protocol):
         """The log-probability of each token but the first, given those before it, under the weights of now."""
         ...
 
+    async def health(self) -> Health:
+        """Raises:
+        NotReady: It does not answer.
+        """
+        ...
+
+
+class Generator(Responder, Protocol):
+    """For one event loop. Calls of many tasks run side by side, and none waits for another's answer.
+
+    A group of answers to one prompt is as many calls: a generator that can computes the prompt once for all of them.
+    """
+
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
         """Puts the weights of a Hugging Face folder in. Answers go on: later tokens are made by the new version.
 
@@ -50,12 +60,6 @@ class Generator(Protocol):
 
     async def abort(self) -> int:
         """Ends every answer on its way with the tokens it has (`stop` is "abort"). Returns how many."""
-        ...
-
-    async def health(self) -> Health:
-        """Raises:
-        NotReady: It does not answer.
-        """
         ...
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx
 from ...errors import NotReady, SchemaError
 from .launch import ServerProcess
 
-__all__ = ["Failed", "Gone", "Refused", "Remote"]
+__all__ = ["Behind", "Failed", "Gone", "Refused", "Remote"]
 
 # A machine that loses its power sends nothing. The kernel probes it, and breaks the connection after a minute.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
@@ -38,6 +39,15 @@ class Refused(SchemaError):
     """The server answered that a request is wrong. Another one would say the same."""
 
 
+class Behind(NotReady):
+    """The server refused the newest weights. It is given no work until it takes them at another try, or later ones."""
+
+    def __init__(self, text: str, wanted: object, wait_s: float) -> None:
+        super().__init__(text)
+        self.wanted, self.wait_s = wanted, wait_s
+        self.again_at = time.monotonic() + wait_s
+
+
 class Remote:
     """The connection to one server.
 
@@ -59,9 +69,11 @@ class Remote:
         self.vocabulary: int | None = None
         self.has_seeds = True
         self.folder: str | None = None  # the last one that it has read its weights from
+        self.behind: Behind | None = None  # the last weights that it refused
         self.trouble: Exception | None = None  # why it is not ready
         self.has_failed = False  # and will not be ready by itself
         self.return_task: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
             # Any number at a time: a request that waits here for another's answer is one that the server cannot batch.
@@ -77,6 +89,12 @@ class Remote:
     @property
     def address(self) -> str:
         return self._fixed if self._fixed is not None else self.process.address  # type: ignore[union-attr]
+
+    async def start(self) -> None:
+        """Starts its process. A start that is cancelled goes on, and `close` waits for it."""
+        assert self.process is not None
+        self._starting = asyncio.ensure_future(asyncio.to_thread(self.process.start))
+        await asyncio.shield(self._starting)
 
     async def ask(
         self, method: str, path: str, body: Any = None, *, query: dict[str, Any] | None = None, within_s: float = 60.0
@@ -132,6 +150,8 @@ class Remote:
         if self.return_task is not None:
             self.return_task.cancel()
         await self._http.aclose()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
         if self.process is not None:
             await asyncio.to_thread(self.process.stop)
 

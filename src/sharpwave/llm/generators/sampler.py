@@ -10,6 +10,8 @@ from .sampling import Sampling
 
 __all__ = ["Sampler"]
 
+_NEUTRAL = Sampling()
+
 
 class Sampler:
     """The settings of every slot as tensors. A draw has one fixed shape, whatever slots are idle."""
@@ -22,7 +24,7 @@ class Sampler:
         self._is_filtered = [False] * slots
         self._has_changed = True
         for slot in range(slots):
-            self.clear(slot)
+            self.set(slot, _NEUTRAL, 0)
 
     @property
     def temperature(self) -> Tensor:
@@ -45,7 +47,9 @@ class Sampler:
         self._has_changed = True
 
     def clear(self, slot: int) -> None:
-        self.set(slot, Sampling(), 0)
+        """The slot is idle. What is drawn for it is not looked at, but filters would sort the vocabulary for it."""
+        if self._is_filtered[slot]:
+            self.set(slot, _NEUTRAL, 0)
 
     def send(self) -> None:
         """Puts settings that have changed onto the device. A CUDA graph draws with what was sent before it."""

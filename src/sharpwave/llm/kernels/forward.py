@@ -44,7 +44,7 @@ class FusedForward:
         """What the head reads, [rows, hidden_size], for token ids, slots and places of [rows] each."""
         kernels, cache = self._kernels, self._cache
         model: Any = self._model.model
-        x = model.embed_tokens(ids)
+        x = model.embed_tokens(ids).float()  # layers add to it in float32, as in `Transformer`
         added = None
         for number, (layer, (heads, gates)) in enumerate(zip(self._layers, self._packed, strict=True)):
             attention, mlp = layer.self_attn, layer.mlp

@@ -16,12 +16,11 @@ def _add_and_norm(x, added, weight, out, size, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * size
     i = tl.arange(0, BLOCK)
     inside = i < size
-    dtype = x.dtype.element_ty
-    value = tl.load(x + row + i, inside, other=0.0)
+    dtype = out.dtype.element_ty
+    wide = tl.load(x + row + i, inside, other=0.0)
     if added is not None:
-        value = (value.to(tl.float32) + tl.load(added + row + i, inside, other=0.0).to(tl.float32)).to(dtype)
-        tl.store(x + row + i, value, inside)
-    wide = value.to(tl.float32)
+        wide += tl.load(added + row + i, inside, other=0.0).to(tl.float32)
+        tl.store(x + row + i, wide, inside)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     # Rounded before the weight, as the model does it.
     scaled = wide.to(dtype).to(tl.float32) * tl.load(weight + i, inside, other=0.0).to(tl.float32)
@@ -100,9 +99,9 @@ def _gate(both, out, size, BLOCK: tl.constexpr):
 
 
 def add_and_norm(x: Any, added: Any, weight: Any, eps: float) -> Any:
-    """Adds to x [rows, size] in place (None: nothing) and gives its RMS norm."""
+    """Adds to x [rows, size] of float32 in place (None: nothing) and gives its RMS norm in the weight's dtype."""
     rows, size = x.shape
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, dtype=weight.dtype)
     block = triton.next_power_of_2(size)
     _add_and_norm[(rows,)](x, added, weight, out, size, eps, block, num_warps=min(8, max(1, block // 256)))
     return out

@@ -13,7 +13,7 @@ __all__ = ["add_and_norm", "attend", "copy_places", "draw", "gate", "pick", "pla
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(weight.dtype)
 
 
 def add_and_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:

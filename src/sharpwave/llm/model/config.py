@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ...checks import told
 from ...errors import SchemaError, StorageError
 
 __all__ = ["ARCHITECTURES", "DTYPES", "ModelConfig", "Rope"]
@@ -23,6 +26,7 @@ _SCALINGS: dict[str, tuple[str, ...]] = {
     "yarn": ("factor",),
 }
 _YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_MOST = 2**31 - 1  # of sizes and token ids
 # What transformers takes where config.json is silent; the rest of the defaults are ModelConfig's own.
 _MAX_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
 # Read here, or of no effect on the numbers of a forward pass; written anew or left out.
@@ -46,8 +50,13 @@ class Rope:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.scaling not in _SCALINGS:
-            raise SchemaError(f"config.json: rope scaling {self.scaling!r} is not supported; expected {_or(_SCALINGS)}")
+        if not isinstance(self.scaling, str) or self.scaling not in _SCALINGS:
+            raise SchemaError(
+                f"config.json: rope scaling {told(self.scaling)} is not supported; expected {_or(_SCALINGS)}"
+            )
+        # A base of 1 would turn all dimensions alike, and the logarithm of less is no number of dimensions.
+        if not _is_number(self.theta) or self.theta <= 1:
+            raise SchemaError(f"config.json: rope_theta={told(self.theta)}, expected a number above 1")
         missing = [name for name in _SCALINGS[self.scaling] if self.numbers.get(name) is None]
         if missing:
             raise SchemaError(f"config.json: rope scaling {self.scaling!r} needs {', '.join(missing)}")
@@ -55,6 +64,22 @@ class Rope:
         unknown = sorted(set(self.numbers) - (known | set(_YARN) if self.scaling == "yarn" else known))
         if unknown:
             raise SchemaError(f"config.json: rope scaling {self.scaling!r} does not know {', '.join(unknown)}")
+        for name, value in self.numbers.items():
+            if name == "truncate":
+                good, expected = isinstance(value, bool), "true or false"
+            elif name == "original_max_position_embeddings":
+                good, expected = _is_whole(value, 1), "an integer of at least 1"
+            elif name in ("mscale", "mscale_all_dim"):
+                good, expected = _is_number(value) and value >= 0, "a number of at least 0"
+            else:
+                good, expected = _is_number(value) and value > 0, "a number above 0"
+            if not good:
+                raise SchemaError(f"config.json: rope scaling: {name}={told(value)}, expected {expected}")
+        if self.scaling == "llama3" and self.numbers["high_freq_factor"] <= self.numbers["low_freq_factor"]:
+            raise SchemaError(
+                f"config.json: rope scaling: high_freq_factor={self.numbers['high_freq_factor']}, expected more than "
+                f"low_freq_factor={self.numbers['low_freq_factor']}"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,8 +110,8 @@ class ModelConfig:
     other: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.model_type not in ARCHITECTURES:
-            raise SchemaError(f"ModelConfig: model_type={self.model_type!r}, expected {_or(ARCHITECTURES)}")
+        if not isinstance(self.model_type, str) or self.model_type not in ARCHITECTURES:
+            raise SchemaError(f"ModelConfig: model_type={told(self.model_type)}, expected {_or(ARCHITECTURES)}")
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             _positive(name, getattr(self, name))
         if not self.num_key_value_heads:
@@ -107,12 +132,29 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise SchemaError(f"ModelConfig: head_dim={self.head_dim}, expected an even number")
+        for name in ("rms_norm_eps", "initializer_range"):
+            if not _is_number(getattr(self, name)) or getattr(self, name) < 0:
+                raise SchemaError(f"ModelConfig: {name}={told(getattr(self, name))}, expected a number of at least 0")
+        _as_ids(self.other.get("eos_token_id"))
         if self.dtype not in DTYPES:
             raise SchemaError(f"ModelConfig: dtype={self.dtype!r}, expected {_or(DTYPES)}")
         if self.mlp_bias and self.model_type != "llama":
             raise SchemaError(f"ModelConfig: mlp_bias=True, but {ARCHITECTURES[self.model_type]} has none")
         if self.attention_bias and self.model_type == "qwen2":
             raise SchemaError("ModelConfig: attention_bias=True, but Qwen2ForCausalLM has biases of q, k and v always")
+
+    @property
+    def max_context(self) -> int:
+        """The tokens of a sequence at most. YaRN extends a `max_position_embeddings` that does not count it yet.
+
+        The other scalings do not: folders with `linear` and `llama3` count it already, and with `dynamic` the angles of
+        all tokens depend on the longest sequence of a call, so keys in a cache would have those of another call.
+        """
+        most = self.max_position_embeddings
+        numbers = self.rope.numbers
+        if self.rope.scaling != "yarn" or numbers.get("original_max_position_embeddings", most) != most:
+            return most
+        return max(most, int(most * numbers["factor"]))
 
     @property
     def qkv_bias(self) -> bool:
@@ -134,13 +176,12 @@ class ModelConfig:
     def read(cls, folder: str | Path) -> ModelConfig:
         """Reads config.json of a Hugging Face folder, and the ends of text that generation_config.json adds."""
         path = Path(folder) / "config.json"
-        try:
+        with _named(path):
             config = cls.from_json(_read_object(path))
-        except SchemaError as error:
-            raise SchemaError(f"{path}: {str(error).removeprefix('config.json: ')}") from None
         generation = path.with_name("generation_config.json")
-        # Instruction-tuned checkpoints name the end of a turn there, and only the end of a document in config.json.
-        more = _as_ids(_read_object(generation).get("eos_token_id")) if generation.is_file() else ()
+        with _named(generation):
+            # Instruction-tuned checkpoints name the end of a turn there, only the end of a document in config.json.
+            more = _as_ids(_read_object(generation).get("eos_token_id")) if generation.is_file() else ()
         if set(more) <= set(config.eos_ids):
             return config
         ids = list(dict.fromkeys((*config.eos_ids, *more)))
@@ -151,9 +192,10 @@ class ModelConfig:
         """Reads the content of a config.json."""
         kind = text.get("model_type")
         named = text.get("architectures") or [ARCHITECTURES.get(str(kind), str(kind))]
-        if kind not in ARCHITECTURES or list(named) != [ARCHITECTURES[kind]]:
+        if not isinstance(kind, str) or kind not in ARCHITECTURES or named != [ARCHITECTURES[kind]]:
+            shown = ", ".join(map(str, named)) if isinstance(named, list) else told(named)
             raise SchemaError(
-                f"config.json: architecture {', '.join(map(str, named))} (model_type {kind!r}) is not supported; "
+                f"config.json: architecture {shown} (model_type {told(kind)}) is not supported; "
                 f"expected {_or(ARCHITECTURES.values())}"
             )
         _refuse(text)
@@ -166,7 +208,7 @@ class ModelConfig:
                 value = text[name]
                 wanted = _TYPES[str(names[name].type)]
                 if not isinstance(value, wanted) or (isinstance(value, bool) and names[name].type != "bool"):
-                    raise SchemaError(f"config.json: {name}={value!r}, expected {names[name].type}")
+                    raise SchemaError(f"config.json: {name}={told(value)}, expected {names[name].type}")
                 found[name] = value
         needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         missing = [name for name in needed if name not in found]
@@ -193,12 +235,21 @@ class ModelConfig:
         return {**self.other, **text}
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors name the file."""
+    try:
+        yield
+    except SchemaError as error:
+        raise SchemaError(f"{path}: {str(error).removeprefix('config.json: ')}") from None
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         text = json.loads(path.read_text())
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}; expected a Hugging Face folder") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SchemaError(f"no JSON: {error}") from error
     if not isinstance(text, dict):
         raise SchemaError(f"expected an object, got {type(text).__name__}")
@@ -206,38 +257,64 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _as_ids(given: Any) -> tuple[int, ...]:
-    return () if given is None else tuple(given) if isinstance(given, list) else (given,)
+    ids = () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    # An id that is none would never end an answer, or fail the step in which it is compared.
+    if not all(_is_whole(one, 0) for one in ids):
+        raise SchemaError(f"config.json: eos_token_id={told(given)}, expected a token id or a list of token ids")
+    return ids
 
 
 def _refuse(text: Mapping[str, Any]) -> None:
     """Options that change the numbers and are not built: refused by name."""
-    windowed = "sliding_attention" in (text.get("layer_types") or ())
+    kinds = text.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise SchemaError(f"config.json: layer_types={told(kinds)}, expected a list")
+    windowed = any(kind != "full_attention" for kind in kinds)
     if windowed or (text.get("use_sliding_window") and text.get("sliding_window")):
         raise SchemaError(
-            f"config.json: sliding_window={text.get('sliding_window')} is not supported; a model whose "
+            f"config.json: sliding_window={told(text.get('sliding_window'))} is not supported; a model whose "
             "use_sliding_window is false, and whose layer_types are all full_attention, is"
         )
     if text.get("hidden_act", "silu") != "silu":
-        raise SchemaError(f"config.json: hidden_act={text['hidden_act']!r}, expected 'silu'")
+        raise SchemaError(f"config.json: hidden_act={told(text['hidden_act'])}, expected 'silu'")
     if text.get("quantization_config"):
         raise SchemaError("config.json: quantization_config is not supported; use the model's unquantized folder")
 
 
 def _read_rope(text: Mapping[str, Any]) -> Rope:
     """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    numbers = {**(text.get("rope_scaling") or {}), **(text.get("rope_parameters") or {})}
-    theta = numbers.pop("rope_theta", None) or text.get("rope_theta") or 10000.0
+    numbers: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = text.get(name)
+        if given is not None and not isinstance(given, dict):
+            raise SchemaError(f"config.json: {name}={told(given)}, expected an object")
+        numbers |= given or {}
+    thetas = (numbers.pop("rope_theta", None), text.get("rope_theta"))
+    theta = next((one for one in thetas if one is not None), 10000.0)
     kind, older = numbers.pop("rope_type", None), numbers.pop("type", None)
-    kind = kind or older or "default"
+    kind = "default" if kind is None and older is None else older if kind is None else kind
     if numbers.pop("partial_rotary_factor", text.get("partial_rotary_factor") or 1.0) != 1.0:
         raise SchemaError("config.json: partial_rotary_factor is not supported; expected 1.0")
     numbers = {name: value for name, value in numbers.items() if value is not None}
-    return Rope(float(theta), str(kind), {} if kind == "default" else numbers)
+    rope = Rope(theta, kind, numbers)  # refuses unknown names, of the default too
+    return Rope(float(theta)) if kind == "default" else replace(rope, theta=float(theta))
 
 
 def _positive(name: str, value: Any) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise SchemaError(f"ModelConfig: {name}={value!r}, expected an integer of at least 1")
+    if not _is_whole(value, 1):
+        raise SchemaError(f"ModelConfig: {name}={told(value)}, expected an integer of at least 1, below 2**31")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+
+
+def _is_number(value: Any) -> bool:
+    """A finite one. An int that no float can have is none."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _or(names: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,14 +15,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...checks import told
 from ...errors import SchemaError, StorageError
-from .config import ModelConfig
+from ..manifest import MANIFEST, check_files
+from .config import DTYPES, ModelConfig
 from .transformer import Transformer
 
 __all__ = [
+    "check_companions",
+    "check_config",
     "check_folder",
     "check_state",
     "copy_companions",
+    "is_finite",
     "load_model",
     "load_state",
     "read_state",
@@ -43,6 +49,17 @@ COMPANIONS = (
     "chat_template.json",
     "generation_config.json",
 )
+_FLOATS = {name: getattr(torch, name) for name in DTYPES}
+# What changes log-probabilities where names and shapes of tensors are equal.
+_NUMBERS = (
+    "model_type",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "rope",
+)
 
 
 def load_model(
@@ -52,10 +69,12 @@ def load_model(
 
     Raises:
         SchemaError: The architecture, an option, or a tensor's name, shape or dtype is not what the model has.
-        StorageError: A file is missing or damaged.
+        StorageError: A file is missing or damaged, or not what was published.
     """
     config = ModelConfig.read(folder)
-    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype or config.dtype)
+    wanted = _FLOATS.get(str(config.dtype if dtype is None else dtype).removeprefix("torch."))
+    if wanted is None:
+        raise SchemaError(f"load_model(): dtype={told(dtype)}, expected {', '.join(_FLOATS)}")
     with torch.device("meta"):
         model = Transformer(config)
     state = read_state(folder)
@@ -80,12 +99,21 @@ def save_model(
         shard_bytes: Files are not larger than this, unless a single tensor is.
     """
     folder = Path(folder)
+    if companions is not None:
+        check_companions(companions)
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config.replace(dtype=str(model.dtype).removeprefix("torch."))
     write_state(dict(model.weights()), folder, shard_bytes=shard_bytes)
     if companions is not None:
         copy_companions(companions, folder)
     (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
+
+
+def check_companions(source: str | Path) -> Path:
+    """Raises StorageError unless it is a folder."""
+    if not Path(source).is_dir():
+        raise StorageError(f"companions={str(source)!r} is no folder; give one with the tokenizer's files, or None")
+    return Path(source)
 
 
 def copy_companions(source: str | Path, folder: str | Path) -> None:
@@ -110,13 +138,13 @@ def write_state(state: Mapping[str, Tensor], folder: Path, *, shard_bytes: int =
     # Aside first: where the disk is full, the folder keeps what it had.
     try:
         for name, shard in zip(names, shards, strict=True):
-            save_file(shard, folder / f"{name}.new", metadata={"format": "pt"})
+            save_file(_apart(shard), folder / f"{name}.new", metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
         for name in names:
             (folder / f"{name}.new").unlink(missing_ok=True)
         raise StorageError(f"{folder} cannot be written: {error}") from error
-    for old in [*folder.glob("model*.safetensors"), *folder.glob(_INDEX)]:
-        old.unlink()  # an index of an earlier save would hide the new files
+    for old in [*folder.glob("model*.safetensors"), *folder.glob(_INDEX), *folder.glob(MANIFEST)]:
+        old.unlink()  # an index of an earlier save would hide the new files, and its manifest has other checksums
     for name in names:
         (folder / f"{name}.new").rename(folder / name)
     if count == 1:
@@ -127,14 +155,29 @@ def write_state(state: Mapping[str, Tensor], folder: Path, *, shard_bytes: int =
     return [*names, _INDEX]
 
 
-def read_state(folder: str | Path) -> dict[str, Tensor]:
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors that share memory with another one, for instance a tied head: safetensors refuses them."""
+    made, end = dict(tensors), 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.nbytes and tensor.data_ptr() < end:
+            made[name] = tensor.clone()
+        end = max(end, tensor.data_ptr() + tensor.nbytes)
+    return made
+
+
+def read_state(folder: str | Path, *, check: bool = True) -> dict[str, Tensor]:
     """Reads every tensor of a folder's safetensors files.
 
+    The files of a folder with a manifest, which `Weights.publish` writes, are compared with it: sizes always, checksums
+    where `check` is true.
+
     Raises:
-        StorageError: A file is missing or damaged, or a shard lacks a tensor that the index promises.
+        StorageError: A file is missing, damaged or not what was published, or a shard lacks a tensor that the index
+            promises.
     """
-    state: dict[str, Tensor] = {}
-    for file, names in _files(Path(folder)):
+    folder, state = Path(folder), dict[str, Tensor]()
+    check_files(folder, [path.name for path, _ in _shards(folder)], check)
+    for file, names in _files(folder):
         for name in names:
             state[name] = file.get_tensor(name)
     return state
@@ -160,8 +203,9 @@ def _files(folder: Path) -> Iterator[tuple[Any, list[str]]]:
 def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """The files with the tensors that each must have. All must be there before the first is read."""
     index = folder / _INDEX
-    if not index.is_file():
-        if not (folder / _SINGLE).is_file():
+    # Not Path.is_file, which raises where a path is too long.
+    if not os.path.isfile(index):
+        if not os.path.isfile(folder / _SINGLE):
             raise StorageError(f"{folder} has neither {_SINGLE} nor {_INDEX}; expected a Hugging Face folder")
         return iter([(folder / _SINGLE, [])])
     try:
@@ -188,6 +232,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def check_state(model: Transformer, state: Mapping[str, Tensor], where: str) -> None:
     """Raises SchemaError unless `state` has every weight of the model, in its shape, as floating point numbers."""
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise SchemaError(f"{where}: expected tensors by name, got {told(state)}")
     expected = dict(model.named_parameters())
     missing = [name for name in expected if name not in state]
     if missing:
@@ -199,10 +245,39 @@ def check_state(model: Transformer, state: Mapping[str, Tensor], where: str) -> 
         raise SchemaError(f"{where}: the model has no {_some(unknown)}; is config.json of another model?")
     for name, parameter in expected.items():
         given = state[name]
+        if not isinstance(given, Tensor):
+            raise SchemaError(f"{where}: {name} is {type(given).__name__}, expected a tensor")
         if given.shape != parameter.shape:
             raise SchemaError(f"{where}: {name} has shape {tuple(given.shape)}, expected {tuple(parameter.shape)}")
-        if given.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if given.dtype not in _FLOATS.values():
             raise SchemaError(f"{where}: {name} has dtype {given.dtype}, expected float32, bfloat16 or float16")
+
+
+def is_finite(tensor: Tensor) -> Tensor:
+    """Whether no number is NaN or infinite, on the tensor's device.
+
+    On a CPU the least and the largest tell, as NaN is both: that reads as fast as memory gives, where `isfinite` takes
+    many times as long in bfloat16. On a GPU it would be twice as many kernels.
+    """
+    flat = tensor.detach()
+    if flat.device.type == "cpu" and flat.numel():
+        flat = torch.stack(torch.aminmax(flat))
+    return torch.isfinite(flat).all()
+
+
+def check_config(config: ModelConfig, folder: str | Path, where: str) -> None:
+    """Raises SchemaError where a folder's weights are of a model that computes with other numbers.
+
+    Names and shapes of its tensors may be equal. A folder without config.json says nothing about that.
+    """
+    if not os.path.isfile(Path(folder) / "config.json"):  # not Path.is_file, which raises where a path is too long
+        return
+    theirs = ModelConfig.read(folder)
+    names = [*_NUMBERS, "max_position_embeddings"] if config.rope.scaling in ("dynamic", "yarn") else _NUMBERS
+    for name in names:
+        ours, other = getattr(config, name), getattr(theirs, name)
+        if ours != other:
+            raise SchemaError(f"{where}: {Path(folder) / 'config.json'} has {name}={other!r}, the model has {ours!r}")
 
 
 @torch.no_grad()

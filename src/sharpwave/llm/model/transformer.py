@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return self.weight * wide.to(self.weight.dtype)
 
 
 class _Where:
@@ -198,7 +198,9 @@ class Transformer(nn.Module):
         return F.linear(hidden, head.weight)
 
     def _run(self, ids: Tensor, where: _Where) -> Tensor:
-        x = self.model.embed_tokens(ids)
+        # Layers add to a sum in float32, whatever the weights are. Rounded to bfloat16 twice a layer, it would be the
+        # largest part of how far log-probabilities that were computed in two ways lie apart.
+        x = self.model.embed_tokens(ids).float()
         recomputes = self.recomputes_layers and torch.is_grad_enabled()
         for layer in self.model.layers:
             if recomputes:  # nothing is random, and reading a random state cannot be captured in a graph

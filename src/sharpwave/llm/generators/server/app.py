@@ -27,14 +27,24 @@ def openai_routes(backend: Backend) -> list[Route]:
     began = int(time.time())
 
     async def models(request: Request) -> Response:
-        entry = {"id": backend.name, "object": "model", "created": began, "owned_by": "sharpwave"}
-        return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": backend.context}]})
+        return JSONResponse({"object": "list", "data": [_entry(backend, backend.name, began)]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        backend.check_name(name)
+        return JSONResponse(_entry(backend, name, began))
 
     return [
         Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
         Route("/v1/completions", CompletionsRoute(backend).__call__, methods=["POST"]),
         Route("/v1/chat/completions", ChatRoute(backend).__call__, methods=["POST"]),
     ]
+
+
+def _entry(backend: Backend, name: str, began: int) -> dict[str, Any]:
+    said = {"id": name, "object": "model", "created": began, "owned_by": "sharpwave"}
+    return {**said, "max_model_len": backend.context}
 
 
 def tokens_routes(backend: Backend) -> list[Route]:

@@ -16,7 +16,7 @@ from ..ongoing import Piece
 from .fields import Fields, read_fields
 from .job import Asked, Backend, Job, until_gone
 from .refusal import Refusal
-from .settings import check_name, read_settings, takes_usage
+from .settings import read_settings, takes_usage
 from .shapes import GONE, events, finish, new_id, spans, token_text, usage
 from .text import TextStream
 from .tool_calls import ToolText
@@ -29,9 +29,23 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "add_special_tokens": (False,),
     "modalities": (["text"],),
+    "reasoning_effort": ("medium",),  # what OpenAI takes where nothing is said
+    "verbosity": ("medium",),
 }
 # None of these changes what a model of ours answers.
-_DROPPED = ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "cache_salt")
+_DROPPED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "cache_salt",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "prediction",
+)
 
 
 class ChatRoute:
@@ -56,7 +70,7 @@ class _Call:
         self._backend = backend
         self._created = int(time.time())
         self.number = f"chatcmpl-{new_id()}"
-        check_name(fields, None if backend.takes_any_name else backend.name)
+        backend.check_name(fields.take("model", str))
         messages = _read_messages(fields)
         tools = fields.take_list("tools", dict)
         choice = fields.take_any("tool_choice")
@@ -161,8 +175,11 @@ def _read_messages(fields: Fields) -> list[dict[str, Any]]:
         if not isinstance(message.get("role"), str):
             raise fields.refusal(f"messages[{at}].role", "expected a string")
         found.append({**message, "content": _read_content(fields, at, message.get("content"))})
-        if message.get("tool_calls"):
-            found[-1]["tool_calls"] = [_with_object(one) for one in message["tool_calls"]]
+        calls = message.get("tool_calls")
+        if calls:
+            if not isinstance(calls, list):
+                raise fields.refusal(f"messages[{at}].tool_calls", "expected a list")
+            found[-1]["tool_calls"] = [_with_object(one) for one in calls]
     return found
 
 

@@ -15,14 +15,12 @@ from ..ongoing import Piece
 from .fields import Fields, read_fields
 from .job import Asked, Backend, Job, until_gone
 from .refusal import Refusal
-from .settings import check_name, read_settings, takes_logprobs, takes_prompt_logprobs, takes_usage
+from .settings import DEFAULT_TOKENS, MOST_ANSWERS, read_settings, takes_logprobs, takes_prompt_logprobs, takes_usage
 from .shapes import GONE, events, finish, new_id, prompt_logprobs, spans, token_text, usage
 from .text import TextStream
 
 __all__ = ["CompletionsRoute"]
 
-_DEFAULT_TOKENS = 16  # as OpenAI and vLLM have it
-_MOST_PROMPTS = 1024
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": (), "response_format": ({"type": "text"},)}
 _DROPPED = ("user", "cache_salt", "request_id")
 
@@ -54,7 +52,7 @@ class _Call:
         self._backend = backend
         self._created = int(time.time())
         self.number = f"cmpl-{new_id()}"
-        check_name(fields, None if backend.takes_any_name else backend.name)
+        backend.check_name(fields.take("model", str))
         self.prompts = _read_prompts(backend, fields)
         self.is_stream = fields.take("stream", bool, False)
         self.has_usage = takes_usage(fields)
@@ -64,12 +62,15 @@ class _Call:
             raise fields.refusal("prompt_logprobs", "is not possible with stream")
         self._has_ids = fields.take("return_token_ids", bool, False)
         self._has_names = fields.take("return_tokens_as_token_ids", bool, False)
-        settings = read_settings(fields, max_tokens=_DEFAULT_TOKENS)
+        settings = read_settings(fields, max_tokens=DEFAULT_TOKENS)
         fields.take_neutral(_NEUTRAL)
         fields.drop(_DROPPED)
         fields.end()
         self._stop_ids = settings.names["stop_ids"]
         self._n = settings.n
+        if len(self.prompts) * settings.n > MOST_ANSWERS:
+            problem = f"{settings.n} answers to each of {len(self.prompts)} prompts"
+            raise fields.refusal("n", f"{problem}, expected at most {MOST_ANSWERS} in all; send several requests")
         self.scores: list[list[float]] = []
         self.asked: list[Asked] = []
         for prompt in self.prompts:
@@ -130,8 +131,8 @@ def _read_prompts(backend: Backend, fields: Fields) -> list[list[int]]:
     given = fields.take_any("prompt")
     if isinstance(given, str) or (isinstance(given, list) and given and not isinstance(given[0], (str, list))):
         given = [given]
-    if not isinstance(given, list) or not given or len(given) > _MOST_PROMPTS:
-        raise fields.refusal("prompt", f"expected a text, token ids, or 1 to {_MOST_PROMPTS} of either")
+    if not isinstance(given, list) or not given or len(given) > MOST_ANSWERS:
+        raise fields.refusal("prompt", f"expected a text, token ids, or 1 to {MOST_ANSWERS} of either")
     found = []
     for one in given:
         if isinstance(one, str):

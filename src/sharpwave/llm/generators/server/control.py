@@ -63,13 +63,12 @@ class Control:
         fields = await read_fields(request, self._backend.max_body_bytes)
         wanted = fields.take_list("request_ids", str)
         fields.end()
-        if not wanted:
+        if wanted is None:
             return JSONResponse({"status": "aborted", "aborted": await self._generator.abort()})
-        for name in wanted:  # as it was given, or as it was answered
-            for number in {name, f"generate-tokens-{name}"}:
-                for job in list(self._backend.running.get(number, ())):
-                    job.abort()
-        return JSONResponse({"status": "aborted", "aborted": len(wanted)})
+        # A name as it was given, or as it was answered.
+        numbers = {number for name in wanted for number in (name, f"generate-tokens-{name}")}
+        jobs = [job for number in numbers for job in self._backend.running.get(number, ())]
+        return JSONResponse({"status": "aborted", "aborted": sum([job.abort() for job in jobs])})
 
     async def weight_info(self, request: Request) -> Response:
         return JSONResponse({"weight_version": str(self._generator.engine.version)})
@@ -86,7 +85,7 @@ class Control:
         fields.end()
         try:
             await self._generator.update(path, version, kv="recompute" if is_flushed else "keep")
-        except SharpwaveError as error:
+        except (SharpwaveError, OSError) as error:  # a path of the caller may be anything
             return JSONResponse({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
         if is_aborted:
             await self._generator.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,13 +21,15 @@ _NAMES = {
     list: "a list",
     dict: "an object",
 }
+# An escape of half a character. Without its other half it is a string that no encoder and no tokenizer takes.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Fields:
-    """Names of a JSON object. null counts as not given. Every read is checked, and `end` refuses the rest."""
+    """Names of a JSON object. Every read is checked, and `end` refuses the rest. Any name that is null is not there."""
 
     def __init__(self, given: Mapping[str, Any], place: str = "") -> None:
-        self._left = dict(given)
+        self._left = {name: value for name, value in given.items() if value is not None}
         self._place = place
 
     def take(self, name: str, kind: type, default: Any = None) -> Any:
@@ -101,7 +104,12 @@ async def read_fields(request: Request, limit_bytes: int) -> Fields:
     if size > limit_bytes:
         raise Refusal(f"a body of more than {limit_bytes:,} bytes; raise max_body_bytes", status=413)
     try:
-        found = json.loads(b"".join(pieces) or b"{}")
+        text = b"".join(pieces).decode("utf-8-sig")
+        found = json.loads(text or "{}")
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeError as error:
+        raise Refusal(f"the body has text that is not valid Unicode: {error}") from None
     except (ValueError, RecursionError) as error:
         raise Refusal(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):

@@ -12,7 +12,7 @@ from ..local import LocalGenerator
 from .app import build_app, is_key, openai_routes, tokens_routes
 from .control import Control
 from .http_server import HttpServer
-from .job import Backend
+from .job import Asked, Backend, Running
 from .refusal import Refusal
 
 __all__ = ["GeneratorServer"]
@@ -57,8 +57,12 @@ class GeneratorServer:
     ) -> None:
         _check_place(host, port, key)
         self._key = key
+
+        def begin(request: Request, asked: Asked, has_pieces: bool) -> Running:
+            return generator.begin(asked.prompt, asked.sampling, has_pieces=has_pieces)
+
         backend = Backend(
-            generator.begin, generator.score, tokenizer, generator.engine.context, name, max_body_bytes=max_body_bytes
+            begin, generator.score, tokenizer, generator.engine.context, name, max_body_bytes=max_body_bytes
         )
         routes = [*tokens_routes(backend), *openai_routes(backend), *Control(backend, generator).routes()]
         self._server = HttpServer(build_app(routes, self._check, generator.health), host, port, generator.abort)

@@ -59,7 +59,13 @@ class HttpServer:
     async def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         ready = asyncio.create_task(self._server.ready.wait())
-        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        begun = asyncio.ensure_future(asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED))
+        try:
+            await asyncio.shield(begun)
+        except asyncio.CancelledError:  # its caller has nothing that could be closed
+            await begun
+            await self.close(_END_S)
+            raise
         if self._task.done():
             ready.cancel()
             self._task.result()

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from ..answer import Answer
 from ..ongoing import Piece
 from ..sampling import Sampling
+from .refusal import Refusal
 
 __all__ = ["Asked", "Backend", "Job", "Running", "until_gone"]
 
@@ -49,9 +50,10 @@ class Asked:
 
 @dataclass
 class Backend:
-    """What the routes need. `begin` and `score` are those of a generator."""
+    """What the routes need. `begin` begins the answer to what a request asks for, also in pieces where the last
+    argument is true; `score` is that of a generator."""
 
-    begin: Callable[..., Running]
+    begin: Callable[[HttpRequest, Asked, bool], Running]
     score: Callable[[Sequence[int]], Any]
     tokenizer: Any = None
     context: int | None = None
@@ -63,6 +65,11 @@ class Backend:
     running: dict[str, list[Job]] = field(default_factory=dict)  # by request id
     tasks: set[asyncio.Task[Answer]] = field(default_factory=set)
 
+    def check_name(self, given: str | None) -> None:
+        """Refuses a request for another model."""
+        if given not in (None, self.name) and not self.takes_any_name:
+            raise Refusal(f"model: {given!r} is not served here, expected {self.name!r}", status=404, param="model")
+
 
 class Job:
     """Answers side by side: one for each element of `asked`. All are begun here or none."""
@@ -73,9 +80,10 @@ class Job:
         self.number, self.asked = number, asked
         self._backend, self._request = backend, request
         self._running: list[Running] = []
+        self._left = 0
         try:
             for one in asked:
-                self._running.append(backend.begin(one.prompt, one.sampling, has_pieces=has_pieces))
+                self._running.append(backend.begin(request, one, has_pieces))
         except BaseException:
             self.abort()
             raise
@@ -102,10 +110,11 @@ class Job:
             if not self._backend.running[self.number]:
                 del self._backend.running[self.number]
 
-    def abort(self) -> None:
-        """Ends all answers with the tokens they have."""
+    def abort(self) -> int:
+        """Ends all answers with the tokens they have. Returns how many had not ended."""
         for one in self._running:
             one.abort()
+        return self._left
 
     async def answers(self) -> list[Answer]:
         """All answers. A task that is cancelled meanwhile aborts them, and they are still recorded."""

@@ -9,9 +9,18 @@ from ..sampling import Sampling
 from .fields import Fields
 from .refusal import Refusal
 
-__all__ = ["Settings", "check_name", "read_settings", "takes_logprobs", "takes_prompt_logprobs", "takes_usage"]
+__all__ = [
+    "DEFAULT_TOKENS",
+    "MOST_ANSWERS",
+    "Settings",
+    "read_settings",
+    "takes_logprobs",
+    "takes_prompt_logprobs",
+    "takes_usage",
+]
 
-_MOST_ANSWERS = 1024  # to one prompt
+DEFAULT_TOKENS = 16  # of completions, as OpenAI and vLLM have it
+MOST_ANSWERS = 1024  # of one request
 _MOST_STOPS = 64  # each is looked for after each token
 # Other servers have these; the answer is the same as without them for these values alone.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -67,20 +76,13 @@ def read_settings(fields: Fields, *, max_tokens: int | None = None) -> Settings:
         raise fields.refusal("stop", f"{len(names['stop'])} strings, expected at most {_MOST_STOPS}")
     names["stop_ids"] = tuple(fields.take_list("stop_token_ids", int) or ())
     n = fields.take("n", int, 1)
-    if not 1 <= n <= _MOST_ANSWERS:
-        raise fields.refusal("n", f"{n}, expected 1 to {_MOST_ANSWERS}")
+    if not 1 <= n <= MOST_ANSWERS:
+        raise fields.refusal("n", f"{n}, expected 1 to {MOST_ANSWERS}")
     most = fields.take("max_tokens", int, max_tokens)
     fields.take_neutral(_NEUTRAL)
     settings = Settings(names, n, most)
     settings.sampling(0, None)  # refuses wrong values
     return settings
-
-
-def check_name(fields: Fields, name: str | None) -> None:
-    """Refuses a request for another model. `name` None: every name is taken for ours."""
-    given = fields.take("model", str)
-    if given is not None and name is not None and given != name:
-        raise Refusal(f"model: {given!r} is not served here, expected {name!r}", status=404, param="model")
 
 
 def takes_logprobs(fields: Fields) -> bool:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from .fields import Fields, read_fields
 from .job import Asked, Backend, Job, until_gone
 from .refusal import Refusal
-from .settings import check_name, read_settings, takes_logprobs, takes_prompt_logprobs, takes_usage
+from .settings import DEFAULT_TOKENS, read_settings, takes_logprobs, takes_prompt_logprobs, takes_usage
 from .shapes import GONE, events, finish, new_id, prompt_logprobs, spans, usage
 from .text import TextStream
 
@@ -70,13 +70,13 @@ class _Call:
             possible = '"tokens"' if backend.tokenizer is None else '"tokens" or "text"'
             raise fields.refusal("output_mode", f'"{mode}", expected {possible}')
         self.has_text = mode == "text"
-        check_name(fields, None if backend.takes_any_name else backend.name)
+        backend.check_name(fields.take("model", str))
         fields.take_neutral({"priority": (0,)})
         fields.drop(["cache_salt"])  # keys and values of other weights are never used here
         within = fields.take_object("sampling_params")
         self.has_logprobs = takes_logprobs(within)
         self.is_scored = takes_prompt_logprobs(within)
-        settings = read_settings(within)
+        settings = read_settings(within, max_tokens=DEFAULT_TOKENS)
         within.end()
         fields.end()
         self._stop_ids = settings.names["stop_ids"]

@@ -1,13 +1,14 @@
-"""`WholeAnswers`: any `Generator` for the routes, which also want answers in pieces."""
+"""`WholeAnswers`: any `Responder` for the routes, which also want answers in pieces."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from ....errors import ClosedError
 from ..answer import Answer
 from ..ongoing import Piece
-from ..protocol import Generator
+from ..protocol import Responder
 from ..sampling import Sampling
 
 __all__ = ["WholeAnswers"]
@@ -16,7 +17,7 @@ __all__ = ["WholeAnswers"]
 class WholeAnswers:
     """An answer is one piece. A client that leaves does not end it: its tokens would be lost to the record."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Responder) -> None:
         self._generator = generator
         self._tasks: set[asyncio.Task[Answer]] = set()
 
@@ -37,7 +38,15 @@ class _Whole:
         self._task = task
 
     async def answer(self) -> Answer:
-        return await asyncio.shield(self._task)
+        """Raises:
+        ClosedError: The answer was ended by `cancel`.
+        """
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self._task.cancelled():
+                raise ClosedError("the session was closed before the answer was complete") from None
+            raise
 
     async def pieces(self) -> AsyncIterator[Piece]:
         answer = await self.answer()
