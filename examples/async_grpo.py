@@ -3,8 +3,7 @@
     python examples/async_grpo.py                  # about a minute on two cores; --steps 40 for a short run
     PYTHONPATH=examples sharpwave train async_grpo:brackets --processes    # the same task, each part a process
 
-"([<" is to be answered by ">])". The model learns from rewards only. Generation, training and evaluation run at the
-same time; each token carries the version of the weights that made it.
+"([<" is to be answered by ">])". The model learns from rewards only.
 """
 
 import argparse
@@ -36,7 +35,7 @@ def reward(item: Item, answer: str) -> float:
 
 def brackets(*, depth: int = 4, seed: int = 0) -> Task:
     """All sequences of `depth` opening brackets; one in eight is held out."""
-    opened = ["".join(kinds) for kinds in itertools.product(CLOSING, repeat=depth)]
+    opened = map("".join, itertools.product(CLOSING, repeat=depth))
     items = [{"id": kinds, "prompt": f"{kinds}|"} for kinds in opened]
     random.Random(seed).shuffle(items)
     held_out, letters = len(items) // 8, Characters("([{<>}])|")
@@ -48,28 +47,23 @@ def brackets(*, depth: int = 4, seed: int = 0) -> Task:
 
 
 def show(event: str, said: dict) -> None:
-    if event == "step" and said["step"] % 20 == 0:
-        print(f"step {said['step']:3.0f}  reward {said['reward']:.3f}  staleness {said['staleness']:.2f}", flush=True)
-    elif event == "score":
+    if event == "score":
         print(f"version {said['version']}: {said['reward']:.3f} on held-out items", flush=True)
+    elif event == "step" and said["step"] % 20 == 0:
+        print(f"step {said['step']}: {said['reward']:.3f}, mean staleness {said['staleness']:.2f}", flush=True)
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="at most; the run ends earlier at its goal")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
     torch.set_num_threads(1)  # the learner and the generator share the cores
     experiment = Experiment.read({
-        "task": f"{__name__}:brackets", **vars(options), "batch": 16, "group": 16, "max_staleness": 2, "slots": 128,
-        "learner": {"learning_rate": 2e-3, "entropy": 0.03, "row_tokens": 64, "rows": 64},
+        "task": "__main__:brackets", **vars(parser.parse_args()), "batch": 16, "group": 16, "max_staleness": 2,
+        "slots": 128, "learner": {"learning_rate": 2e-3, "entropy": 0.03, "row_tokens": 64, "rows": 64},
         "evaluation": {"every": 10, "goal": 0.8},
     })  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder.create(place, experiment)
         result = asyncio.run(LocalRun(folder, RunLog(folder.logs, show=show)).run())
     print(f"reward {result.reward:.3f} on held-out items after {result.step} steps, {result.took_s:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

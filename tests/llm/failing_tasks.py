@@ -19,6 +19,36 @@ def returns_nothing(*, seed=0):
     return None
 
 
+def has_no_seed():
+    return load_task("sort", digits=2, count=20, held_out=2)
+
+
+def takes_all(**options):
+    return load_task("sort", digits=2, count=20, held_out=2, **options)
+
+
+def items_are_a_list(*, seed=0):
+    return dataclasses.replace(load_task("sort", digits=2, count=20, held_out=2), items=[{"prompt": "12>"}])
+
+
+def sampling_is_a_dict(*, seed=0):
+    return dataclasses.replace(load_task("sort", digits=2, count=20, held_out=2), sampling={"max_tokens": 3})
+
+
+NO_FUNCTION = 3
+
+
+def held_out_items_fail(*, seed=0):
+    task = load_task("sort", digits=2, count=20, held_out=2, seed=seed)
+
+    async def agent(item, generate):
+        if item in [task.held_out[name] for name in task.held_out.ids]:
+            raise KeyError("nothing here")
+        return await task.agent(item, generate)
+
+    return dataclasses.replace(task, agent=agent)
+
+
 def no_item_works(*, seed=0):
     async def agent(item, generate):
         raise KeyError("nothing here")

@@ -134,6 +134,30 @@ def run_worker(agent, items=4, generator=None, log=None, **options):
     return simulate(main)
 
 
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (lambda item, generate: 3, "agent: expected an async function, got one that returns 3"),
+        (
+            single_turn(lambda item, text: text == "ab"),
+            "expected a finite number, got True for 'ab'; give it as float(...)",
+        ),
+        (
+            several_turns(lambda item, text, turn: None, turns=2),
+            "expected a text and a reward (None goes on), got None",
+        ),
+        (
+            several_turns(lambda item, text, turn: "so", turns=2),
+            "expected a text and a reward (None goes on), got 'so'",
+        ),
+    ],
+)
+def test_agents_and_rewards_of_a_wrong_kind_are_told(agent, said):
+    with pytest.raises(NotReady) as error:
+        run_worker(agent, items=1, tries=1)
+    assert said in str(error.value)
+
+
 @pytest.mark.parametrize("fault", ["raises", "nan", "no episode", "no answer"])
 def test_an_item_whose_agent_fails_every_time_is_rejected_and_the_others_are_trained(fault):
     async def agent(item, generate):
@@ -158,6 +182,8 @@ def test_an_item_whose_agent_fails_every_time_is_rejected_and_the_others_are_tra
     assert "3 tries failed, the last by " in why
     if fault == "raises":
         assert "KeyError: 'nothing here' (test_agent_workers.py:" in why
+    if fault == "no episode":
+        assert "agent: expected it to return an Episode, or a list of them, got None" in why
 
 
 def test_a_fault_that_passes_costs_a_try_and_nothing_else():

@@ -135,6 +135,8 @@ def test_an_epoch_without_any_signal_ends_the_run_with_the_reason():
         for _ in range(3):
             permit = await controller.start("a")
             await controller.finish(permit, sample_of(permit, (1.0, 1.0)))
+        with pytest.raises(NotReady, match="answers to the same item have equal rewards, the last ones 1; other items"):
+            await controller.start("a")
         with pytest.raises(
             NotReady, match=r"epoch 0 is over and nothing was trained \(3 no_signal, 0 rejected so far\)"
         ):
@@ -225,6 +227,49 @@ def test_an_item_whose_work_is_lost_too_often_is_rejected():
         return controller.stats()["rejected"]
 
     assert controlled(body, max_losses=2) == 1
+
+
+@pytest.mark.parametrize(("max_losses", "before"), [(1, 1), (2, 2), (5, 2)])
+def test_items_whose_owners_died_are_worked_on_alone_and_one_after_the_other(max_losses, before):
+    """Each is trained or rejected before the next one is suspected."""
+
+    async def body(controller, clock):
+        for _ in range(before):
+            begun = [(await controller.start("a")).key for _ in range(3)]
+            assert begun == ["0/0", "0/1", "0/2"]
+            assert controller.lose("a") == 3
+        for _ in range(max_losses + 1 - before):
+            assert (await controller.start("a")).key == "0/0"
+            more = await soon(controller.start("a"), clock)
+            assert not more.done()  # not even an item that is no suspect
+            assert controller.lose("a") == 1
+            await clock.sleep(0.001)
+            assert more.cancelled()
+        assert controller.stats()["rejected"] == 1
+        alone = await controller.start("a")
+        assert alone.key == "0/1"
+        waiting = await soon(controller.start("a"), clock)
+        other = await controller.start("b")  # one without items gets the next suspect
+        assert (other.key, waiting.done()) == ("0/2", False)
+        for permit in (alone, other):
+            await controller.finish(permit, sample_of(permit))
+        assert (await waiting).key == "0/3"
+        assert (await controller.start("a")).key == "0/4"
+
+    controlled(body, max_losses=max_losses, batch=4)
+
+
+def test_a_sample_that_is_refused_fails_alone_among_those_that_are_handed_in_with_it():
+    async def body(controller, clock):
+        begun = [await controller.start("a") for _ in range(4)]
+        samples = [sample_of(permit) for permit in begun]
+        samples[2] = samples[2].select(["input_ids", "rewards"])
+        calls = [asyncio.ensure_future(controller.finish(*one)) for one in zip(begun, samples, strict=True)]
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        assert [told[at] for at in (0, 1, 3)] == ["kept"] * 3
+        assert isinstance(told[2], SchemaError)
+
+    controlled(body, outside_s=1.0)
 
 
 def test_the_last_batch_has_what_is_left():
@@ -651,6 +696,40 @@ def test_the_watchdog_ends_calls_that_wait_with_the_reason():
         return clock.now()
 
     assert 60 < controlled(body, watchdog_s=60) < 90
+
+
+class Held:
+    """A clock whose process can be held up, as by Ctrl-Z."""
+
+    def __init__(self, clock):
+        self._clock, self.held_s = clock, 0.0
+        self.sleep, self.outside = clock.sleep, clock.outside
+
+    def now(self):
+        return self._clock.now() + self.held_s
+
+
+def test_time_in_which_the_process_stood_still_is_no_silence_and_no_standstill():
+    async def main(inner):
+        clock = Held(inner)
+        rules = Rules(batch=2, owner_timeout_s=60, watchdog_s=600)
+        controller = Controller(Items([{"id": n} for n in range(20)]), rules, clock)
+        watch = asyncio.ensure_future(controller.watch())
+        waiting = await soon(controller.take("learner"), clock)  # a call that waits is no silence
+        await controller.start("agents")
+        await clock.sleep(1)
+        clock.held_s = 3600.0
+        await clock.sleep(50)
+        assert len(controller.permits("agents")) == 1
+        await clock.sleep(30)
+        assert controller.permits("agents") == []
+        with pytest.raises(NotReady, match="nothing has moved for watchdog_s=600"):
+            await waiting
+        await watch
+        controller.close()
+        return inner.now()
+
+    assert 600 < simulate(main) < 800
 
 
 @pytest.mark.parametrize(

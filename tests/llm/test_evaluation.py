@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from engine_generator import EngineGenerator
+from patience import HANG_S
 from simulated_system import Letters, System, coin_agent
 
-from sharpwave.errors import StaleHandle
+from sharpwave.errors import SchemaError, StaleHandle
 from sharpwave.llm.agent import single_turn
 from sharpwave.llm.agent_worker import AgentWorker
 from sharpwave.llm.clock import WallClock
@@ -125,6 +127,108 @@ def test_the_best_version_is_kept_although_the_publisher_removes_it(tmp_path):
     assert again.best == evaluation.scores[1]  # a restarted evaluation does not replace it by a worse one
 
 
+class Slow(WallClock):
+    """One piece of its blocking work, by its number, begins when the test lets it."""
+
+    def __init__(self, number):
+        self.works, self.number, self.begins = 0, number, threading.Event()
+
+    async def outside(self, work):
+        self.works += 1
+        if self.works != self.number:
+            return await super().outside(work)
+        return await super().outside(lambda: (self.begins.wait(HANG_S), work()))
+
+
+@pytest.mark.parametrize("number", [pytest.param(1, id="linked"), pytest.param(2, id="kept")])
+def test_a_run_that_ends_while_a_version_is_linked_or_kept_leaves_nothing_half_done(tmp_path, number):
+    weights, clock, told = Weights(tmp_path / "weights"), Slow(number), []
+    published = weights.publish({"w": torch.full((2,), 1.0)}, 1)
+
+    async def main():
+        evaluation = Evaluation(
+            weights, ByVersion(), single_turn(lambda item, text: 1.0), HELD_OUT,
+            tokenizer=Letters(), clock=clock, folder=tmp_path / "run", log=lambda event, **about: told.append(about),
+        )  # fmt: skip
+        scoring = asyncio.ensure_future(evaluation.score(published))
+        while clock.works < number:
+            await asyncio.sleep(0.001)
+        scoring.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)  # it may end now, and must not
+        clock.begins.set()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+        assert len(evaluation.scores) == len(told) == number - 1
+        if not told:
+            await evaluation.score(published)
+
+    asyncio.run(main())
+    assert [one["version"] for one in told] == [1]
+    assert Published(1, tmp_path / "run" / "best").read()["w"].tolist() == [1.0, 1.0]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["best"]
+
+
+def test_a_score_after_one_that_was_cancelled_in_its_update_does_not_repeat_the_update(tmp_path):
+    weights, begins = Weights(tmp_path), threading.Event()
+    published = weights.publish({"w": torch.ones(2)}, 1)
+
+    class Slow(ByVersion):
+        """Its update goes on where its caller is cancelled, as that of an engine in a thread does."""
+
+        async def update(self, path, version, kv="keep"):
+            await asyncio.to_thread(self.put, version)
+
+        def put(self, version):
+            begun.append(version)
+            begins.wait(HANG_S)
+            if version <= self.version:
+                raise SchemaError("versions only grow")
+            self.version = version
+
+    begun = []
+
+    async def main():
+        evaluation = Evaluation(
+            weights, Slow(), single_turn(lambda item, text: 1.0), HELD_OUT, tokenizer=Letters(), clock=WallClock()
+        )
+        first = asyncio.ensure_future(evaluation.score(published))
+        while not begun:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        second = asyncio.ensure_future(_after(first, evaluation, published))
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        begins.set()
+        return await second
+
+    async def _after(first, evaluation, published):
+        await asyncio.wait([first])
+        return await evaluation.score(published)
+
+    assert asyncio.run(main()).reward == 1.0
+    assert begun == [1]
+
+
+def test_what_killed_evaluations_left_is_removed_and_the_best_version_stays(tmp_path):
+    def evaluation():
+        return Evaluation(
+            Weights(tmp_path / "weights"), ByVersion(), single_turn(lambda item, text: 1.0), HELD_OUT,
+            tokenizer=Letters(), clock=WallClock(), folder=tmp_path / "run",
+        )  # fmt: skip
+
+    published = Weights(tmp_path / "weights").publish({"w": torch.ones(2)}, 1)
+    score, run = asyncio.run(evaluation().score(published)), tmp_path / "run"
+    for left in (".scoring-1", ".scoring-2", ".old-1"):  # each of a process of its own
+        (run / left).mkdir()
+    assert evaluation().best == score
+    assert [path.name for path in run.iterdir()] == ["best"]
+    (run / "best").rename(run / ".old-2")  # killed between the two renames
+    (run / ".scoring-2").mkdir()
+    assert evaluation().best == score
+    assert [path.name for path in run.iterdir()] == ["best"]
+
+
 def test_an_episode_that_fails_counts_as_nothing():
     async def agent(item, generate):
         if item["id"] == "e1":
@@ -136,13 +240,23 @@ def test_an_episode_that_fails_counts_as_nothing():
         running = asyncio.ensure_future(generator.run())
         system = System(clock, None)
         system.weights.versions.append(1)
-        evaluation = Evaluation(system.weights, generator, agent, HELD_OUT, tokenizer=Letters(), clock=clock)
+        evaluation = Evaluation(
+            system.weights,
+            generator,
+            agent,
+            HELD_OUT,
+            tokenizer=Letters(),
+            clock=clock,
+            log=lambda _, **about: said.append(about),
+        )
         score = await evaluation.score(system.weights.latest())
         running.cancel()
         return score
 
+    said = []
     score = simulate(main)
     assert (score.episodes, score.failed) == (6, 1)
+    assert "RuntimeError: no (test_evaluation.py:" in said[0]["why"]
 
 
 class Rerandom:
@@ -166,7 +280,7 @@ class Rerandom:
 def test_real_parts_in_real_time(tmp_path):
     """Engine, weights, journal, agents and evaluation, as in a run; only the learner learns nothing."""
     torch.set_num_threads(1)
-    task = load_task("guess", highest=20, turns=3, held_out=4)
+    task = load_task("guess", highest=20, turns=3, count=100, held_out=4)
     size = {"vocab_size": task.vocabulary, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     weights = Weights(tmp_path / "weights")
     weights.publish(small_model(seed=0, **size), 0)

@@ -4,6 +4,8 @@ import pytest
 
 from sharpwave.errors import SchemaError, StorageError
 from sharpwave.llm.experiment import Experiment
+from sharpwave.llm.generators import Sampling
+from sharpwave.llm.parts import make_engine, make_model
 
 TOML = """
 task = "sums"
@@ -57,6 +59,7 @@ def test_a_file_and_changes_on_top_of_it(tmp_path):
         ({"sampling": {"temperature": -1}}, "temperature=-1, expected a number from 0"),
         ({"evaluation": {"temperature": -1}}, "evaluation: temperature: expected a number, 0 to"),
         ({"watchdog_s": 10.0}, "watchdog_s: expected a number, 60 to 1e+09, got 10.0"),
+        ({"watchdog_s": 10.0}, "got 10.0; it has to be at least owner_timeout_s: raise it, or lower owner_timeout_s"),
         ({"steps": None}, "the run would never end; give steps or epochs"),
     ],
 )
@@ -75,6 +78,7 @@ def test_a_wrong_setting_names_the_key(given, said):
             {"epochs": 1, "batch": 64, "task_options": {"count": 20}},
             "batch: expected at most 20, the items of all epochs",
         ),
+        ({"sampling": {"temperature": 0}}, "sampling: temperature: expected more than 0, got 0"),
     ],
 )
 def test_settings_that_do_not_fit_the_task_name_the_key(given, said):
@@ -95,3 +99,19 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path):
     (tmp_path / "bad.toml").write_text("batch = = 3")
     with pytest.raises(SchemaError, match="expected TOML"):
         Experiment.read(tmp_path / "bad.toml")
+
+
+def test_answers_of_a_run_end_at_stop_strings():
+    """A program for the `openai` client may ask for them."""
+    experiment = Experiment.read({"task": "sort", "steps": 1, "model": {"hidden_size": 16, "num_hidden_layers": 1}})
+    task = experiment.load_task()
+    engine = make_engine(experiment, task, make_model(experiment, task), 0, slots=16)
+    prompt = task.tokenizer.encode("1")
+    made = engine.submit(prompt, Sampling(max_tokens=engine.context - 1, stop=("3", "4"), ignore_eos=True), n=16)
+    engine.run()
+    stopped = [one.answer for one in made if one.answer.stop == "stop"]
+    assert stopped
+    for answer in stopped:
+        text = task.tokenizer.decode(answer.tokens)
+        assert text.endswith(answer.matched)
+        assert not set("34") & set(text[:-1])

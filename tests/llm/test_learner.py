@@ -97,6 +97,15 @@ def test_a_warm_up_changes_nothing(objective, minibatches):
     assert torch.equal(weights_of(cold), weights_of(warm))
 
 
+def test_a_pass_for_which_the_memory_is_too_small_names_its_size():
+    learner = learner_of(rows=10**9)
+    words = r"a pass of rows=1000000000 x row_tokens=32 tokens needs more memory than cpu has; lower rows"
+    with pytest.raises(SchemaError, match=r"warm_up\(\): " + words):
+        learner.warm_up()
+    with pytest.raises(SchemaError, match=r"step\(\): " + words):
+        learner.step(batch_of())
+
+
 def test_capturing_without_a_gpu_is_refused():
     with pytest.raises(
         SchemaError, match="capture=True needs a model on CUDA with fixed positions, but the model is on cpu"

@@ -46,7 +46,10 @@ class Positions(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.out)))
         self.out.remove(key)
         if then == "lose":
-            assert self.position.lose(key, limit=10**9)
+            is_next = data.draw(st.booleans())
+            assert self.position.lose(key, limit=10**9, is_next=is_next)
+            if is_next:
+                assert self.position.peek() == key
         elif then == "give_back":
             self.position.give_back(key)
         elif then == "hold":

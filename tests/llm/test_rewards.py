@@ -1,13 +1,17 @@
 """Reward functions in real processes: what they may do wrong, and that it costs one answer only."""
 
 import asyncio
+import subprocess
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import reward_functions
-from patience import HANG_S
+from patience import HANG_S, until
 
 from sharpwave.errors import NotReady, SchemaError
+from sharpwave.llm.launchers.alive import describe_process, is_alive
 from sharpwave.llm.rewards import Rewards
 
 
@@ -91,3 +95,51 @@ def test_closing_ends_the_processes():
         return process.returncode
 
     assert asyncio.run(main()) is not None
+
+
+def test_closing_while_a_process_starts_ends_it():
+    async def main():
+        rewards = Rewards(reward_functions.exact)
+        call = asyncio.ensure_future(rewards({"answer": ""}, ""))
+        await asyncio.sleep(0)  # it has begun to start the process
+        await rewards.close()
+        with pytest.raises(NotReady, match="was closed"):
+            await call
+        return rewards._all
+
+    assert asyncio.run(main()) == set()
+
+
+def told_processes(mark):
+    until(mark.exists, "the start of the program")
+    return [describe_process(int(pid)) for pid in mark.read_text().split()]
+
+
+def test_programs_that_a_function_started_end_with_its_call(tmp_path):
+    async def main():
+        async with rewards_of("reward_functions:by_word", tries=1, timeout_s=HANG_S) as rewards:
+            call = asyncio.ensure_future(rewards({}, f"start {tmp_path / 'mark'}"))
+            processes = await asyncio.to_thread(told_processes, tmp_path / "mark")
+            call.cancel()
+            await asyncio.wait([call])
+            return processes
+
+    for process in asyncio.run(main()):
+        until(lambda process=process: not is_alive(process), "the end of a process")
+
+
+def test_a_call_ends_with_the_process_that_made_it(tmp_path):
+    code = """
+import asyncio, sys
+from sharpwave.llm.rewards import Rewards
+sys.path.insert(0, sys.argv[2])
+asyncio.run(Rewards("reward_functions:by_word", timeout_s=1000)({}, f"start {sys.argv[1]}"))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "mark"), str(Path(__file__).parent)])
+    try:
+        processes = told_processes(tmp_path / "mark")
+    finally:
+        parent.kill()
+        parent.wait()
+    for process in processes:
+        until(lambda process=process: not is_alive(process), "the end of a process")

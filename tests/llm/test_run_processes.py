@@ -1,23 +1,29 @@
 """A run as processes: each of them is killed, and every item is trained once."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from patience import HANG_S, until
 from run_sweep import SMALL, Sweep
+from served import local
 
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StaleHandle, StorageError
 from sharpwave.llm.experiment import Experiment
+from sharpwave.llm.generators import Sampling
+from sharpwave.llm.generators.server import GeneratorServer
 from sharpwave.llm.items import Items
 from sharpwave.llm.launchers.alive import describe_process, is_alive
 from sharpwave.llm.launchers.controller_client import ControllerClient
 from sharpwave.llm.launchers.controller_server import ControllerServer
+from sharpwave.llm.launchers.found_generators import FoundGenerators
 from sharpwave.llm.launchers.keeper import Keeper
 from sharpwave.llm.launchers.launcher import LocalLauncher
 from sharpwave.llm.log import EVENTS, STEPS, read_lines
@@ -29,6 +35,7 @@ from sharpwave.tools.train_process import stop
 
 def test_each_role_is_killed_once_and_every_item_is_trained_once(tmp_path):
     sweep = Sweep(tmp_path / "run", 6, None, seed=1)
+    (sweep.folder.path / "processes" / ".agents-0.json.1").touch()  # of a process that was killed while it wrote it
     sweep.run()
     sweep.check()
     assert sweep.done == sweep.keeper.restarts == 6
@@ -101,6 +108,58 @@ def test_a_run_that_is_stopped_ends_although_its_controller_dies(tmp_path):
     assert not list((folder.path / "addresses").glob("stop*"))
 
 
+class EndsTheRun(LocalLauncher):
+    """After the first step it lets the run end while the keeper asks whether the learner lives."""
+
+    def alive(self, role):
+        if role == "learner" and read_lines(self._folder.logs / STEPS):
+            self.stop("controller")
+            until(lambda: not super(EndsTheRun, self).alive(role), "the end of the learner")
+        return super().alive(role)
+
+
+class Interrupted(BaseException):
+    """In the place of a SIGKILL."""
+
+
+def test_a_process_is_known_although_its_keeper_was_killed_while_it_started_it(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+    folder.register("keeper", describe_process(os.getpid()))
+    first, second = LocalLauncher(folder), LocalLauncher(folder)
+    with monkeypatch.context() as killed:
+
+        def interrupt(*_):
+            raise Interrupted
+
+        killed.setattr("sharpwave.llm.launchers.launcher.write_whole", interrupt)
+        with contextlib.suppress(Interrupted):
+            first.start("controller")
+    try:
+        until(lambda: second.alive("controller"), "the record of the process")
+        known = second.process("controller")
+        second.start("controller")  # as where its number was lost with the process that forked it
+        nursery = second._nursery.pid
+        children = Path(f"/proc/{nursery}/task/{nursery}/children")
+        until(lambda: not children.read_text(), "the end of the second process")
+        assert second.process("controller") == known
+        assert second.alive("controller")
+    finally:
+        second.stop("controller", kill=True)
+        first.close()
+        second.close()
+    until(lambda: not second.alive("controller"))
+    assert "another buffer" not in (folder.logs / "controller.txt").read_text()
+
+
+def test_a_learner_that_has_ended_in_order_is_not_started_again(tmp_path):
+    """It writes the outcome and ends between two looks of the keeper."""
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+    keeper = Keeper(folder, launcher=EndsTheRun(folder))
+    assert keeper.run().trained > 0
+    assert not [line for line in read_lines(folder.logs / EVENTS) if line["event"] == "died"]
+    assert keeper.restarts == 0
+
+
 def test_ids_of_processes_that_are_used_again_are_noticed():
     mine = describe_process(os.getpid())
     assert is_alive(mine)
@@ -111,6 +170,29 @@ def test_ids_of_processes_that_are_used_again_are_noticed():
     child.wait()
     assert not is_alive(said)
     assert not is_alive(None)
+
+
+def test_answers_of_other_generators_go_on_while_one_is_started_again(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+
+    async def main():
+        found = FoundGenerators(folder, ["generator-0", "generator-1"])
+        async with local() as generator, GeneratorServer(generator) as server:
+            folder.register("generator-0", {"address": "http://127.0.0.1:9"})
+            folder.register("generator-1", {"address": server.address})
+            await found.generate([1, 2], Sampling(max_tokens=1))
+            await generator.pause()
+            answer = asyncio.ensure_future(found.generate([1, 2], Sampling(max_tokens=3, ignore_eos=True)))
+            while not (await generator.health()).waiting:
+                await asyncio.sleep(0.001)
+            folder.forget("generator-0")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(found.generate([1, 2], Sampling(max_tokens=1)), 0.5)
+            await generator.resume()
+            assert len((await answer).tokens) == 3
+            await found.close()
+
+    asyncio.run(main())
 
 
 # ---- the controller and its clients ----------------------------------------------------------------------------------

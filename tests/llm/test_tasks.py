@@ -16,7 +16,7 @@ from sharpwave.llm.generators import Answer
 from sharpwave.llm.tasks import TASKS, load_task
 from sharpwave.llm.tasks.word_problems import final_number
 
-SMALL = {"sort": {"count": 50}, "sums": {"count": 50}, "guess": {"highest": 60}, "math": {"count": 50}}
+SMALL = {"sort": {"count": 50}, "sums": {"count": 50}, "guess": {"count": 50}, "math": {"count": 50}}
 
 
 class Scripted:
@@ -95,14 +95,16 @@ def test_running_sums_have_log_normal_lengths(shape):
 def bisect(text):
     """The best player: reads the whole game and halves what is left."""
     lines = text.split("\n")
-    low, high = 1, int(lines[0][:-1])
+    low, high = map(int, lines[0][:-1].split("-"))
     for guess, said in zip(lines[1::2], lines[2::2], strict=False):
         low, high = (low, int(guess) - 1) if said == "<" else (int(guess) + 1, high)
     return f"{(low + high) // 2}\n"
 
 
 def test_the_guessing_game_is_won_by_halving_and_lost_by_babble():
-    task = load_task("guess", highest=100, turns=7)
+    task = load_task("guess", highest=100, turns=7, count=300)
+    numbers = {item["secret"] for item in all_of(task.items)}
+    assert len(numbers) > 80  # a number that was never right in training would never be guessed in a held-out range
     rewards = []
     for item in all_of(task.items):
         episode = play(task, item, bisect)
@@ -180,11 +182,7 @@ def test_word_problems_come_from_a_file_in_gsm8ks_format(tmp_path):
             "count: expected at most about 94, the different items there are, got 1000",
         ),
         ("sums", {"median": 5000}, "median: expected a number, 4 to 900, got 5000"),
-        (
-            "guess",
-            {"highest": 20, "count": 15},
-            "count: expected at most 12, the secrets that are not held out, got 15",
-        ),
+        ("guess", {"highest": 7}, "task 'guess': highest: expected a whole number, 8 to 1000000, got 7"),
         ("math", {"path": "x"}, "expected both path and held_out_path, or none of them"),
     ],
 )
@@ -194,6 +192,47 @@ def test_what_a_task_cannot_do_names_the_key(name, options, said):
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("has_no_seed", "the function has no argument 'seed'; give it one: seed=0"),
+        ("items_are_a_list", "Task(), 'sort': items: expected Items, got [{'prompt': '12>'}]; give Items([...])"),
+        ("sampling_is_a_dict", "sampling: expected a Sampling, got {'max_tokens': 3}"),
+        ("NO_FUNCTION", "failing_tasks has no function 'NO_FUNCTION'"),
+        ("takes_al", "failing_tasks has no function 'takes_al'; did you mean 'takes_all'?"),
+    ],
+)
+def test_a_task_of_your_own_that_is_none_is_told(name, said):
+    with pytest.raises(SchemaError) as error:
+        load_task(f"failing_tasks:{name}", seed=0)
+    assert said in str(error.value)
+
+
+def test_a_task_of_your_own_may_take_any_arguments():
+    assert len(load_task("failing_tasks:takes_all", seed=3).items) == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import not_there_at_all", "No module named 'not_there_at_all' (imported by my_task)"),
+        ("raise RuntimeError('no data')", "my_task cannot be imported: RuntimeError: no data (my_task.py:1)"),
+        ("def make(:", "my_task cannot be imported: SyntaxError: invalid syntax (my_task.py, line 1)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch, text, said):
+    (tmp_path / "my_task.py").write_text(text + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SchemaError) as error:
+        load_task("my_task:make")
+    assert said in str(error.value)
+
+
 def test_a_character_that_the_alphabet_lacks_is_told():
     with pytest.raises(SchemaError, match="'x' in '12x' is none of '0123'"):
         Characters("0123").encode("12x")
+
+
+def test_the_smallest_guessing_game_has_items_on_both_sides():
+    task = load_task("guess", highest=8, count=20, held_out=1)
+    assert (len(task.items.ids), len(task.held_out.ids)) == (20, 1)

@@ -12,9 +12,11 @@ from patience import HANG_S, until
 from run_sweep import SMALL
 from typer.testing import CliRunner
 
+from sharpwave.llm.evaluation import Evaluation
+from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.log import STEPS, read_lines
 from sharpwave.llm.run_folder import RunFolder
-from sharpwave.tools import cli
+from sharpwave.tools import cli, train_process
 
 TABLED = ("task_options", "model", "learner", "evaluation")
 CHANGES = [f"{name}={json.dumps(SMALL[name])}" for name in SMALL if name not in ("task", "epochs", *TABLED)]
@@ -40,6 +42,7 @@ def test_train_status_evaluate_and_resume(tmp_path):
     assert (said["is_driven"], said["step"], said["trained"]) == (False, 10, 40)
     assert {"held_out", "reward", "entropy", "clip_share"} <= said.keys()
     assert "does not run; go on with: sharpwave resume" in call("status", out).output
+    assert "All 10 steps are made; resume with steps=20 trains on." in call("status", out).output
     assert "of 4 held-out items, 0 failed" in call("evaluate", out).output
     told = call("resume", out, "steps=12")
     assert told.exit_code == 0, told.output
@@ -52,6 +55,38 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
     told = call("train", "sort", *TINY, "steps=1", "evaluation.goal=2.0", "--out", tmp_path / "run")
     assert told.exit_code == 3
     assert "goal 2: not reached" in told.output
+
+
+def test_status_says_that_the_goal_is_reached(tmp_path):
+    told = call("train", "sort", *TINY, "steps=5", "evaluation.goal=0.0", "--out", tmp_path / "run")
+    assert told.exit_code == 0
+    said = "The goal 0 is reached; resume with evaluation.goal=none trains on."
+    assert said in call("status", tmp_path / "run").output
+
+
+def test_held_out_items_that_fail_are_told_with_the_reason(tmp_path):
+    tables = [change for change in TINY if not change.startswith("task_options")]
+    told = call("train", "failing_tasks:held_out_items_fail", *tables, "steps=2", "--out", tmp_path / "run")
+    assert told.exit_code == 0
+    said = "2 of 2 episodes of held-out items failed and count as 0, the last by KeyError: 'nothing here' ("
+    assert told.output.count(said) == 1
+    assert "2 failed, the last by KeyError: 'nothing here' (" in call("evaluate", tmp_path / "run").output
+
+
+def test_evaluate_draws_answers_at_the_temperature_of_the_run_s_evaluation(finished, monkeypatch):
+    asked = []
+
+    class Watched(Evaluation):
+        def __init__(self, *given, **more):
+            super().__init__(*given, **more)
+            asked.append(self._sampling.temperature)
+
+    monkeypatch.setattr(train_process, "Evaluation", Watched)
+    for temperature in (0.0, 0.5):
+        settings = {**RunFolder(finished).experiment().to_json(), "evaluation": {"temperature": temperature}}
+        monkeypatch.setattr(RunFolder, "experiment", lambda self, made=settings: Experiment.read(made))
+        assert call("evaluate", finished).exit_code == 0
+    assert asked == [0.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +113,8 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
             "task 'failing_tasks:raises' cannot be loaded: RuntimeError: no data here (",
         ),
         (["train", "failing_tasks:returns_nothing"], "expected a function that returns a Task, got None"),
+        (["train", "sort", "group=1"], "group: expected at least 2, got 1: objective 'grpo' compares the answers"),
+        (["train", "sort", "model.hidden_size=1000000000"], "the memory is too small for it; lower hidden_size"),
         (["train", "none.toml"], "none.toml cannot be read"),
         (["resume", "nowhere"], "there is no run; start one with: sharpwave train"),
         (["status", "nowhere"], "there is no run"),

@@ -657,8 +657,8 @@ def test_async_grpo_learns_to_close_brackets() -> None:
     lines = finished.stdout.splitlines()
     scores = [float(line.split()[2]) for line in lines if line.startswith("version")]
     assert scores[0] < 0.25, "random weights"
-    assert scores[-1] > scores[0] + 0.15
-    staleness = [float(line.split()[5]) for line in lines if line.startswith("step")]
+    assert sum(scores[-2:]) / 2 > scores[0] + 0.15, scores
+    staleness = [float(line.split()[-1]) for line in lines if line.startswith("step")]
     assert len(staleness) == 2
     assert max(staleness) > 0, "generators went on while the learner trained"
     assert lines[-1].startswith(f"reward {scores[-1]:.3f} on held-out items after 40 steps")

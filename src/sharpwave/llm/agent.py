@@ -6,9 +6,11 @@ import dataclasses
 import inspect
 import math
 import numbers
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ..checks import told
 from ..errors import SchemaError
 from .characters import Tokenizer
 from .episode import Episode
@@ -29,8 +31,8 @@ class Generate:
     """
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, sampling: Sampling | None = None, seed: int = 0):
-        self._generator, self._tokenizer = generator, tokenizer
-        self._sampling = Sampling() if sampling is None else sampling
+        self.generator, self._tokenizer = generator, tokenizer
+        self.sampling = Sampling() if sampling is None else sampling
         self.seed = seed
 
     def encode(self, text: str) -> list[int]:
@@ -45,16 +47,23 @@ class Generate:
         Args:
             changes: Fields of `Sampling` that differ from the run's, for instance `max_tokens=8`.
         """
-        seed = derive_seed(self.seed, episode.answers)
-        sampling = self._sampling.seeded(seed)
-        answer = await self._generator.generate(
-            episode.tokens, dataclasses.replace(sampling, **changes) if changes else sampling
-        )
+        answer = await self.answer(episode.tokens, episode.answers, **changes)
         episode.take(answer)
         return answer
 
+    async def answer(self, ids: Sequence[int], number: int, **changes: Any) -> Answer:
+        """One answer to these tokens, for an agent that makes its episodes by itself.
 
-Agent = Callable[[Item, Generate], Awaitable[Episode]]
+        Args:
+            number: Of the answer, from 0. Equal numbers draw with equal random numbers.
+            changes: As of a call.
+        """
+        sampling = self.sampling.seeded(derive_seed(self.seed, number))
+        return await self.generator.generate(ids, dataclasses.replace(sampling, **changes) if changes else sampling)
+
+
+Agent = Callable[[Item, Generate], "Awaitable[Episode | Sequence[Episode]]"]
+"""One episode, or several: parts of the same attempt that are no single sequence."""
 Reward = Callable[[Item, str], "float | Awaitable[float]"]
 """From an item and the text of an answer; `Rewards` calls one in other processes."""
 
@@ -63,8 +72,36 @@ async def reward_of(reward: Reward, item: Item, text: str) -> float:
     found = reward(item, text)
     value = await found if inspect.isawaitable(found) else found
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise SchemaError(f"reward: expected a finite number, got {value!r} for {text[:80]!r}")
+        hint = "; give it as float(...)" if isinstance(value, bool) else ""
+        raise SchemaError(f"reward: expected a finite number, got {value!r} for {text[:80]!r}{hint}")
     return float(value)
+
+
+def describe_error(error: BaseException) -> str:
+    """In one line, with the place where it was raised."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # its text has the place
+        return said
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{said} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+
+
+async def play(agent: Agent, item: Item, generate: Generate, where: str) -> Sequence[Episode]:
+    """What an agent makes of one item, checked: at least one episode.
+
+    Raises:
+        SchemaError: The agent is no async function, returns no episode, or one without an answer or a reward.
+    """
+    found: Any = agent(item, generate)
+    if not inspect.isawaitable(found):
+        raise SchemaError(f"{where}: agent: expected an async function, got one that returns {told(found)}")
+    made = await found
+    episodes = [made] if isinstance(made, Episode) else made
+    if not isinstance(episodes, (list, tuple)) or not episodes or any(not isinstance(e, Episode) for e in episodes):
+        raise SchemaError(f"{where}: agent: expected it to return an Episode, or a list of them, got {told(made)}")
+    for episode in episodes:
+        episode.check(where)
+    return episodes
 
 
 def single_turn(reward: Reward, *, prompt_key: str = "prompt") -> Agent:
@@ -86,6 +123,12 @@ def single_turn(reward: Reward, *, prompt_key: str = "prompt") -> Agent:
 Tool = Callable[[Item, str, int], "tuple[str, float | None] | Awaitable[tuple[str, float | None]]"]
 
 
+def _read_turn(found: Any) -> tuple[str, float | None]:
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], str):
+        raise SchemaError(f"several_turns(): tool: expected a text and a reward (None goes on), got {told(found)}")
+    return found
+
+
 def several_turns(tool: Tool, *, turns: int, prompt_key: str = "prompt", late: float = 0.0) -> Agent:
     """An agent that gives each answer to a tool and the tool's text to the model, until the tool gives a reward.
 
@@ -104,7 +147,7 @@ def several_turns(tool: Tool, *, turns: int, prompt_key: str = "prompt", late: f
         for turn in range(turns):
             answer = await generate(episode)
             found = tool(item, generate.decode(answer.tokens), turn)
-            said, reward = await found if inspect.isawaitable(found) else found
+            said, reward = _read_turn(await found if inspect.isawaitable(found) else found)
             if reward is not None or turn == turns - 1:
                 episode.reward = late if reward is None else float(reward)
                 break

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
+from collections.abc import Sequence
+from itertools import chain
+from typing import Protocol
 
 from ..checks import whole
 from ..errors import NotReady, SchemaError
 from ..sequences.sample import SequenceSample
-from .agent import Agent, Generate
+from .agent import Agent, Generate, describe_error, play
 from .characters import Tokenizer
 from .clock import Clock
-from .controller import Controller
 from .coroutines import together
 from .episode import Episode, to_sample
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .permits import Permit, derive_seed
 
-__all__ = ["AgentWorker"]
+__all__ = ["AgentWorker", "Gate"]
 
 _POLL_S = 0.001
 _RETRY_S = 0.1
+
+
+class Gate(Protocol):
+    """What a worker needs of a controller; `Controller` says what the calls do."""
+
+    async def start(self, owner: str) -> Permit | None: ...
+
+    async def finish(self, permit: Permit, sample: SequenceSample) -> str: ...
+
+    async def reject(self, permit: Permit, why: str) -> None: ...
+
+    def hear(self, owner: str) -> None: ...
 
 
 class AgentWorker:
@@ -44,7 +57,7 @@ class AgentWorker:
     def __init__(
         self,
         name: str,
-        controller: Controller,
+        controller: Gate,
         generator: Generator,
         agent: Agent,
         *,
@@ -91,8 +104,8 @@ class AgentWorker:
 
     async def _sample(self, permit: Permit) -> SequenceSample:
         await self._wait_for_version(permit.version)
-        episodes = await together([self._episode(permit, member) for member in range(self._group)])
-        return to_sample(permit.key, episodes)
+        made = await together([self._play(permit, member) for member in range(self._group)])
+        return to_sample(permit.key, list(chain.from_iterable(made)))
 
     async def _wait_for_version(self, version: int) -> None:
         """A generator that follows the weights has this version, or will soon have it."""
@@ -111,21 +124,21 @@ class AgentWorker:
             except NotReady:
                 await self._clock.sleep(_RETRY_S)
 
-    async def _episode(self, permit: Permit, member: int) -> Episode:
+    async def _play(self, permit: Permit, member: int) -> Sequence[Episode]:
         attempt = 0
         while attempt < self._tries:
             seed = derive_seed(permit.seed, member, attempt)
             generate = Generate(self._generator, self._tokenizer, self._sampling, seed)
             try:
-                episode = await self._agent(permit.item, generate)
-                episode.check(repr(permit.key))
-                return episode
+                return await play(self._agent, permit.item, generate, repr(permit.key))
             except NotReady:  # the generator is gone, which is no fault of the item
                 await self._clock.sleep(_RETRY_S)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise
                 self.failures += 1
                 attempt += 1
-                why = f"{type(error).__name__}: {error} ({_place(error)})"
+                why = describe_error(error)
         raise Rejected(f"{self._tries} tries failed, the last by {why}")
 
 
@@ -133,7 +146,7 @@ class Rejected(Exception):
     """Every try at an item failed."""
 
 
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1]
-    return f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+def _is_cancelled() -> bool:
+    """Whether this task is cancelled. An agent may also let out that a task of its own was."""
+    task = asyncio.current_task()
+    return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0  # Python 3.10 cannot tell

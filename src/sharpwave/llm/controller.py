@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .batches import Batches
 from .clock import Clock
 from .coroutines import Unbroken
 from .cut import Cut, LastCut
+from .deliveries import Deliveries
 from .episode import read_rewards, train_flow
 from .events import no_log
 from .explanation import State, explain
@@ -27,6 +29,7 @@ from .vigil import Vigil
 
 __all__ = ["Controller"]
 
+_SUSPECT = 2  # deaths of its owners from which on an item is worked on alone, unless `max_losses` is less
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
 
 
@@ -34,7 +37,10 @@ class Controller:
     """The one part of a run that knows all others. For one event loop.
 
     At most `(max_staleness + 1) * batch` items are started and not trained. Every item is settled once an epoch:
-    trained, without signal, or rejected. A process that dies is named to `lose`: its permits and leases come back.
+    trained, without signal, or rejected. A process that dies is named to `lose`: its permits and leases come back. An
+    item whose owners have died twice (with `max_losses=1` once) is given to an owner that has no other item. So an item
+    that kills its owner is rejected after `max_losses`, and no other item with it. With `max_losses=0` all items of a
+    process that dies are rejected.
 
     Args:
         items: The data.
@@ -89,14 +95,17 @@ class Controller:
         if cut is not None or journal is not None:
             said = None if cut is None else cut.position
             self.position.restore(said, self.buffer.ids(), self.buffer.used_ids)
+        self._deliveries = Deliveries(self.buffer, clock)
         self._permits, self._batches, self._vigil = Permits(), Batches(self.buffer, clock), Vigil(clock, rules)
         # Permits whose sample is being put, with whether the owner could put it again: a death does not take them back.
         self._closing: dict[int, bool] = {}
+        self._deaths: Counter[str] = Counter()  # how often the owner of an open item died
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
         self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
         self._is_stopped = False
         self._why_rejected: str | None = None  # of the last item
+        self._equal_reward: float | None = None  # of all answers to the last item without signal
 
     # ---- agents ------------------------------------------------------------------------------------------------------
 
@@ -132,14 +141,14 @@ class Controller:
         if self.rules.skip_no_signal and len(rewards) > 1 and (rewards == rewards[0]).all():
             self._permits.end(permit)
             self.position.settle(permit.key, "no_signal")
+            self._equal_reward = float(rewards[0])
             return self._told("no_signal", permit)
         self._closing[permit.number] = not is_adopted  # its owner does not know that number
         return await self._to_its_end(self._put(permit, sample))
 
     async def _put(self, permit: Permit, sample: SequenceSample) -> str:
         try:
-            births = [self.position.birth(permit.key)]
-            handles = await self._clock.outside(lambda: self.buffer.put(sample, births=births, timeout=0))
+            handle = await self._deliveries.put(sample, self.position.birth(permit.key))
         except BaseException:
             if not self._closing[permit.number]:
                 self._permits.end(permit)
@@ -149,7 +158,7 @@ class Controller:
         finally:
             del self._closing[permit.number]
         self._permits.end(permit)
-        has_left = int(handles[0]) not in self.buffer
+        has_left = handle not in self.buffer
         # It may have been trained before this call goes on.
         if has_left and permit.key in self.position.open and permit.key not in self._leaving:
             self._lose_item(permit.key)
@@ -325,17 +334,27 @@ class Controller:
         self._closing.update((permit.number, False) for permit in mine if permit.number in self._closing)
         for permit in lost:
             self._permits.end(permit)
-            self._lose_item(permit.key)
+            self._deaths[permit.key] += 1
+            # One that was alone at its owner comes next: it is trained or rejected before another one is suspected.
+            self._lose_item(permit.key, is_next=len(mine) == 1 and permit.key in self._suspects())
+        for key in self._deaths.keys() - self.position.open.keys():
+            del self._deaths[key]
         count = len(lost) + self._batches.lose(owner)
         self._collect_dropped()
         self._log("lose", owner=owner, items=count)
         self._moved()
         return count
 
+    def permits(self, owner: str) -> list[Permit]:
+        """Those that an owner has."""
+        return self._permits.of(owner)
+
     async def watch(self) -> None:
         """Looks for silent owners and for standstill until the run is over. Run it beside the others."""
         while self._vigil.period_s is not None and not self.is_over and self._failure is None:
+            due = self._clock.now() + self._vigil.period_s
             await self._clock.sleep(self._vigil.period_s)
+            self._vigil.excuse(self._clock.now() - due)
             for owner in self._vigil.silent(self._permits.waiting() | self._batches.waiting()):
                 self.lose(owner)
             if self._vigil.is_still() and not self.is_over:
@@ -437,8 +456,8 @@ class Controller:
         running = (permit.key for permit in self._permits.out.values())
         return self.position.missing({*self.buffer.ids(), *self._leaving, *running})
 
-    def _lose_item(self, key: str) -> None:
-        if not self.position.lose(key, self.rules.max_losses):
+    def _lose_item(self, key: str, *, is_next: bool = False) -> None:
+        if not self.position.lose(key, self.rules.max_losses, is_next=is_next):
             self._log("rejected", key=key, why=f"lost more than max_losses={self.rules.max_losses} times")
 
     def _moved(self) -> None:
@@ -446,7 +465,9 @@ class Controller:
         self._vigil.move()
         if self.position.empty_epoch is not None and self._failure is None:
             counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
-            hint = "easier items, a finer reward or skip_no_signal=False would mend it"
+            hint = "other items, a finer reward or skip_no_signal=False would mend it"
+            if self._equal_reward is not None:
+                hint = f"answers to the same item have equal rewards, the last ones {self._equal_reward:g}; {hint}"
             if self._why_rejected is not None and not self.position.outcomes["no_signal"]:
                 hint = f"the last item was rejected because {self._why_rejected}"
             self.fail(f"epoch {self.position.empty_epoch} is over and nothing was trained ({counts} so far); {hint}")
@@ -461,13 +482,34 @@ class Controller:
             is_ending = self._failure is not None or self.is_over
             if not is_ending and (self.capacity() < 1 or not self.position.has_next):
                 return
-            owner, call = calls.popleft()
+            place = 0 if is_ending else self._next_call()
+            if place is None:
+                return
+            owner, call = calls[place]
+            del calls[place]
             if call.done():  # cancelled
                 continue
             if self._failure is not None:
                 call.set_exception(NotReady(f"start(): {self._failure}"))
             else:
                 call.set_result(None if self.is_over else self._open(owner))
+
+    def _next_call(self) -> int | None:
+        """The place of the first waiting call whose owner may have the next item."""
+        if not self._deaths:
+            return 0
+        suspects = self._suspects()
+        is_suspect = self.position.peek() in suspects
+        for place, (owner, _) in enumerate(self._permits.calls):
+            mine = self._permits.of(owner)
+            if not mine or not (is_suspect or any(permit.key in suspects for permit in mine)):
+                return place
+        return None
+
+    def _suspects(self) -> set[str]:
+        """Open items that may be why their owners died."""
+        least = min(_SUSPECT, max(1, self.rules.max_losses))
+        return {key for key, deaths in self._deaths.items() if deaths >= least and key in self.position.open}
 
     def _open(self, owner: str) -> Permit:
         key = self.position.next()

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,22 +73,16 @@ class Episode:
         self.versions += answer.versions
         self.answers += 1
 
-    def token_versions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """One a token: a token from outside has the version of the next one that the model made, or of the last."""
-        is_made = np.array(self.is_made, bool)
-        following = np.cumsum(is_made) - is_made  # how many the model made before each token
-        versions = np.array(self.versions, np.int64)
-        found: np.ndarray[Any, np.dtype[np.int64]] = versions[np.minimum(following, len(self.versions) - 1)]
-        return found
-
     def check(self, where: str) -> None:
         """Raises:
         SchemaError: There is no answer, or the reward is not a finite number.
         """
         if not any(self.is_made):
             raise SchemaError(f"{where}: the episode has no token of the model; call generate(episode)")
-        is_number = isinstance(self.reward, numbers.Real) and not isinstance(self.reward, bool)
-        if not is_number or not math.isfinite(float(self.reward or 0)):
+        reward = self.reward
+        # The first test is the usual case: numbers.Real is asked in Python.
+        is_number = type(reward) is float or (isinstance(reward, numbers.Real) and not isinstance(reward, bool))
+        if not is_number or not math.isfinite(float(reward or 0)):
             raise SchemaError(f"{where}: reward: expected a finite number, got {self.reward!r}")
 
 
@@ -100,15 +95,32 @@ def to_sample(key: str, episodes: Sequence[Episode]) -> SequenceSample:
     for episode in episodes:
         episode.check(repr(key))
     lens = [[len(episode.tokens) for episode in episodes]]
+    is_made = _flat((one.is_made for one in episodes), np.bool_)
     data = {
-        "input_ids": np.concatenate([np.array(one.tokens, np.int64) for one in episodes]),
-        "loss_mask": np.concatenate([np.array(one.is_made, bool) for one in episodes]),
-        "logprobs": np.concatenate([np.array(one.logprobs, np.float32) for one in episodes]),
-        "versions": np.concatenate([one.token_versions() for one in episodes]),
+        "input_ids": _flat((one.tokens for one in episodes), np.int64),
+        "loss_mask": is_made,
+        "logprobs": _flat((one.logprobs for one in episodes), np.float32),
+        "versions": _token_versions(episodes, is_made, lens[0]),
         "rewards": np.array([one.reward for one in episodes], np.float32),
     }
     seqlens = {**dict.fromkeys(data, lens), "rewards": [[1] * len(episodes)]}
     return SequenceSample([key], seqlens, data)
+
+
+def _flat(lists: Iterable[list[Any]], dtype: type[np.generic]) -> np.ndarray[Any, Any]:
+    """One array of all: making one for each list takes longer than what is in them."""
+    return np.array(list(chain.from_iterable(lists)), dtype)
+
+
+def _token_versions(
+    episodes: Sequence[Episode], is_made: np.ndarray[Any, np.dtype[np.bool_]], lens: Sequence[int]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """One a token: a token from outside has the version of the next one that the model made, or of the last."""
+    versions = _flat((one.versions for one in episodes), np.int64)
+    before = np.cumsum(is_made) - is_made  # how many the model made before each token
+    last = np.cumsum([len(episode.versions) for episode in episodes]) - 1  # of each episode
+    found: np.ndarray[Any, np.dtype[np.int64]] = versions[np.minimum(before, np.repeat(last, lens))]
+    return found
 
 
 def read_rewards(where: str, sample: SequenceSample, key: str, keys: Collection[str]) -> np.ndarray[Any, Any]:

@@ -7,17 +7,17 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..checks import whole
 from ..errors import NotReady, StaleHandle, StorageError
-from .agent import Agent, Generate
+from .agent import Agent, Generate, describe_error, play
 from .characters import Tokenizer
 from .clock import Clock
-from .coroutines import together
+from .coroutines import to_its_end, together
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .items import Items
@@ -62,7 +62,7 @@ class Evaluation:
         temperature: 0 takes the likeliest tokens; None is that of `sampling`.
         folder: Where the best version is kept, as the Hugging Face folder `best`; None keeps none.
         poll_s: How often it looks for a new version.
-        log: Called with each score.
+        log: Called with each score; where episodes failed, `why` is the error of the last one.
     """
 
     def __init__(
@@ -114,55 +114,57 @@ class Evaluation:
         Raises:
             StaleHandle: The version was removed.
         """
-        began = self._clock.now()
-        aside = await self._clock.outside(lambda: self._link_aside(published))
+        began, aside = self._clock.now(), None
+        if self._folder is not None:
+            aside = self._folder / f".scoring-{os.getpid()}"
         try:
+            if aside is not None:
+                await to_its_end(self._clock.outside(lambda: self._link(published, aside)))
             path = published.path if aside is None else aside
             if (await self._generator.health()).version < published.version:
-                await self._generator.update(path, published.version)
-            rewards = await together([self._episode(name) for name in self._items.ids])
-            found = [reward for reward in rewards if reward is not None]
-            mean = sum(found) / len(rewards)
-            failed = len(rewards) - len(found)
-            score = Score(published.version, mean, len(rewards), failed, began, self._clock.now())
-            self.scores.append(score)
-            if self.best is None or score.reward > self.best.reward:
-                self.best = score
-                if aside is not None:
-                    await self._clock.outside(lambda: self._keep(aside, score))
+                # To its end: it may go on where its caller is cancelled, and the next score would ask for it again.
+                await to_its_end(self._generator.update(path, published.version))
+            found = await together([self._episode(name) for name in self._items.ids])
+            failures = [one for one in found if isinstance(one, Exception)]
+            mean = sum(one for one in found if not isinstance(one, Exception)) / len(found)
+            score = Score(published.version, mean, len(found), len(failures), began, self._clock.now())
+            await to_its_end(self._note(score, aside, failures))
         finally:
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)  # gone where it was kept
-        if self._log is not None:
-            self._log("score", **asdict(score))
         return score
 
-    async def _episode(self, name: str) -> float | None:
+    async def _note(self, score: Score, aside: Path | None, failures: Sequence[Exception]) -> None:
+        if self.best is None or score.reward > self.best.reward:
+            if aside is not None:
+                await self._clock.outside(lambda: self._keep(aside, score))
+            self.best = score
+        self.scores.append(score)
+        if self._log is not None:
+            why = {"why": describe_error(failures[-1])} if failures else {}
+            self._log("score", **asdict(score), **why)
+
+    async def _episode(self, name: str) -> float | Exception:
+        """Its reward, or why it failed."""
         async with self._concurrent:
             seed = derive_seed("evaluation", name)
             generate = Generate(self._generator, self._tokenizer, self._sampling, seed)
             try:
-                episode = await self._agent(self._items[name], generate)
-                episode.check(name)
+                episodes = await play(self._agent, self._items[name], generate, repr(name))
             except NotReady:
                 raise
-            except Exception:
-                return None
-            return float(episode.reward or 0.0)
+            except Exception as error:
+                return error
+            return sum(float(episode.reward or 0.0) for episode in episodes) / len(episodes)
 
-    def _link_aside(self, published: Published) -> Path | None:
-        if self._folder is None:
-            return None
-        aside = self._folder / f".scoring-{os.getpid()}"
+    def _link(self, published: Published, aside: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         try:
             shutil.copytree(published.path, aside, copy_function=_link)
         except (OSError, shutil.Error) as error:
-            shutil.rmtree(aside, ignore_errors=True)
             if not published.path.exists():
                 raise StaleHandle(f"version {published.version} was removed; score a newer one") from error
             raise StorageError(f"Evaluation(): {self._folder} cannot be written: {error}") from error
-        return aside
 
     def _keep(self, aside: Path, score: Score) -> None:
         assert self._folder is not None
@@ -174,13 +176,17 @@ class Evaluation:
         shutil.rmtree(old, ignore_errors=True)
 
     def _read_best(self) -> Score | None:
-        """Of an earlier process of the same run."""
+        """Of an earlier process of the same run. What it left when it was killed is removed."""
         if self._folder is None:
             return None
         best = self._folder / _BEST
-        if not best.exists():  # killed between the two renames
-            for old in self._folder.glob(".old-*"):
+        for old in self._folder.glob(".old-*"):
+            if best.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:  # killed between the two renames
                 old.rename(best)
+        for left in self._folder.glob(".scoring-*"):
+            shutil.rmtree(left, ignore_errors=True)
         try:
             said: dict[str, Any] = json.loads((best / _SCORE).read_text())
         except FileNotFoundError:

@@ -54,7 +54,7 @@ class Experiment:
         task_options: Arguments of the task, for instance `digits`.
         steps: Training steps, at most; None leaves the end to `epochs`.
         group: Answers to each item.
-        agent_workers: Processes in which agents run.
+        agent_workers: In how many workers agents run. On a GPU, and with `--processes`, each is a process.
         concurrent: Items that each of them works on at once.
         tries: How often an episode may fail before its item is rejected.
         generators: Processes that generate.
@@ -109,7 +109,12 @@ class Experiment:
             raise SchemaError(f"{where}: the run would never end; give steps or epochs")
         # The watchdog may not speak before a dead owner's items had time to come again.
         if self.owner_timeout_s is not None and self.watchdog_s is not None:
-            number(where, "watchdog_s", self.watchdog_s, self.owner_timeout_s, 1e9)
+            least = number(where, "owner_timeout_s", self.owner_timeout_s, 1e-3, 1e9)
+            if number(where, "watchdog_s", self.watchdog_s, -1e9, 1e9) < least:
+                raise SchemaError(
+                    f"{where}: watchdog_s: expected a number, {least:g} to 1e+09, got {self.watchdog_s}; it has to be "
+                    "at least owner_timeout_s: raise it, or lower owner_timeout_s"
+                )
         try:
             Sampling.from_dict(self.sampling)
             _ = self.rules
@@ -138,6 +143,11 @@ class Experiment:
             raise SchemaError(
                 f"Experiment(), sampling: max_tokens: expected less than {task.context}, the tokens of the longest "
                 f"episode of task {task.name!r}, prompt and answers together; got {sampling.max_tokens}"
+            )
+        if not sampling.temperature:
+            raise SchemaError(
+                "Experiment(), sampling: temperature: expected more than 0, got 0: training needs answers that differ; "
+                "evaluation.temperature=0 scores the likeliest ones"
             )
         return dataclasses.replace(task, sampling=sampling)
 

@@ -14,6 +14,7 @@ from ..errors import SchemaError, StorageError
 __all__ = ["Item", "Items"]
 
 Item = Mapping[str, Any]
+_DESCRIBED = 10_000
 
 
 class Items:
@@ -68,6 +69,25 @@ class Items:
         for name in self.ids:
             crc = zlib.crc32(name.encode() + b"\0", crc)
         return f"{len(self.ids)} items, ids {crc:08x}"
+
+    def describe(self) -> str:
+        """The fingerprint, and one of what is in the items: for processes that make the same items.
+
+        Of more than 10,000 items it has every second, every third and so on: a look takes a tenth of a second.
+        """
+        crc = 0
+        for name in self.ids[:: -(-len(self.ids) // _DESCRIBED)]:
+            crc = zlib.crc32(repr(_described(self[name])).encode(), crc)
+        return f"{self.fingerprint}, content {crc:08x}"
+
+
+def _described(value: Any) -> Any:
+    """What has the same text in all processes: of an object of another type only that type."""
+    if isinstance(value, Mapping):
+        return sorted((repr(_described(key)), _described(held)) for key, held in value.items())
+    if isinstance(value, (list, tuple)):
+        return [_described(one) for one in value]
+    return value if isinstance(value, (str, bytes, int, float, bool, type(None))) else type(value).__name__
 
 
 def _read(source: Sequence[Item] | str | Path, split: str | None) -> Sequence[Item]:

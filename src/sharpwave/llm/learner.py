@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -175,10 +176,14 @@ class Learner:
 
         Raises:
             SchemaError: A key is missing or has other lengths than `input_ids`, a value is not finite, or a sequence is
-                longer than a row. Nothing was changed.
+                longer than a row. Nothing was changed. Or the memory is too small for a pass.
         """
         tokens = TokenBatch.read("step()", batch, self.objective.inputs, self.objective.optional)
         self._check_lens(tokens)
+        with self._tell_short_memory("step()"):
+            return self._step(tokens)
+
+    def _step(self, tokens: TokenBatch) -> StepReport:
         columns = self.objective.prepare(tokens)
         trained = np.flatnonzero(np.bincount(tokens.sequence_of, tokens.learned, len(tokens.lens)) > 0)
         if self.objective.has_proximal and "proximal" not in columns and self.minibatches > 1:
@@ -199,11 +204,13 @@ class Learner:
         batch = SequenceSample(["warm-up"], {key: [2] for key in data}, data)
         tokens = TokenBatch.read("warm_up()", batch, self.objective.inputs)
         columns = {IDS: tokens.columns[IDS], **self.objective.prepare(tokens)}
-        if self.objective.has_proximal and self.minibatches > 1:
-            columns["proximal"] = self.scorer.flat(tokens.columns[IDS], tokens.lens)
         backward = self._backward if self._captured is None else self._captured
-        for rows in self.scorer.passes(self.scorer.pack(tokens.lens), {**columns, "share": np.zeros(2, np.float32)}):
-            backward(rows)
+        with self._tell_short_memory("warm_up()"):
+            if self.objective.has_proximal and self.minibatches > 1:
+                columns["proximal"] = self.scorer.flat(tokens.columns[IDS], tokens.lens)
+            columns["share"] = np.zeros(2, np.float32)
+            for rows in self.scorer.passes(self.scorer.pack(tokens.lens), columns):
+                backward(rows)
         self._clear_gradients()
 
     def publish(self, weights: Weights, version: int, *, dtype: torch.dtype | None = None) -> Published:
@@ -211,6 +218,18 @@ class Learner:
         if not isinstance(self.model, Transformer):
             raise SchemaError("publish(): a ValueModel generates nothing; publish the policy's learner")
         return weights.publish(self.model, version, dtype=dtype)
+
+    @contextlib.contextmanager
+    def _tell_short_memory(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_short_of_memory(error):
+                raise
+            raise SchemaError(
+                f"{where}: a pass of rows={self.scorer.rows} x row_tokens={self.scorer.row_tokens} tokens needs more "
+                f"memory than {self.model.device} has; lower rows or row_tokens"
+            ) from error
 
     def _check_lens(self, tokens: TokenBatch) -> None:
         if len(tokens.lens) and tokens.lens.max() > self.scorer.row_tokens:
@@ -231,7 +250,9 @@ class Learner:
         part = part[np.bincount(tokens.sequence_of, tokens.fresh, len(tokens.lens))[part] > 0]
         if not len(part):
             return {"refusal": _NO_TOKENS}
-        chosen = np.isin(tokens.sequence_of, part)
+        is_chosen = np.zeros(len(tokens.lens), bool)
+        is_chosen[part] = True
+        chosen = is_chosen[tokens.sequence_of]
         own = {name: column[chosen] for name, column in columns.items()}
         packing = self.scorer.pack(tokens.lens[part])
         self._clear_gradients()
@@ -289,6 +310,11 @@ class Learner:
             refusals=refusals,
             statistics={name: _statistic(name, updates) for name in names},
         )
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether NumPy or torch says so, on any device."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 _OWN = ("loss", "share", "grad_norm", "fill", "refusal")

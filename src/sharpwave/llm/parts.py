@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,16 @@ import torch
 from ..checks import one_of, whole
 from ..errors import SchemaError
 from ..sequences.dataflow import Dataflow
+from .agent_worker import AgentWorker, Gate
+from .characters import Tokenizer
 from .checkpoints import Checkpoints
+from .clock import Clock
 from .episode import train_flow
 from .experiment import Experiment
 from .generators.engine import Engine
+from .generators.protocol import Generator
 from .keys import nearest, read_dataclass
-from .learner import Learner, OptimizerConfig
+from .learner import Learner, OptimizerConfig, is_short_of_memory
 from .model.config import ModelConfig
 from .model.folder import load_model
 from .model.small import small_model
@@ -28,8 +33,18 @@ from .scorer import Scorer
 from .tasks import Task
 from .weights import Weights
 
-__all__ = ["LearnerSettings", "make_engine", "make_flow", "make_learner", "make_model", "make_reference"]
+__all__ = [
+    "LearnerSettings",
+    "make_engine",
+    "make_flow",
+    "make_learner",
+    "make_model",
+    "make_reference",
+    "make_worker",
+    "runs_children",
+]
 
+_BEAT_S = 5.0
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -115,7 +130,13 @@ class LearnerSettings:
 
     @classmethod
     def of(cls, experiment: Experiment) -> LearnerSettings:
-        return read_dataclass(cls, experiment.learner, "Experiment(), learner")
+        settings = read_dataclass(cls, experiment.learner, "Experiment(), learner")
+        if settings.objective == "grpo" and experiment.group == 1:
+            raise SchemaError(
+                "Experiment(): group: expected at least 2, got 1: objective 'grpo' compares the answers to an item; "
+                'raise group, or give learner.objective="ppo"'
+            )
+        return settings
 
 
 def check_device(where: str, device: str) -> None:
@@ -128,6 +149,14 @@ def check_device(where: str, device: str) -> None:
         raise SchemaError(f"{where}: device: expected cpu, cuda or cuda:1, got {device!r}") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise SchemaError(f'{where}: device: {device!r} is not there: torch finds no GPU; give device="cpu"')
+
+
+def runs_children(experiment: Experiment) -> bool:
+    """Whether the learner, the engines and the agents of a run in one process have child processes: on a GPU.
+
+    There a step takes less time than a thread waits for an interpreter that others use.
+    """
+    return torch.device(LearnerSettings.of(experiment).device).type == "cuda"
 
 
 def make_model(experiment: Experiment, task: Task) -> Transformer:
@@ -151,15 +180,20 @@ def make_model(experiment: Experiment, task: Task) -> Transformer:
         positions = max(512, task.context)
         sizes = {"vocab_size": task.vocabulary, "max_position_embeddings": positions, "initializer_range": 0.05}
         # A task's own tokenizer says by stop ids where an answer ends.
-        model = small_model(seed=experiment.seed, **{"other": {}, **sizes, **given})
+        try:
+            model = small_model(seed=experiment.seed, **{"other": {}, **sizes, **given})
+        except (MemoryError, RuntimeError) as error:
+            if not is_short_of_memory(error):
+                raise
+            raise SchemaError(f"{where}: the memory is too small for it; lower {', '.join(given)}") from error
     if model.config.vocab_size < task.vocabulary:
         raise SchemaError(
             f"{where}: the model has {model.config.vocab_size} tokens, the task {task.name!r} needs {task.vocabulary}"
         )
-    if model.config.max_position_embeddings < task.context:
+    if model.config.max_context < task.context:
         raise SchemaError(
             f"{where}: max_position_embeddings: expected at least {task.context}, the longest episode of the task "
-            f"{task.name!r}, got {model.config.max_position_embeddings}"
+            f"{task.name!r}, got {model.config.max_context}"
         )
     return model
 
@@ -206,4 +240,30 @@ def make_engine(experiment: Experiment, task: Task, model: Transformer, version:
     model = model.to(settings.device, settings.published_dtype).eval()
     # A GPU computes a thousand tokens of prompts in the time of a few.
     chunk = 1024 if model.device.type == "cuda" else 256
-    return Engine(model, slots=slots, context=task.context, chunk=chunk, version=version, seed=seed)
+    return Engine(
+        model, slots=slots, context=task.context, chunk=chunk, version=version, seed=seed,
+        tokenizer=_EndText(task.tokenizer),
+    )  # fmt: skip
+
+
+class _EndText:
+    """A task's tokenizer, as an engine asks for the text in which it looks for stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids)
+
+
+def make_worker(
+    experiment: Experiment, task: Task, name: str, controller: Gate, generator: Generator, clock: Clock
+) -> AgentWorker:
+    """The agents of a run, or a part of them."""
+    limit_s = experiment.owner_timeout_s
+    beat_s = _BEAT_S if limit_s is None else min(_BEAT_S, limit_s / 8)
+    return AgentWorker(
+        name, controller, generator, task.agent,
+        tokenizer=task.tokenizer, clock=clock, group=experiment.group, concurrent=experiment.concurrent,
+        tries=experiment.tries, sampling=task.sampling, beat_s=beat_s,
+    )  # fmt: skip

@@ -63,12 +63,16 @@ class Position:
         """Whether every item of every epoch is settled."""
         return not self.has_next and not self.open
 
+    def peek(self) -> str:
+        """The key that `next` gives."""
+        self._skip()
+        return self._again[0] if self._again else self._key()
+
     def next(self) -> str:
         """The next key; it is open from now on. Keys that come again go first."""
-        self._skip()
+        key = self.peek()
         if self._again:
             return self._again.popleft()
-        key = self._key()
         self._cursor += 1
         self.open[key] = 0
         self._count_left(self.epoch)
@@ -112,13 +116,20 @@ class Position:
 
     # ---- what became of them -----------------------------------------------------------------------------------------
 
-    def lose(self, key: str, limit: int) -> bool:
-        """The work on an open item is lost: it comes again, unless that happened `limit` times. Whether it does."""
+    def lose(self, key: str, limit: int, *, is_next: bool = False) -> bool:
+        """The work on an open item is lost: it comes again, unless that happened `limit` times. Whether it does.
+
+        Args:
+            is_next: It comes before all others that come again; otherwise after them.
+        """
         self.open[key] += 1
         if self.open[key] > limit:
             self.settle(key, "rejected")
             return False
-        self._again.append(key)
+        if is_next:
+            self._again.appendleft(key)
+        else:
+            self._again.append(key)
         return True
 
     def give_back(self, key: str) -> None:

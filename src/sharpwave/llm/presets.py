@@ -32,9 +32,9 @@ _SUMS: dict[str, Any] = {
 }
 _GUESS: dict[str, Any] = {
     **_SMALL,
-    "task_options": {"highest": 20, "turns": 5, "held_out": 4},
+    "task_options": {"highest": 20, "turns": 5, "count": 1200, "held_out": 64},
     "learner": {"learning_rate": 2e-3, "entropy": 0.01, "rows": 16},
-    "evaluation": {"temperature": None},  # the likeliest first guess is the same for all secrets
+    "evaluation": {"temperature": None},  # the likeliest guess for a range is one number; training draws
 }
 _OTHERS: dict[str, Any] = {"steps": 400, "learner": {"learning_rate": 1e-3, "entropy": 0.01}}
 _PRESETS = {"sort": _SORT, "sums": _SUMS, "guess": _GUESS}

@@ -1,17 +1,30 @@
 """The process in which a reward function runs: a question a line, an answer a line, both JSON.
 
 It is started as a script and imports nothing of sharpwave, so that it begins at once and needs little memory. What the
-function prints goes to the error stream.
+function prints goes to the error stream. It ends with its parent, in the middle of a call, too, and the programs that
+the function has started end with it.
 """
 
 import importlib
 import json
 import os
+import select
+import signal
 import sys
+import threading
 from typing import Any
 
 
+def _end_with_parent() -> None:
+    hang_up = select.poll()
+    hang_up.register(0, 0)  # nothing is waited for but the end
+    hang_up.poll()
+    if os.getpid() == os.getpgid(0):  # its session is its own
+        os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the pipe is for answers only
     sys.path[:] = json.loads(sys.argv[2])  # those of the parent; without the folder of this script

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -100,15 +103,20 @@ class Rewards:
             return self._idle.pop()
         pipe = asyncio.subprocess.PIPE
         paths = json.dumps([path for path in sys.path if path])
+        # A session of its own: the programs that the function has started end with the process.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(_SCRIPT), self.name, paths, stdin=pipe, stdout=pipe, limit=_LINE_BYTES
-        )
+            sys.executable, str(_SCRIPT), self.name, paths,
+            stdin=pipe, stdout=pipe, limit=_LINE_BYTES, start_new_session=True,
+        )  # fmt: skip
         self._all.add(process)
         try:
             said = await asyncio.wait_for(_line(process), _START_S)
         except BaseException:
             await self._end(process)
             raise
+        if self._is_closed:  # while it started
+            await self._end(process)
+            raise NotReady(f"reward {self.name}: Rewards was closed")
         if said is None or "broken" in said:
             await self._end(process)
             why = "its process ended" if said is None else said["broken"]
@@ -121,7 +129,8 @@ class Rewards:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         self._all.discard(process)
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
     async def close(self) -> None:

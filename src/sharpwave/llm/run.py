@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ..errors import SchemaError
 from ..sequences.sample import SequenceSample
-from .agent_worker import AgentWorker
+from .channel import Door
 from .clock import WallClock
 from .controller import Controller
 from .cut import Cut
@@ -21,15 +22,16 @@ from .evaluation import Evaluation, Score
 from .experiment import Experiment
 from .full_disk import tell_full_disk
 from .log import RunLog, describe_batch
-from .parts import make_flow, make_learner, make_model, make_reference
-from .run_engines import start_generator
+from .parts import make_flow, make_reference, make_worker, runs_children
+from .process_learner import ProcessLearner, start_learner
+from .run_agents import KeptAgents
+from .run_engines import RunGenerator, start_generator
 from .run_folder import RunFolder
-from .run_learner import RunLearner
 from .scorer import Scorer
 from .timeline import idle_shares, write_timeline
 from .training import Learns, complete, follow, train
 
-__all__ = ["LocalRun", "LoggedLearner", "Result", "note_score", "score_outside"]
+__all__ = ["LocalRun", "LoggedLearner", "Result", "check_workers", "note_score", "score_outside"]
 
 _STATUS_S = 0.5
 _TURN_S = 2e-4
@@ -54,7 +56,7 @@ class Result:
 class LoggedLearner:
     """A learner whose steps, publications and checkpoints are written to a log."""
 
-    def __init__(self, learner: RunLearner, log: RunLog, version: int, who: str = "learner") -> None:
+    def __init__(self, learner: Learns, log: RunLog, version: int, who: str = "learner") -> None:
         self._learner, self._log, self._who = learner, log, who
         self.version = version
         self._ended_s = time.monotonic()
@@ -117,8 +119,28 @@ def _short_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
+def check_workers(experiment: Experiment) -> None:
+    """Raises:
+    SchemaError: Some generators of a run without --processes would have no worker.
+    """
+    if experiment.agent_workers < experiment.generators:
+        raise SchemaError(
+            f"Experiment(): agent_workers={experiment.agent_workers}, but generators={experiment.generators}: in a "
+            "run without --processes each worker asks one generator; give "
+            f"agent_workers={experiment.generators} or more"
+        )
+
+
+async def _close_started(starting: asyncio.Future[RunGenerator]) -> None:
+    """Closes an engine, or ends its start."""
+    starting.cancel()  # does nothing where it has started
+    made: Any = (await asyncio.gather(starting, return_exceptions=True))[0]
+    if not isinstance(made, BaseException):
+        await made.close()
+
+
 class LocalRun:
-    """A run in this process. Every thread is torch's, an engine's or the event loop's.
+    """A run in this process. On a GPU its learner, its engines and its agents have child processes.
 
     Args:
         folder: Of the run. A run that was stopped or killed goes on from its last checkpoint.
@@ -147,8 +169,10 @@ class LocalRun:
             StorageError: The disk is full, or a file is damaged. The last checkpoint stays.
             NotReady: Nothing has moved for `watchdog_s`, or nothing could be trained in a whole epoch.
         """
+        check_workers(self.experiment)
         with tell_full_disk(self.folder.path), _short_turns():
             async with contextlib.AsyncExitStack() as ends:
+                ends.callback(self._end)  # the last of all
                 return await self._run(ends)
 
     async def _run(self, ends: contextlib.AsyncExitStack) -> Result:
@@ -156,45 +180,50 @@ class LocalRun:
         experiment, task = self.experiment, self.experiment.load_task()
         torch.manual_seed(experiment.seed)
         clock, weights = WallClock(), self.folder.weights()
-        inner = make_learner(experiment, task, make_model(experiment, task), weights, self.folder.checkpoints())
-        starting = [
-            asyncio.ensure_future(start_generator(self.folder, self.log, f"generator-{number}", experiment.slots))
-            for number in range(experiment.generators)
-        ]
-        said = inner.resume()
-        await asyncio.to_thread(inner.warm_up)
-        generators = [await one for one in starting]
-        for generator in generators:
-            ends.push_async_callback(generator.close)
-        cut = None if said is None else Cut.from_json(said)
+        engines = {f"generator-{number}": experiment.slots for number in range(experiment.generators)}
+        workers = [f"agents-{number}" for number in range(experiment.agent_workers)]
+        doors: dict[str, Door] = {}
+        if runs_children(experiment):
+            doors = {who: Door() for who in engines}
+        for door in doors.values():
+            ends.callback(door.close)
+        if experiment.evaluation.every:
+            engines["evaluation"] = min(experiment.slots, experiment.evaluation.concurrent)
+        # Everything that takes long to start starts side by side.
+        starting = {
+            who: asyncio.ensure_future(start_generator(self.folder, self.log, who, slots, doors.get(who)))
+            for who, slots in engines.items()
+        }
+        for one in starting.values():
+            ends.push_async_callback(_close_started, one)
+        agents = {
+            name: KeptAgents(self.folder, name, list(doors.values())[number % len(doors)], task.items, self.log)
+            for number, name in enumerate(workers)
+            if doors
+        }
+        for kept in agents.values():
+            ends.push_async_callback(kept.close)
+        inner = await start_learner(self.folder, experiment, task)
+        if isinstance(inner, ProcessLearner):
+            ends.push_async_callback(inner.close)
+        started = {who: await one for who, one in starting.items()}
+        for kept in agents.values():
+            await kept.ready()
+        scoring = started.pop("evaluation", None)
+        generators = list(started.values())
+        reference = make_reference(experiment, task)
+        cut = None if inner.said is None else Cut.from_json(inner.said)
         version = await inner.publish()
+        first = weights.latest()
+        assert first is not None
+        for generator in generators:
+            await generator.update(first.path, first.version)
         learner = LoggedLearner(inner, self.log, version)
         controller = self._controller = Controller(
             task.items, experiment.rules, clock, flow=make_flow(experiment),
             journal=self.folder.journal, cut=cut, version=version, log=self._log_event,
         )  # fmt: skip
-        lanes: list[Coroutine[Any, Any, Any]] = [controller.watch(), self._tell()]
-        first = weights.latest()
-        assert first is not None
-        for generator in generators:
-            await generator.update(first.path, first.version)
-            lanes += [follow(weights, generator, clock=clock), generator.join()]
-        for number in range(experiment.agent_workers):
-            lanes.append(
-                AgentWorker(
-                    f"agents-{number}", controller, generators[number % len(generators)], task.agent,
-                    tokenizer=task.tokenizer, clock=clock, group=experiment.group, concurrent=experiment.concurrent,
-                    tries=experiment.tries, sampling=task.sampling,
-                ).run()
-            )  # fmt: skip
-        reference = make_reference(experiment, task)
-        if reference is not None:
-            make = score_outside(reference, "ref_logprobs", self.log)
-            lanes.append(complete(controller, "reference", make, owner="reference", clock=clock))
-        if experiment.evaluation.every:
-            slots = min(experiment.slots, experiment.evaluation.concurrent)
-            scoring = await start_generator(self.folder, self.log, "evaluation", slots)
-            ends.push_async_callback(scoring.close)
+        if scoring is not None:
             self._evaluation = Evaluation(
                 weights, scoring, task.agent, task.held_out,
                 tokenizer=task.tokenizer, clock=clock, every=experiment.evaluation.every,
@@ -202,19 +231,36 @@ class LocalRun:
                 temperature=experiment.evaluation.temperature,
                 folder=self.folder.evaluation, log=self._log_event,
             )  # fmt: skip
-            lanes.append(self._evaluation.run())
         if self._is_stopped:
             controller.stop()
-        try:
-            step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
-            await self._score_last()
-            version = controller.version
-            self.folder.write_status(self.status())
-        finally:
-            await ends.aclose()
-            controller.close()
-            write_timeline(self.log.folder, self.folder.timeline)
+        # From here to `_drive` nothing waits: a coroutine that was made is also run.
+        lanes: list[Coroutine[Any, Any, Any]] = [controller.watch(), self._tell()]
+        if isinstance(inner, ProcessLearner):
+            lanes.append(inner.join())
+        for generator in generators:
+            lanes += [follow(weights, generator, clock=clock), generator.join()]
+        for number, name in enumerate(workers):
+            if agents:
+                lanes.append(agents[name].run(controller, experiment.owner_timeout_s))
+            else:
+                asked = generators[number % len(generators)]
+                lanes.append(make_worker(experiment, task, name, controller, asked, clock).run())
+        if reference is not None:
+            make = score_outside(reference, "ref_logprobs", self.log)
+            lanes.append(complete(controller, "reference", make, owner="reference", clock=clock))
+        if self._evaluation is not None:
+            lanes.append(self._evaluation.run())
+        step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
+        await self._score_last()
+        version = controller.version
+        self.folder.write_status(self.status())
         return self._result(step, version, time.monotonic() - began)
+
+    def _end(self) -> None:
+        """After everything else of the run has ended."""
+        if self._controller is not None:
+            self._controller.close()
+            write_timeline(self.log.folder, self.folder.timeline)
 
     async def _drive(
         self, controller: Controller, learner: Learns, lanes: list[Coroutine[Any, Any, Any]], step: int

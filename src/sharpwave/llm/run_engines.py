@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from .channel import Door
 from .generators.engine import Engine
 from .generators.local import LocalGenerator
 from .generators.process import ProcessGenerator
 from .log import RunLog
-from .parts import LearnerSettings, make_engine, make_model
+from .parts import make_engine, make_model, runs_children
 from .run_folder import RunFolder
 
 __all__ = ["RunGenerator", "make_watched", "start_generator", "watch_engine"]
@@ -24,15 +23,18 @@ _EVALUATION = "evaluation"  # its scores are its spans
 RunGenerator = LocalGenerator | ProcessGenerator
 
 
-async def start_generator(folder: RunFolder, log: RunLog, who: str, slots: int) -> RunGenerator:
+async def start_generator(
+    folder: RunFolder, log: RunLog, who: str, slots: int, door: Door | None = None
+) -> RunGenerator:
     """An engine with the weights at the beginning of the run, which has no version yet.
 
-    On a GPU a step takes less time than a thread waits for an interpreter that agents use.
+    Args:
+        door: Through which channels of agents come; only an engine in a process of its own has one.
     """
     experiment = folder.experiment()
-    if torch.device(LearnerSettings.of(experiment).device).type == "cuda":
+    if runs_children(experiment):
         maker = f"{__name__}:{make_watched.__name__}"
-        return await ProcessGenerator.start(maker, run=str(folder.path), slots=slots, who=who)
+        return await ProcessGenerator.start(maker, door=door, run=str(folder.path), slots=slots, who=who)
     task = experiment.load_task()
     engine = make_engine(experiment, task, make_model(experiment, task), -1, slots=slots)
     return _Watched(engine, log, who)

@@ -1,4 +1,4 @@
-"""`RunLearner`: learners as a run drives them: train, publish, save, resume, without blocking the event loop."""
+"""`RunLearner`: learners as a run drives them: train, publish, save, resume."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ class _Cut(Protocol):
 class RunLearner:
     """A policy, the folder its versions go to, and its checkpoints.
 
+    The coroutines work in a thread, so that they do not block the event loop; `train_now`, `publish_now` and `save_now`
+    are the same for a process that has no event loop.
+
     Args:
         policy: Its weights are published.
         weights: Where to.
         checkpoints: Where `save` writes; None saves nothing.
         values: The learner of PPO's value model, which trains on the same batches and is saved with the policy.
         dtype: Of published weights; None for the policy's own.
+
+    Attributes:
+        said: What `resume` has found: the cut of a checkpoint as JSON, or None.
     """
 
     def __init__(
@@ -48,7 +54,7 @@ class RunLearner:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.policy, self.values, self.weights, self.checkpoints = policy, values, weights, checkpoints
-        self.dtype = dtype
+        self.dtype, self.said = dtype, None
         self.learners = {"policy": policy} if values is None else {"policy": policy, "values": values}
 
     def warm_up(self) -> None:
@@ -62,9 +68,17 @@ class RunLearner:
         Returns:
             Numbers for the log. `refused` counts updates that were not made, because they were not finite.
         """
-        return await asyncio.to_thread(self._train, batch)
+        return await asyncio.to_thread(self.train_now, batch)
 
-    def _train(self, batch: SequenceSample) -> dict[str, float]:
+    async def publish(self) -> int:
+        """Publishes the policy as the next version, above every earlier one. Returns the version."""
+        return await asyncio.to_thread(self.publish_now)
+
+    async def save(self, cut: _Cut) -> None:
+        """Writes a checkpoint with the controller's cut, which was made after the last step and before the next."""
+        await asyncio.to_thread(self.save_now, cut)
+
+    def train_now(self, batch: SequenceSample) -> dict[str, float]:
         told = {}
         if self.values is not None:
             if "values" not in batch:
@@ -75,22 +89,15 @@ class RunLearner:
         line = {**report.to_json(), **told, "refused": len(report.refusals)}
         return {name: float(value) for name, value in line.items() if isinstance(value, (int, float))}
 
-    async def publish(self) -> int:
-        """Publishes the policy as the next version, above every earlier one. Returns the version."""
+    def publish_now(self) -> int:
+        latest = self.weights.latest()
+        version = 0 if latest is None else latest.version + 1
+        return self.policy.publish(self.weights, version, dtype=self.dtype).version
 
-        def next_version() -> int:
-            latest = self.weights.latest()
-            version = 0 if latest is None else latest.version + 1
-            return self.policy.publish(self.weights, version, dtype=self.dtype).version
-
-        return await asyncio.to_thread(next_version)
-
-    async def save(self, cut: _Cut) -> None:
-        """Writes a checkpoint with the controller's cut, which was made after the last step and before the next."""
+    def save_now(self, cut: _Cut) -> None:
         if self.checkpoints is None:
             raise SchemaError("save(): the learner has no folder for checkpoints; give RunLearner(checkpoints=)")
-        saved = self.checkpoints
-        await asyncio.to_thread(lambda: saved.save(self.learners, step=cut.step, mark=cut.mark, position=cut.to_json()))
+        self.checkpoints.save(self.learners, step=cut.step, mark=cut.mark, position=cut.to_json())
 
     def resume(self) -> Any:
         """Loads the newest checkpoint. Returns the cut in it as JSON, or None where there is no checkpoint."""
@@ -98,4 +105,5 @@ class RunLearner:
         if found is None:
             return None
         found.load(self.learners)
-        return found.position
+        self.said = found.position
+        return self.said

@@ -91,9 +91,10 @@ class Scorer:
         """The columns in rows on the model's device, as many rows at a time as a pass takes."""
         packed = {name: packing.place(column) for name, column in columns.items()}
         packed["segments"], packed["positions"] = packing.segments, packing.positions
+        # All of a batch at once: a copy from memory that is not pinned waits for the pass before it.
+        sent = {name: torch.from_numpy(rows).to(self.model.device, non_blocking=True) for name, rows in packed.items()}
         for first in range(0, packing.rows, self.rows):
-            part = {name: torch.from_numpy(rows[first : first + self.rows]) for name, rows in packed.items()}
-            yield {name: rows.to(self.model.device, non_blocking=True) for name, rows in part.items()}
+            yield {name: rows[first : first + self.rows] for name, rows in sent.items()}
 
     def score(self, rows: Mapping[str, Tensor], *, entropy_learns: bool = False) -> Scores:
         """Scores of `input_ids` in rows. The first token of each sequence, and padding, has 0.

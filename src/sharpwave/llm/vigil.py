@@ -31,6 +31,13 @@ class Vigil:
     def move(self) -> None:
         self._moved_at = self._clock.now()
 
+    def excuse(self, late_s: float) -> None:
+        """This process stood still for so long (Ctrl-Z, a call that blocks), and read nothing meanwhile."""
+        now = self._clock.now()
+        self._heard = {owner: min(now, heard + late_s) for owner, heard in self._heard.items()}
+        if self._moved_at is not None:
+            self._moved_at = min(now, self._moved_at + late_s)
+
     def silent(self, waiting: Collection[str]) -> list[str]:
         """Owners that were not heard for too long. A call that waits is a sign of life."""
         limit, now = self._rules.owner_timeout_s, self._clock.now()

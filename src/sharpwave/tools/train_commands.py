@@ -18,7 +18,9 @@ def add_commands(app: "typer.Typer") -> None:
     processes_option = typer.Option("--processes", help="Generators, agents, learner: each a process of its own.")
 
     def train(
-        what: Annotated[str, typer.Argument(metavar="TASK | RUN.toml", help="sort, sums, guess, math; or a file.")],
+        what: Annotated[
+            str, typer.Argument(metavar="TASK | RUN.toml", help="sort, sums, guess, math; module:function; or a file.")
+        ],
         changes: Annotated[list[str] | None, changes_argument] = None,
         out: Annotated[
             Path | None, typer.Option("--out", file_okay=False, help="The folder to make; sharpwave-TASK unless given.")
@@ -31,7 +33,7 @@ def add_commands(app: "typer.Typer") -> None:
         """
         from sharpwave.tools.train_process import begin, drive
 
-        if not drive(begin(what, changes or [], out), processes):
+        if not drive(begin(what, changes or [], out, processes), processes):
             raise typer.Exit(3)
 
     def resume(
@@ -42,7 +44,7 @@ def add_commands(app: "typer.Typer") -> None:
         """Go on with a run that was stopped or killed, from its last checkpoint."""
         from sharpwave.tools.train_process import drive, reopen
 
-        if not drive(reopen(folder, changes or []), processes):
+        if not drive(reopen(folder, changes or [], processes), processes):
             raise typer.Exit(3)
 
     def evaluate(

@@ -43,7 +43,7 @@ class Console:
         self._console = rich_console.Console()
         self._recent: deque[dict[str, Any]] = deque(maxlen=_EVERY)
         self._held_out = float("nan")
-        self._rejected = 0
+        self._rejected = self._failed = 0
         self._is_live = self._console.is_terminal
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}"),
@@ -64,6 +64,12 @@ class Console:
         """Takes what a `RunLog` says."""
         if event == "score":
             self._held_out = about["reward"]
+            if about["failed"] > self._failed:
+                self._failed = about["failed"]
+                self._print(
+                    f"{about['failed']} of {about['episodes']} episodes of held-out items failed and count as 0, the "
+                    f"last by {about['why']}"
+                )
         elif event == "why":
             self._rejected += 1
             if self._rejected <= _REJECTED:
@@ -144,7 +150,7 @@ def plot_rewards(logs: Path, path: Path, goal: float | None) -> bool:
     axes.plot(versions, means, color=_BLUE, linewidth=2, label=f"mean of {_EVERY} batches")
     if scores:
         where = [line["version"] for line in scores], [line["reward"] for line in scores]
-        axes.plot(*where, "o-", color=_ORANGE, markersize=5, linewidth=1, label="held-out items, greedy")
+        axes.plot(*where, "o-", color=_ORANGE, markersize=5, linewidth=1, label="held-out items")
     if goal is not None:
         axes.axhline(goal, color=_MUTED, linewidth=1, linestyle=(0, (4, 4)), zorder=0)
     axes.set_xlabel("version of the weights", color=_INK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import time
@@ -26,7 +27,7 @@ from sharpwave.llm.model.folder import load_model
 from sharpwave.llm.parts import LearnerSettings, make_engine, make_model
 from sharpwave.llm.position import Position
 from sharpwave.llm.presets import preset
-from sharpwave.llm.run import LocalRun, Result
+from sharpwave.llm.run import LocalRun, Result, check_workers
 from sharpwave.llm.run_folder import RunFolder, write_whole
 from sharpwave.llm.weights import Published
 
@@ -37,20 +38,23 @@ __all__ = ["begin", "drive", "evaluate", "print_status", "reopen", "stop"]
 _LOOK_S = 0.05
 
 
-def begin(what: str, changes: list[str], out: Path | None) -> RunFolder:
+def begin(what: str, changes: list[str], out: Path | None, processes: bool = False) -> RunFolder:
     """A new run folder. All settings are checked before it is made.
+
+    Args:
+        processes: Whether the run will have a process for each of its roles.
 
     Raises:
         SchemaError: A key is unknown or a value makes no sense.
     """
     source: Any = Path(what) if what.endswith(".toml") else preset(what)
     experiment = Experiment.read(source, changes)
-    _check(experiment)
+    _check(experiment, processes)
     name = Path(what).stem.rpartition(":")[2]
     return RunFolder.create(Path(f"sharpwave-{name}") if out is None else out, experiment)
 
 
-def reopen(path: Path, changes: list[str]) -> RunFolder:
+def reopen(path: Path, changes: list[str], processes: bool = False) -> RunFolder:
     """The folder of an earlier run, with changed settings.
 
     Raises:
@@ -59,7 +63,7 @@ def reopen(path: Path, changes: list[str]) -> RunFolder:
     """
     folder = RunFolder(path)
     experiment = Experiment.read(folder.experiment().to_json(), changes)
-    _check(experiment, folder.checkpoints().latest())
+    _check(experiment, processes, folder.checkpoints().latest())
     if changes:
         if folder.is_driven:
             raise NotReady(f"{path}: a process drives this run; end it with: sharpwave stop {path}")
@@ -68,8 +72,10 @@ def reopen(path: Path, changes: list[str]) -> RunFolder:
     return folder
 
 
-def _check(experiment: Experiment, checkpoint: Checkpoint | None = None) -> None:
-    """What only the task, the model, the device and the checkpoint to go on from can say."""
+def _check(experiment: Experiment, processes: bool, checkpoint: Checkpoint | None = None) -> None:
+    """What only the task, the model, the device, the kind of run and the checkpoint to go on from can say."""
+    if not processes:
+        check_workers(experiment)
     settings, task = LearnerSettings.of(experiment), experiment.load_task()
     settings.row_tokens_for(task)
     model = make_model(experiment, task)
@@ -166,6 +172,7 @@ def evaluate(path: Path, model: Path | None) -> None:
         raise StorageError(f"{path} has no version yet")
     task = experiment.load_task()
     torch.set_num_threads(1)
+    told: dict[str, Any] = {}
 
     async def main() -> Any:
         slots = min(experiment.slots, experiment.evaluation.concurrent)
@@ -174,12 +181,14 @@ def evaluate(path: Path, model: Path | None) -> None:
             scoring = Evaluation(
                 folder.weights(), generator, task.agent, task.held_out,
                 tokenizer=task.tokenizer, clock=WallClock(), concurrent=experiment.evaluation.concurrent,
-                sampling=task.sampling,
+                sampling=task.sampling, temperature=experiment.evaluation.temperature,
+                log=lambda _, **about: told.update(about),
             )  # fmt: skip
             return await scoring.score(Published(0, place))
 
     score = asyncio.run(main())
-    print(f"{place}: mean reward {score.reward:.4f} of {score.episodes} held-out items, {score.failed} failed")
+    why = f", the last by {told['why']}" if score.failed else ""
+    print(f"{place}: mean reward {score.reward:.4f} of {score.episodes} held-out items, {score.failed} failed{why}")
 
 
 def print_status(path: Path, as_json: bool) -> None:
@@ -194,8 +203,21 @@ def print_status(path: Path, as_json: bool) -> None:
     for name, value in said.items():
         if name not in ("is_driven", "explain") and value is not None:
             print(f"  {name:<14} {value:.4g}" if isinstance(value, float) else f"  {name:<14} {value}")
+    if not folder.is_driven and (ended := _why_ended(folder, said)):
+        print(f"  {ended}")
     if folder.is_driven and "explain" in said:
         print(f"  {said['explain']}")
+
+
+def _why_ended(folder: RunFolder, said: dict[str, Any]) -> str | None:
+    """Why `resume` without other settings would end at once."""
+    experiment = folder.experiment()
+    steps, goal = experiment.steps, experiment.evaluation.goal
+    if goal is not None and said.get("held_out", -math.inf) >= goal:
+        return f"The goal {goal:g} is reached; resume with evaluation.goal=none trains on."
+    if steps is not None and said.get("step", 0) >= steps:
+        return f"All {steps} steps are made; resume with steps={2 * steps} trains on."
+    return None
 
 
 def _last_numbers(folder: RunFolder) -> dict[str, Any]:

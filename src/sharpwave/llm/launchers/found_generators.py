@@ -28,13 +28,15 @@ class FoundGenerators:
 
     def __init__(self, folder: RunFolder, names: Sequence[str]) -> None:
         self._folder, self._names = folder, list(names)
+        self._known: dict[str, str] = {}  # addresses by name; one that is being started again is expected where it was
         self._addresses: list[str] = []
         self._client: VLLMClient | None = None
         self._old: set[asyncio.Task[None]] = set()
 
     def _met(self) -> VLLMClient:
-        found = [self._folder.find(name) for name in self._names]
-        addresses = [said["address"] for said in found if said is not None]
+        found = {name: self._folder.find(name) for name in self._names}
+        self._known |= {name: said["address"] for name, said in found.items() if said is not None}
+        addresses = list(self._known.values())
         if addresses and addresses != self._addresses:
             if self._client is not None:
                 task = asyncio.ensure_future(self._client.close())

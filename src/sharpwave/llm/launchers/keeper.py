@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import NotReady, StorageError
 from ...service.zeromq import load_zmq
 from ..full_disk import is_full, tell_full_disk
+from ..interpreter import python
 from ..log import EVENTS, STEPS, RunLog, read_lines
 from ..run import Result
 from ..run_folder import STOP, RunFolder
@@ -109,6 +110,8 @@ class Keeper:
                     self._tries[role] = 0
                 continue
             is_first = self.launcher.process(role) is None
+            if not is_first and self.folder.find("outcome") is not None:
+                return  # the learner wrote it and ended after `run` had looked for it: the run is over
             if not is_first:
                 self._note_death(role)
             self._tries[role] += 1
@@ -176,8 +179,8 @@ class Keeper:
             remove_address(found["address"])
         for name in [*self.roles, *(f"{role}-error" for role in self.roles), "controller-address", "failure", STOP]:
             self.folder.forget(name)
-        for role in self.roles:
-            (self.folder.path / "processes" / f"{role}.json").unlink(missing_ok=True)
+        for left in (self.folder.path / "processes").iterdir():  # also what killed processes had not written to its end
+            left.unlink(missing_ok=True)
         self.launcher.close()
 
     def _result(self, outcome: dict[str, Any], took_s: float) -> Result:
@@ -212,19 +215,17 @@ def start_keeper(folder: RunFolder) -> None:
     """Starts a keeper that goes on with the processes that live. It outlives this process."""
     with (folder.logs / "keeper.txt").open("a") as file:
         started = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from sharpwave.llm.launchers.keeper import keep; keep(sys.argv[1])",
-             str(folder.path)],
+            python(f"{__name__}:keep", str(folder.path)),
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip
     folder.register("keeper", describe_process(started.pid))  # at once: only one is started
 
 
-def keep(path: str) -> None:
-    """A keeper without a console, as a process of its own."""
+def keep() -> None:
+    """A keeper without a console, as a process of its own; its argument is the folder of the run."""
     import signal
 
-    folder = RunFolder(path)
+    folder = RunFolder(sys.argv[1])
     told: list[int] = []
     # Before it drives the run: from then on it may be told to stop, and must not die of it.
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))

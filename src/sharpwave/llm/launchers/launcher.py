@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import NotReady
+from ..interpreter import python
 from ..run_folder import RunFolder, write_whole
 from .alive import describe_process, is_alive
 
@@ -42,12 +42,26 @@ class LocalLauncher:
         self._folder.forget(role)
         output = str(self._folder.logs / f"{role}.txt")
         pid = self._ask({"folder": str(self._folder.path.resolve()), "role": role, "output": output})["pid"]
+        if self.alive(role):  # it has entered already; or one has whose number was lost with the process that forked it
+            return
         try:
             write_whole(self._place(role), describe_process(pid))
         except OSError:  # a process whose id is written nowhere would be ended by nobody
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             raise
+
+    def enter(self, role: str) -> bool:
+        """For a process of a role, before it does anything. Returns False where another one lives: it has to end.
+
+        `start` writes the same. A keeper that is killed before that would leave a process that the next one does not
+        know, and starts again.
+        """
+        found = self.process(role)
+        if found is not None and found["pid"] != os.getpid() and is_alive(found):
+            return False
+        write_whole(self._place(role), describe_process(os.getpid()))
+        return True
 
     def alive(self, role: str) -> bool:
         return is_alive(self.process(role))
@@ -97,10 +111,9 @@ class LocalLauncher:
 
 
 def _start_nursery(output: Path) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(path for path in sys.path if path)
     with output.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "sharpwave.llm.launchers.nursery"],
+            python("sharpwave.llm.launchers.nursery:main"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            env={"OMP_NUM_THREADS": "1", **os.environ},
         )  # fmt: skip

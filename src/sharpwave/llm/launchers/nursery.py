@@ -1,4 +1,4 @@
-"""Starts processes of a run by forking one that has imported everything: `python -m sharpwave.llm.launchers.nursery`.
+"""Starts processes of a run by forking one that has imported everything.
 
 A line of standard input is {"folder": ..., "role": ..., "output": ...}; the answer is {"pid": ...}. Importing torch
 takes seconds, a fork milliseconds: a process that died is back at once. This process has one thread and no event loop,
@@ -45,7 +45,3 @@ def _become(output: str) -> None:
     os.dup2(file, 2)
     os.close(null)
     os.close(file)
-
-
-if __name__ == "__main__":
-    main()

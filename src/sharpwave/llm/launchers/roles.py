@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 
-from ..agent_worker import AgentWorker
 from ..clock import WallClock
 from ..controller import Controller
 from ..cut import Cut
@@ -22,7 +21,7 @@ from ..experiment import Experiment
 from ..generators.local import LocalGenerator
 from ..generators.server import GeneratorServer
 from ..log import RunLog
-from ..parts import LearnerSettings, make_engine, make_flow, make_learner, make_model, make_reference
+from ..parts import LearnerSettings, make_engine, make_flow, make_learner, make_model, make_reference, make_worker
 from ..run import LoggedLearner, note_score, score_outside
 from ..run_engines import watch_engine
 from ..run_folder import STOP, RunFolder
@@ -32,6 +31,7 @@ from .alive import describe_process, is_alive
 from .controller_client import ControllerClient
 from .controller_server import ControllerServer
 from .found_generators import FoundGenerators
+from .launcher import LocalLauncher
 
 __all__ = ["main", "role_names"]
 
@@ -53,12 +53,9 @@ def main(path: str, role: str) -> None:
     """Runs a role to its end, and ends the process. Exit code 0: its work is done."""
     code = 1
     try:
-        if role == "keeper":
-            from .keeper import keep
-
-            keep(path)
-        else:
-            asyncio.run(_Role(RunFolder(path), role).run())
+        folder = RunFolder(path)
+        if LocalLauncher(folder).enter(role):
+            asyncio.run(_Role(folder, role).run())
         code = 0
     except BaseException as error:
         traceback.print_exc()
@@ -149,9 +146,9 @@ class _Role:
         inner = make_learner(
             experiment, self.task, make_model(experiment, self.task), self.folder.weights(), self.folder.checkpoints()
         )
-        said = inner.resume()
+        inner.resume()
         inner.warm_up()
-        cut = None if said is None else Cut.from_json(said)
+        cut = None if inner.said is None else Cut.from_json(inner.said)
         version = await inner.publish()
         learner = LoggedLearner(inner, self.log, version)
         client = ControllerClient(self.folder, self.owner)
@@ -200,11 +197,7 @@ class _Role:
     async def _agents(self) -> None:
         names = [name for name in role_names(self.experiment) if name.startswith("generator-")]
         generators, client = FoundGenerators(self.folder, names), ControllerClient(self.folder, self.owner)
-        worker = AgentWorker(
-            self.owner, cast(Controller, client), generators, self.task.agent,
-            tokenizer=self.task.tokenizer, clock=self.clock, group=self.experiment.group,
-            concurrent=self.experiment.concurrent, tries=self.experiment.tries, sampling=self.task.sampling,
-        )  # fmt: skip
+        worker = make_worker(self.experiment, self.task, self.owner, client, generators, self.clock)
         self._is_ready()
         try:
             while True:  # a controller that was started again may have items again; the keeper ends this process

@@ -1,4 +1,4 @@
-"""Random items: which of them are held out depends on the item alone, never on the seed."""
+"""Random items: which of them are held out depends on the prompt alone, never on the seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IN_VAIN = 1000  # draws without a new item, at least, after which there are no 
 
 
 def draw_items(count: int, seed: int, draw: Callable[[np.random.Generator], dict[str, Any]], held_out: bool) -> Items:
-    """Different items, drawn at random. An item's prompt decides on which side it is."""
+    """Different items, drawn at random. Items with the same prompt are on the same side."""
     whole("task", "held_out" if held_out else "count", count)
     random = np.random.default_rng([seed, held_out])
     found: dict[str, dict[str, Any]] = {}
@@ -28,8 +28,8 @@ def draw_items(count: int, seed: int, draw: Callable[[np.random.Generator], dict
         item = draw(random)
         in_vain += 1
         is_held_out = zlib.crc32(item["prompt"].encode()) % _HELD_OUT == 0
-        if is_held_out == held_out and item["prompt"] not in found:
-            found[item["prompt"]], in_vain = item, 0
+        if is_held_out == held_out and repr(item) not in found:
+            found[repr(item)], in_vain = item, 0
         if len(found) == count:
             items: list[Item] = [{"id": f"{place}", **one} for place, one in enumerate(found.values())]
             return Items(items)
@@ -39,5 +39,5 @@ def draw_items(count: int, seed: int, draw: Callable[[np.random.Generator], dict
 
 def share_right(said: str, wanted: str) -> float:
     """The share of places that are right. Too long an answer is as wrong as one that is too short."""
-    right = sum(one == other for one, other in zip(said, wanted, strict=False))
+    right = sum(map(str.__eq__, said, wanted))
     return right / max(len(said), len(wanted), 1)

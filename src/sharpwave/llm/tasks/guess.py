@@ -1,26 +1,27 @@
-"""A guessing game of several turns: the model names a number, a tool says "<" or ">", until it is found.
+"""A guessing game of several turns: "3-12?" asks for a number of that range, a tool says "<" or ">", until it is found.
 
 The reward is 1 for a hit at the first guess and falls evenly with every further guess; 0 where it is not found.
+Held-out items are ranges, not numbers: the model would unlearn a number that is never right in training.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from ...checks import whole
-from ...errors import SchemaError
 from ..agent import several_turns
 from ..characters import Characters
 from ..generators.sampling import Sampling
-from ..items import Item, Items
+from ..items import Item
+from .drawing import draw_items
 from .task import Task
 
 __all__ = ["make", "oracle"]
 
 _END = "\n"
+_LOWEST = 8  # with fewer numbers all ranges may lie on one side
 
 
 def oracle(item: Item, text: str, turn: int) -> tuple[str, float | None]:
@@ -37,39 +38,30 @@ def oracle(item: Item, text: str, turn: int) -> tuple[str, float | None]:
     return "!" + _END, None
 
 
-def make(*, highest: int = 100, turns: int = 7, count: int | None = None, held_out: int = 8, seed: int = 0) -> Task:
+def make(*, highest: int = 100, turns: int = 7, count: int = 2048, held_out: int = 64, seed: int = 0) -> Task:
     """Args:
-    highest: Secrets are 1 to this.
+    highest: Ranges are within 1 to this; at least 8, because a tenth of all ranges are held out.
     turns: Most guesses.
-    count: Items to train on; None for all that are not held out.
+    count: Items to train on, each a range and a number in it.
     held_out: Items to evaluate on.
     seed: Of the items.
     """
-    where = "task 'guess'"
-    whole(where, "highest", highest, 2, 10**6)
-    whole(where, "turns", turns)
-    # Which secrets are held out does not depend on the seed.
-    secrets = sorted(range(1, highest + 1), key=lambda secret: zlib.crc32(str(secret).encode()))
-    kept, rest = secrets[: whole(where, "held_out", held_out, 1, highest - 1)], secrets[held_out:]
-    chosen = np.random.default_rng(seed).permutation(rest)[: None if count is None else whole(where, "count", count)]
-    if count is not None and count > len(rest):
-        raise SchemaError(
-            f"{where}: count: expected at most {len(rest)}, the secrets that are not held out, got {count}"
-        )
-    prompt = f"{highest}?{_END}"
+    whole("task 'guess'", "highest", highest, _LOWEST, 10**6)
+    whole("task 'guess'", "turns", turns)
 
-    def items(numbers: Iterable[int]) -> Items:
-        return Items([{"id": f"{one}", "prompt": prompt, "secret": int(one), "turns": turns} for one in numbers])
+    def draw(random: np.random.Generator) -> dict[str, Any]:
+        low, high = sorted(int(one) + 1 for one in random.choice(highest, 2, replace=False))
+        return {"prompt": f"{low}-{high}?{_END}", "secret": int(random.integers(low, high + 1)), "turns": turns}
 
-    tokenizer = Characters("0123456789?<>!\n")
+    tokenizer = Characters("0123456789-?<>!\n")
     answer = len(str(highest)) + 1
     return Task(
         name="guess",
-        items=items(chosen),
-        held_out=items(kept),
+        items=draw_items(count, seed, draw, False),
+        held_out=draw_items(held_out, seed, draw, True),
         agent=several_turns(oracle, turns=turns),
         tokenizer=tokenizer,
         vocabulary=tokenizer.size,
-        context=len(prompt) + turns * (answer + 2),
+        context=2 * answer + 2 + turns * (answer + 2),
         sampling=Sampling(max_tokens=answer, stop_ids=(Characters.eos, tokenizer.encode(_END)[0])),
     )

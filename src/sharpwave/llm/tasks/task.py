@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from ...checks import told
+from ...checks import told, whole
 from ...errors import SchemaError
-from ..agent import Agent
+from ..agent import Agent, describe_error
 from ..characters import Tokenizer
 from ..generators.sampling import Sampling
 from ..items import Items
@@ -31,6 +31,9 @@ class Task:
         vocabulary: Tokens that the tokenizer has.
         context: Tokens that the longest episode has.
         sampling: Of answers.
+
+    Raises:
+        SchemaError: A value is of another type.
     """
 
     name: str
@@ -41,6 +44,18 @@ class Task:
     vocabulary: int
     context: int
     sampling: Sampling
+
+    def __post_init__(self) -> None:
+        where = f"Task(), {self.name!r}"
+        for name, value in (("items", self.items), ("held_out", self.held_out)):
+            if not isinstance(value, Items):
+                raise SchemaError(f"{where}: {name}: expected Items, got {told(value)}; give Items([...])")
+        if not callable(self.agent):
+            raise SchemaError(f"{where}: agent: expected an async function of (item, generate), got {told(self.agent)}")
+        whole(where, "vocabulary", self.vocabulary)
+        whole(where, "context", self.context)
+        if not isinstance(self.sampling, Sampling):
+            raise SchemaError(f"{where}: sampling: expected a Sampling, got {told(self.sampling)}")
 
 
 TASKS = {"sort": "sort", "sums": "sums", "guess": "guess", "math": "word_problems"}
@@ -59,18 +74,21 @@ def load_task(name: str, **options: Any) -> Task:
             function raised, or returned something else.
     """
     make = _maker(name)
-    known = list(make.__code__.co_varnames[: make.__code__.co_argcount + make.__code__.co_kwonlyargcount])
-    for key in options:
-        if key not in known:
-            raise SchemaError(f"task {name!r}: unknown key {key!r}{nearest(key, known)}; it has {', '.join(known)}")
+    arguments = inspect.signature(make).parameters
+    kinds = {one.kind for one in arguments.values()}
+    known = [key for key, one in arguments.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    for key in options if inspect.Parameter.VAR_KEYWORD not in kinds else ():
+        if key in known:
+            continue
+        if key == "seed":  # every run gives it
+            raise SchemaError(f"task {name!r}: the function has no argument 'seed'; give it one: seed=0")
+        raise SchemaError(f"task {name!r}: unknown key {key!r}{nearest(key, known)}; it has {', '.join(known)}")
     try:
         made: Any = make(**options)
     except SchemaError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}:{frame.lineno}"
-        raise SchemaError(f"task {name!r} cannot be loaded: {type(error).__name__}: {error} ({place})") from error
+        raise SchemaError(f"task {name!r} cannot be loaded: {describe_error(error)}") from error
     if not isinstance(made, Task):
         raise SchemaError(f"task {name!r}: expected a function that returns a Task, got {told(made)}")
     return made
@@ -84,7 +102,15 @@ def _maker(name: str) -> Callable[..., Task]:
         known = ", ".join(TASKS)
         raise SchemaError(f"task: expected one of {known}, or module:function, got {name!r}{nearest(name, TASKS)}")
     try:
-        made: Callable[..., Task] = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise SchemaError(f"task {name!r}: {error}; is its folder in PYTHONPATH?") from error
-    return made
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        is_own = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        hint = "; is its folder in PYTHONPATH?" if is_own else f" (imported by {module})"
+        raise SchemaError(f"task {name!r}: {error}{hint}") from error
+    except Exception as error:
+        raise SchemaError(f"task {name!r}: {module} cannot be imported: {describe_error(error)}") from error
+    made: Any = getattr(found, function, None)
+    if not callable(made):
+        callables = [key for key, value in vars(found).items() if callable(value)]
+        raise SchemaError(f"task {name!r}: {module} has no function {function!r}{nearest(function, callables)}")
+    return made  # type: ignore[no-any-return]
