@@ -466,8 +466,7 @@ def llm_async_goals(document: Document | None) -> Iterator[Verdict]:
         return
     reached: dict[bool, list[float | None]] = {True: [], False: []}
     for run in document["runs"]:
-        at = next((at for at, reward in run["curve"] if reward >= document["settings"]["goal"]), None)
-        reached[run["max_staleness"] == 0].append(at)
+        reached[run["max_staleness"] == 0].append(run["reached_s"])
     sync, other = reached[True], reached[False]
     if sync and other and None not in (*sync, *other):
         times = sum(sync) / len(sync) / (sum(other) / len(other))

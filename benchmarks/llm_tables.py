@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from goals import percent
 from harness.results import Document, duration, figure, ratio, size
 from tables import small, table
@@ -78,11 +80,19 @@ def llm_decode(document: Document) -> str:
     how += f"Minimum of {document['settings']['rounds']} interleaved runs."
     parts = [table(head, rows), table(["new weights", *document["swaps"][0]["cases"]], swaps)]
     apart = [
-        [f"{case['model']}, {case['dtype']}", f"{case['tokens']:,}", f"{case['largest']:.2g}", f"{case['mean']:.2g}"]
+        [
+            f"{case['model']}, {case['dtype']}",
+            f"{case['tokens']:,}",
+            f"{case['largest']:.2g}",
+            f"{case['mean']:.2g}",
+            percent(case["above_0.02"]),
+        ]
         for case in document.get("scores", [])
     ]
     if apart:
-        parts.append(table(["log-probabilities", "tokens", "largest difference", "mean difference"], apart))
+        parts.append(
+            table(["log-probabilities", "tokens", "largest difference", "mean difference", "above 0.02"], apart)
+        )
     return "\n\n".join([*parts, llm_line(document, how)])
 
 
@@ -111,24 +121,24 @@ def llm_async(document: Document) -> str:
     settings, runs = document["settings"], document["runs"]
     goal, rows, reached = settings["goal"], [], {}
     for run in runs:
-        at = next((at for at, reward in run["curve"] if goal is not None and reward >= goal), None)
-        who = contender(run)
+        at, who = run["reached_s"], contender(run)
         reached.setdefault(who, []).append(at)
         costs = run["decode"]
         rows.append(
             [f"{who}, seed {run['seed']}", "not reached" if at is None else f"{at:.1f} s", f"{run['steps']:,}",
              duration(run["step_s"] * 1e9), duration(run["train_s"] * 1e9), f"{run['made_tokens_per_s']:,.0f}",
              f"{run['staleness']:.2f} ({run['staleness_max']})", duration(costs["mean_step_s"] * 1e9),
-             figure(costs["mean_slots"])]
+             figure(costs["mean_slots"]), percent(run["idle"]["learner"]), percent(run["idle"]["generator-0"])]
         )  # fmt: skip
     head = ["", f"held-out reward {goal:g}", "steps", "a step", "training", "tokens made a second",
-            "staleness (most)", "a step of the engine", "slots in use"]  # fmt: skip
+            "staleness (most)", "a step of the engine", "slots in use", "learner idle", "engine idle"]  # fmt: skip
     parts = [table(head, rows)]
     means = {who: sum(at) / len(at) for who, at in reached.items() if None not in at}
     (sync, *_), (other, *_) = ([who for who in reached if who.startswith(kind)] or [""] for kind in ("sync", "async"))
     if sync in means and other in means:
         times = f"{means[sync]:.1f} s against {means[other]:.1f} s"
         parts.append(f"Mean wall time to the goal: {times}, **{ratio(means[sync] / means[other])}**.")
+    parts.append(_cost_model(runs))
     if document["sweep"]:
         tried = [
             [contender(run), duration(run["step_s"] * 1e9), f"{run['made_tokens_per_s']:,.0f}",
@@ -139,11 +149,29 @@ def llm_async(document: Document) -> str:
     first = runs[0]
     facts = document["machine"]
     line = (
-        f"{facts['gpu']}, torch {facts['torch']}, {facts['at']}. Running sums, {first['batch_answers']} answers a step "
-        f"of {figure(first['mean_length'])} tokens on average; learning rate {settings['rate']:g}. "
-        f"A step and its parts are means and medians of the last nine tenths of a run."
+        f"{facts['gpu']}, torch {facts['torch']}, {facts['at']}. Running sums over lists of log-normal lengths (median "
+        f"{settings['median']:g}, sigma 1, at most {settings['longest']}); {settings['items']} lists a step, "
+        f"{settings['group']} answers to each, of {figure(first['mean_length'])} tokens on average, drawn at "
+        f"temperature {settings['temperature']:g}. Learning rate {settings['rate']:g}, {settings['held_out']} lists "
+        f"held out. A step and its parts are means and medians of the last nine tenths of a run; a and b are least "
+        f"squares over the engine's timeline."
     )
     return "\n\n".join([*parts, small(line)])
+
+
+def _cost_model(runs: list[Document]) -> str:
+    """a and b of synchronous runs alone: in the others all slots are in use nearly always, which fits any a."""
+
+    def mean(key: Callable[[Document], float], is_sync: bool) -> str:
+        values = [key(run) for run in runs if (run["max_staleness"] == 0) is is_sync]
+        return duration(sum(values) / len(values) * 1e9) if values else "unknown"
+
+    a, b = (mean(lambda run, key=key: run["decode"][key], True) for key in ("a_s", "b_s"))
+    sync, other = (mean(lambda run: run["train_s"] + run["publish_s"], is_sync) for is_sync in (True, False))
+    return (
+        f"Cost model: in the synchronous runs a step of the engine takes a + b * slots in use, a = {a}, b = {b}. "
+        f"Training a batch and publishing takes T = {sync} there, and {other} beside an engine that is never idle."
+    )
 
 
 def llm_methods(document: Document) -> str:
@@ -172,4 +200,5 @@ def llm_methods(document: Document) -> str:
 
 def contender(run: Document) -> str:
     lag = run["max_staleness"]
-    return f"sync, {run['slots']} slots" if lag == 0 else f"async, {run['slots']} slots, max_staleness={lag}"
+    who = f"sync, {run['slots']} slots" if lag == 0 else f"async, {run['slots']} slots, max_staleness={lag}"
+    return f"{who}, MPS" if run["mps"] else who

@@ -18,7 +18,7 @@ import argparse
 import json
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ OTHERS = (
     *((1e-8, 0.2, rate) for rate in (2e-4, 4e-4, 8e-4)),
 )
 OBJECTIVES = ("sync", "decoupled", "naive", "recompute")
+# Standard deviations of the first weights, by the name of the matrix. They decide how far a learning rate moves the
+# policy, and so what the cells mean: these are those of the prototype whose cells the goals name.
+SCALES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0.125),
+    "embed_tokens": 1.0, "o_proj": 0.0625, "down_proj": 0.03125, "lm_head": 0.05,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,14 @@ class Setting:
     prompts: int = 64
     group: int = 8
     minibatches: int = 4
-    supervised: int = 45  # steps before the study, so that the first policy is right now and then
+    supervised: int = 60  # steps before the study, so that the first policy is right now and then
     supervised_rate: float = 1.5e-3
     warmup: int = 10
     advantage_scale: float = 3.0  # centred and not divided by their deviation
     cap: float = 5.0
     evaluations: int = 20  # steps between two
     prompts_evaluated: int = 256
+    scales: dict[str, float] = field(default_factory=lambda: dict(SCALES))
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,21 @@ class Sorter(nn.Module):
 
     def __init__(self, digits: int) -> None:
         super().__init__()
-        # Small initial weights: with larger ones (0.18) the same learning rates move the policy about half as fast, and
-        # the cells are not comparable with those of the prototype.
         config = ModelConfig(
             model_type="llama", vocab_size=11, hidden_size=32, intermediate_size=88, num_hidden_layers=2,
-            num_attention_heads=2, max_position_embeddings=2 * digits + 1, initializer_range=0.05,
+            num_attention_heads=2, max_position_embeddings=2 * digits + 1,
         )  # fmt: skip
         self.model = Transformer(config)
+
+    @torch.no_grad()
+    def fill_randomly(self, seed: int, scales: dict[str, float]) -> Sorter:
+        source = torch.Generator("cpu").manual_seed(seed)
+        for name, weight in self.model.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(1.0)
+            else:
+                weight.copy_(scales[name.split(".")[-2]] * torch.randn(weight.shape, generator=source))
+        return self
 
     def forward(self, ids: Tensor, count: int) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):  # vmap knows no other one on a CPU, and sequences are short
@@ -164,11 +179,8 @@ class Study:
     def start(self) -> dict[str, Tensor]:
         """Supervised for a little while, one model a seed; members of a seed start from the same weights."""
         seeds = sorted({member.seed for member in self.members})
-        models = []
-        for seed in seeds:
-            sorter = Sorter(self.setting.digits)
-            sorter.model.fill_randomly(seed)
-            models.append(sorter.to(self.device))
+        new = (Sorter(self.setting.digits).fill_randomly(seed, self.setting.scales) for seed in seeds)
+        models = [sorter.to(self.device) for sorter in new]
         state = {name: weight.detach() for name, weight in stack_module_state(models)[0].items()}
         ones = torch.ones(len(seeds), device=self.device)
         crowd = Crowd(state, self.setting.supervised_rate * ones, 1e-8 * ones)
@@ -324,7 +336,7 @@ def main() -> None:
     if chosen.device != "cpu":  # all at once; on a CPU few members at a time take a quarter of the time
         together = [member for members in runs for member in members]
         runs = [sorted(together, key=lambda one: OBJECTIVES.index(one.objective))]
-    machine = {"device": torch.cuda.get_device_name() if chosen.device == "cuda" else platform.machine(),
+    machine = {"device": torch.cuda.get_device_name() if chosen.device == "cuda" else f"CPU ({platform.machine()})",
                "torch": torch.__version__}  # fmt: skip
     for members in [*runs, []]:
         if members:

@@ -91,6 +91,7 @@ def train(task: Task, options: dict[str, Any], given: argparse.Namespace) -> Tra
         if time.perf_counter() - told > given.every:
             copy = Transformer(model.config).to(given.device, torch.bfloat16 if given.device == "cuda" else None).eval()
             copy.load_state_dict(model.state_dict())
+            save(copy, given)  # before an engine packs its weights
             now = time.perf_counter()
             print(f"{now - began:6.1f} s, step {steps}, {seen:,} tokens, loss {report.loss:.4f}, held out "
                   f"{score(task, copy, given.slots):.3f}, sampled {score(task, copy, given.slots, 1.0):.3f} "
@@ -98,6 +99,12 @@ def train(task: Task, options: dict[str, Any], given: argparse.Namespace) -> Tra
             told = time.perf_counter()
             began += told - now
     return model
+
+
+def save(model: Transformer, given: argparse.Namespace) -> None:
+    """At each score, too: a command that is cut off leaves what was learnt until then."""
+    if given.out is not None:
+        save_model(model.to(torch.bfloat16), given.out)
 
 
 def main() -> None:
@@ -119,8 +126,7 @@ def main() -> None:
     given = parser.parse_args()
     options = {"median": given.median, "sigma": given.sigma, "longest": given.longest}
     model = train(load_task("sums", **options, held_out=given.held_out, count=1), options, given)
-    if given.out is not None:
-        save_model(model.to(torch.bfloat16), given.out)
+    save(model, given)
 
 
 if __name__ == "__main__":

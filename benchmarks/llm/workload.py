@@ -149,7 +149,7 @@ def machine() -> dict[str, Any]:
     return facts
 
 
-def options(description: str | None, *, parts: tuple[str, ...] = ()) -> argparse.Namespace:
+def options(description: str | None, *, parts: tuple[str, ...] = (), limit: float | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model and few requests: a look, not a result")
     parser.add_argument("--rounds", type=int, help="turns of each contender")
@@ -157,6 +157,9 @@ def options(description: str | None, *, parts: tuple[str, ...] = ()) -> argparse
     parser.add_argument("--results", type=Path, help="the folder to write to; unless quick, the published one")
     if parts:
         parser.add_argument("--parts", nargs="*", choices=parts, default=parts, help="the others stay as they are")
+    if limit is not None:
+        said = "seconds that a contender may take to get ready, and for each run, before it is left out"
+        parser.add_argument("--limit", type=float, default=limit, help=said)
     given = parser.parse_args()
     look = given.quick or DEVICE == "cpu"
     given.results = given.results or (Path(tempfile.gettempdir()) / "sharpwave-look" if look else PUBLISHED)
