@@ -66,7 +66,8 @@ public:
     // Answers until something comes that it cannot answer. Every `look_s` seconds, and whenever the socket's receive
     // timeout passes without a message, it looks after its clients: `quiet` comes only if one of them was silent for
     // longer than `timeout` seconds or is barred, or if the list of keys has changed. Otherwise it serves on: a return
-    // needs the interpreter, and while another thread has that no client would be answered.
+    // needs the interpreter, and while another thread has that no client would be answered. Time in which the desk did
+    // not read is no silence of its clients.
     Event serve(double look_s, double timeout);
 
     // ---- what the long way tells the desk; all by the thread that serves ----
@@ -122,6 +123,7 @@ private:
     bool hand_over(Event& event, Event::Kind kind, const Head& head);
     bool are_keys_old() const;
     bool has_to_part(double now, double timeout) const;
+    void excuse(double now, double late);
     void send(const std::string& who, Message message);
     Message make(Head head, Status status, std::string_view text);
     void count(Reason reason) { refused_[reason].fetch_add(1, std::memory_order_relaxed); }

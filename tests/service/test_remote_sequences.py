@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import HANG_S, until
+from patience import HANG_S, pause, until
 from service.sequence_server import Server, new_endpoint
 
 import sharpwave as sw
@@ -528,6 +528,18 @@ print(seq.ids(), flush=True)
     assert "ack(): the lease is over: the server was restarted, or took this client for dead" in told
     assert told.endswith("['a', 'b']\n")
     lease.ack()
+
+
+def test_a_server_that_was_stopped_does_not_take_its_clients_for_dead(make: Any) -> None:
+    pair = make(client_timeout=0.5)
+    pair.seq.put(sample("ab"))
+    lease = pair.seq.get("ref", timeout=HANG_S)
+    for _ in range(3):
+        pause(pair.server.process.pid)
+        time.sleep(1.0)
+        pair.server.process.send_signal(signal.SIGCONT)
+        assert pair.seq.ids() == ["a", "b"]
+    lease.ack(sample("ab", "y"))
 
 
 def test_a_forked_child_is_a_client_of_its_own(make: Any) -> None:
