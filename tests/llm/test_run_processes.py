@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from patience import HANG_S, until
+from patience import HANG_S, pause, until
 from run_sweep import SMALL, Sweep
 from served import local
 
@@ -20,6 +20,7 @@ from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.generators import Sampling
 from sharpwave.llm.generators.server import GeneratorServer
 from sharpwave.llm.items import Items
+from sharpwave.llm.launchers import launcher as launcher_module
 from sharpwave.llm.launchers.alive import describe_process, is_alive
 from sharpwave.llm.launchers.controller_client import ControllerClient
 from sharpwave.llm.launchers.controller_server import ControllerServer
@@ -149,6 +150,34 @@ def test_a_process_is_known_although_its_keeper_was_killed_while_it_started_it(t
         second.close()
     until(lambda: not second.alive("controller"))
     assert "another buffer" not in (folder.logs / "controller.txt").read_text()
+
+
+def test_processes_are_started_although_the_one_that_forks_them_is_stopped(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", Experiment.read(SMALL))
+    folder.register("keeper", describe_process(os.getpid()))
+    start_nursery = launcher_module._start_nursery
+
+    def start_patiently(output):
+        monkeypatch.setattr(launcher_module, "_FORK_S", HANG_S)
+        return start_nursery(output)
+
+    monkeypatch.setattr(launcher_module, "_start_nursery", start_patiently)
+    launcher = LocalLauncher(folder)
+    try:
+        launcher.start("controller")
+        first = launcher._nursery
+        pause(first.pid)
+        launcher.stop("controller", kill=True)
+        until(lambda: not launcher.alive("controller"))
+        monkeypatch.setattr(launcher_module, "_FORK_S", 0.2)
+        launcher.start("controller")
+        assert first.poll() == -signal.SIGKILL
+        assert launcher.alive("controller")
+        pause(launcher._nursery.pid)
+    finally:
+        launcher.stop("controller", kill=True)
+        launcher.close()
+    until(lambda: not launcher.alive("controller"))
 
 
 def test_a_learner_that_has_ended_in_order_is_not_started_again(tmp_path):

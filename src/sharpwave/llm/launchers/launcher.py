@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -16,6 +17,8 @@ from ..run_folder import RunFolder, write_whole
 from .alive import describe_process, is_alive
 
 __all__ = ["Launcher", "LocalLauncher"]
+
+_FORK_S = 120.0  # for an answer of the process that forks others, which first imports torch; a stopped one gives none
 
 
 class Launcher(Protocol):
@@ -86,6 +89,7 @@ class LocalLauncher:
             assert self._nursery.stdout is not None
             with contextlib.suppress(OSError):
                 self._nursery.stdin.close()
+            self._nursery.kill()  # it has nothing to put in order; a stopped one would not read the end of its input
             self._nursery.wait()
             self._nursery.stdout.close()
             self._nursery = None
@@ -94,7 +98,7 @@ class LocalLauncher:
         return self._places / f"{role}.json"
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        for _ in range(2):  # one that was killed is started again
+        for _ in range(2):  # one that was killed or stopped is started again
             if self._nursery is None or self._nursery.poll() is not None:
                 self._nursery = _start_nursery(self._folder.logs / "nursery.txt")
             assert self._nursery.stdin is not None
@@ -102,6 +106,10 @@ class LocalLauncher:
             try:
                 self._nursery.stdin.write(json.dumps(message) + "\n")
                 self._nursery.stdin.flush()
+                answered = select.poll()
+                answered.register(self._nursery.stdout, select.POLLIN)
+                if not answered.poll(1e3 * _FORK_S):
+                    raise TimeoutError
                 found: dict[str, Any] = json.loads(self._nursery.stdout.readline())
                 return found
             except (OSError, ValueError):
