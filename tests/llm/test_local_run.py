@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,5 +218,21 @@ def test_logs_of_a_killed_process_are_read(tmp_path):
     assert [line["step"] for line in read_lines(tmp_path / STEPS)] == [1]
     assert read_lines(tmp_path / EVENTS)[0]["event"] == "start"
     (tmp_path / SPANS).write_text("".join((tmp_path / SPANS).read_text().splitlines(True)[1:]))
-    assert idle_shares(tmp_path) == {"learner": 0.4}
+    assert idle_shares(tmp_path) == {"learner": pytest.approx(0.4, abs=0.01)}
     assert write_timeline(tmp_path, tmp_path / "trace.json") > 3
+
+
+def test_a_run_goes_on_in_its_logs_after_a_reboot(tmp_path, monkeypatch):
+    log = RunLog(tmp_path)
+    log.span("learner", "train", time.monotonic(), 1.0)
+    resumed_s = time.time()
+    # The machine was started seven seconds ago.
+    monkeypatch.setattr("sharpwave.llm.log.time", SimpleNamespace(time=time.time, monotonic=lambda: 7.0))
+    log.span("learner", "train", 7.0, 2.0)
+    log.span("learner", "train", 13.0, 2.0)
+    log("end")
+    log.close()
+    first, second, third = read_lines(tmp_path / SPANS)
+    assert first["s"] <= resumed_s <= second["s"] < third["s"]
+    assert second["s"] <= read_lines(tmp_path / EVENTS)[0]["s"] < third["s"]
+    assert idle_shares(tmp_path, resumed_s) == {"learner": pytest.approx(0.5, abs=0.01)}

@@ -24,7 +24,8 @@ _RECENT = 20
 class RunLog:
     """Writes JSON lines into a folder; several processes of a run may append to the same files.
 
-    `s` is in seconds of the machine's monotonic clock, which all processes of a machine share.
+    `s` is Unix time in seconds, so that a run goes on in its logs after a reboot. Durations come from a clock that only
+    grows.
 
     Args:
         folder: Made where it is missing.
@@ -49,7 +50,7 @@ class RunLog:
 
     def __call__(self, event: str, **about: Any) -> None:
         """An event of the controller, of the evaluation or of the launcher."""
-        self._write(EVENTS, {"s": round(time.monotonic(), 6), "event": event, **about})
+        self._write(EVENTS, {"s": round(time.time(), 6), "event": event, **about})
         if event == "score":
             self._to_board("held_out/reward", about["reward"], about["version"])
         if self._show is not None:
@@ -57,7 +58,7 @@ class RunLog:
 
     def step(self, line: Mapping[str, Any]) -> None:
         """The numbers of one training step."""
-        said = {"s": round(time.monotonic(), 6), **line}
+        said = {"s": round(time.time(), 6), **line}
         self._write(STEPS, said)
         self.recent.append(said)
         for name, value in said.items():
@@ -67,8 +68,9 @@ class RunLog:
             self._show("step", said)
 
     def span(self, who: str, what: str, began_s: float, took_s: float, **about: Any) -> None:
-        """Somebody was busy for a while."""
-        self._write(SPANS, {"who": who, "what": what, "s": round(began_s, 6), "took_s": round(took_s, 6), **about})
+        """Somebody was busy for a while, from a time of `time.monotonic` on."""
+        s = time.time() + began_s - time.monotonic()
+        self._write(SPANS, {"who": who, "what": what, "s": round(s, 6), "took_s": round(took_s, 6), **about})
 
     @contextmanager
     def busy(self, who: str, what: str, **about: Any) -> Iterator[None]:

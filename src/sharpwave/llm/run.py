@@ -176,7 +176,7 @@ class LocalRun:
                 return await self._run(ends)
 
     async def _run(self, ends: contextlib.AsyncExitStack) -> Result:
-        began = self._began_s = time.monotonic()
+        began, self._began_s = time.monotonic(), time.time()
         experiment, task = self.experiment, self.experiment.load_task()
         torch.manual_seed(experiment.seed)
         clock, weights = WallClock(), self.folder.weights()

@@ -74,7 +74,7 @@ def idle_shares(logs: str | Path, since_s: float = 0.0) -> dict[str, float]:
     """For each part of the run, the share of the time between its first and last work in which it did nothing.
 
     Args:
-        since_s: Work that began earlier is not counted: that of a run before it was resumed.
+        since_s: Unix time. Work that began earlier is not counted: that of a run before it was resumed.
     """
     by_part: dict[str, list[tuple[float, float]]] = {}
     for span in read_lines(Path(logs) / SPANS):

@@ -197,7 +197,7 @@ class Keeper:
             trained=outcome["trained"],
             no_signal=outcome["no_signal"],
             rejected=outcome["rejected"],
-            idle=idle_shares(self.folder.logs, time.monotonic() - took_s),
+            idle=idle_shares(self.folder.logs, time.time() - took_s),
         )
 
 
