@@ -56,6 +56,18 @@ def no_item_works(*, seed=0):
     return sort_with(agent, seed)
 
 
+def answers_fail_after_fifty(*, seed=0):
+    good, seeds = load_task("sort", digits=2, count=20, held_out=2, seed=seed).agent, []
+
+    async def agent(item, generate):
+        if len(seeds) >= 50:
+            raise KeyError("nothing here")
+        seeds.append(generate.seed)
+        return await good(item, generate)
+
+    return sort_with(agent, seed)
+
+
 def every_tenth_item_raises(*, seed=0):
     good = load_task("sort", digits=2, count=20, held_out=2, seed=seed).agent
 

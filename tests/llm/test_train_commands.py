@@ -12,6 +12,7 @@ from patience import HANG_S, until
 from run_sweep import SMALL
 from typer.testing import CliRunner
 
+from sharpwave.errors import NotReady
 from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.log import STEPS, read_lines
@@ -62,6 +63,14 @@ def test_status_says_that_the_goal_is_reached(tmp_path):
     assert told.exit_code == 0
     said = "The goal 0 is reached; resume with evaluation.goal=none trains on."
     assert said in call("status", tmp_path / "run").output
+
+
+def test_a_run_that_fails_leaves_its_reward_curve(tmp_path):
+    settings = [change for change in TINY if not change.startswith("task_options")]
+    told = call("train", "failing_tasks:answers_fail_after_fifty", *settings, "epochs=none", "--out", tmp_path / "run")
+    assert isinstance(told.exception, NotReady)
+    assert "nothing was trained" in str(told.exception)
+    assert (tmp_path / "run" / "reward.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_held_out_items_that_fail_are_told_with_the_reason(tmp_path):

@@ -108,17 +108,22 @@ def _drive(folder: RunFolder, processes: bool) -> bool:
         experiment = folder.experiment()
         if LearnerSettings.of(experiment).device == "cpu":
             torch.set_num_threads(1)  # the engines' threads and the learner's share the cores
-        with Console(experiment) as console:
-            if processes:
-                from sharpwave.llm.launchers.keeper import Keeper
+        try:
+            with Console(experiment) as console:
+                if processes:
+                    from sharpwave.llm.launchers.keeper import Keeper
 
-                for name in ("outcome", "failure"):  # of a run that goes on now
-                    folder.forget(name)
-                keeper = Keeper(folder, show=console.show)
-                with _signals(keeper.stop):
-                    result = keeper.run()
-            else:
-                result = asyncio.run(_run_here(folder, console))
+                    for name in ("outcome", "failure"):  # of a run that goes on now
+                        folder.forget(name)
+                    keeper = Keeper(folder, show=console.show)
+                    with _signals(keeper.stop):
+                        result = keeper.run()
+                else:
+                    result = asyncio.run(_run_here(folder, console))
+        except Exception:
+            with contextlib.suppress(OSError):  # a full disk may be why the run failed, and is told
+                plot_rewards(folder.logs, folder.curve, experiment.evaluation.goal)
+            raise
         has_curve = plot_rewards(folder.logs, folder.curve, experiment.evaluation.goal)
         print_result(result, folder, experiment, has_curve)
         return result.reached
