@@ -14,15 +14,7 @@ import tempfile
 
 import torch
 
-from sharpwave.llm.agent import single_turn
-from sharpwave.llm.characters import Characters
-from sharpwave.llm.experiment import Experiment
-from sharpwave.llm.generators import Sampling
-from sharpwave.llm.items import Item, Items
-from sharpwave.llm.log import RunLog
-from sharpwave.llm.run import LocalRun
-from sharpwave.llm.run_folder import RunFolder
-from sharpwave.llm.tasks import Task
+from sharpwave.llm import Characters, Experiment, Item, Items, LocalRun, RunFolder, RunLog, Sampling, Task, single_turn
 
 CLOSING = dict(zip("([{<", ")]}>", strict=True))
 

@@ -22,6 +22,7 @@ from .schema import Field
 from .views import Hindsight, Transitions, Windows
 
 if TYPE_CHECKING:
+    from . import llm as llm
     from .buffers.distillation import DistillationBuffer
     from .buffers.mix import Mix
     from .buffers.open import open
@@ -90,6 +91,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
             from importlib.metadata import version
 
             value = version("sharpwave")
+        elif name == "llm":  # not in __all__: it needs torch
+            value = import_module(".llm", __name__)
         elif name in _LATER:
             value = getattr(import_module(_LATER[name], __name__), name)
         else:

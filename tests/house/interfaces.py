@@ -98,7 +98,8 @@ def _is_ours(one: Any) -> bool:
 
 
 def _public_modules(package: ModuleType) -> Iterator[ModuleType]:
-    """The modules that __all__ names and, where those are packages, the modules and packages in them."""
+    """The modules that __all__ names and, where those are packages, the modules and packages in them. And `llm`, which
+    __all__ leaves out because it needs torch."""
     for name in package.__all__:
         module = getattr(package, name)
         if not isinstance(module, ModuleType):
@@ -106,6 +107,7 @@ def _public_modules(package: ModuleType) -> Iterator[ModuleType]:
         yield module
         for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
             yield importlib.import_module(f"{module.__name__}.{found.name}")
+    yield importlib.import_module(f"{package.__name__}.llm")
 
 
 class _Api:

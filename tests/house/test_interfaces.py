@@ -16,7 +16,7 @@ from sharpwave import _core
 @pytest.fixture
 def _optional_packages() -> None:
     """The public modules of adapters and compat import these."""
-    for name in ("torch", "stable_baselines3", "zmq", "jax"):
+    for name in ("torch", "stable_baselines3", "zmq", "jax", "safetensors", "transformers"):
         pytest.importorskip(name)
 
 

@@ -16,9 +16,9 @@ from sharpwave.llm.clock import WallClock
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.generators import Answer, Sampling
 from sharpwave.llm.items import Items
+from sharpwave.llm.openai_agent import join, session_agent
 from sharpwave.llm.rules import Rules
 from sharpwave.llm.session import Call
-from sharpwave.llm.session_agent import join, session_agent
 
 openai = pytest.importorskip("openai")
 
