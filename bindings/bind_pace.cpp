@@ -20,10 +20,19 @@ double read_timeout(PyObject* timeout) {
     return seconds;
 }
 
+// Threads that redraw progress bars add no rows. `collect(progress=True)` has one.
+bool draws_progress(nb::handle thread) {
+    const std::string module = nb::cast<std::string>(thread.type().attr("__module__"));
+    return module.starts_with("rich.") || module.starts_with("tqdm.");
+}
+
 // Whether this thread is the only one that could ever change anything.
 bool is_alone(const Pace& pace) {
     if (!pace.is_alone()) return false;
-    return outlast([] { return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1; });
+    return outlast([] {
+        const nb::list threads(nb::module_::import_("threading").attr("enumerate")());
+        return std::count_if(threads.begin(), threads.end(), [](nb::handle one) { return !draws_progress(one); }) == 1;
+    });
 }
 
 }  // namespace

@@ -458,7 +458,7 @@ def queues(first: int, second: int) -> tuple[sw.ReplayBuffer, sw.ReplayBuffer]:
     return one, other
 
 
-def test_buffer_that_is_not_ready_is_named_and_nothing_is_consumed() -> None:
+def test_buffer_that_is_not_ready_is_named_and_nothing_is_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = queues(8, 2)
     mix = sw.Mix({one: 0.5, other: 0.5})
     for timeout in (0, 0.01):
@@ -469,8 +469,10 @@ def test_buffer_that_is_not_ready_is_named_and_nothing_is_consumed() -> None:
             "sample(): buffer 1 (memory): sampling waits: 2 inserts x 1 - 0 samples - 4 < min_diff 0"
         )
         assert text.endswith(f"timeout={timeout}" if timeout else "timeout=0")
-    with pytest.raises(NotReady, match=r"buffer 1 .*this thread is the only one and waits for itself: add first"):
-        mix.sample(8)
+    with monkeypatch.context() as alone:  # tests before this one may have left threads
+        alone.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+        with pytest.raises(NotReady, match=r"buffer 1 .*this thread is the only one and waits for itself: add first"):
+            mix.sample(8)
     assert [buffer.stats()["pace_samples"] for buffer in (one, other)] == [0, 0]
     assert mix.stats()["rows_by_buffer"] == [0, 0]
     other.add(**rows([102, 103]))

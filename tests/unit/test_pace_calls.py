@@ -441,6 +441,19 @@ def test_one_thread_that_would_wait_for_itself_is_told_at_once() -> None:
     assert "12" in said[2]
 
 
+def test_threads_that_redraw_progress_bars_end_no_wait() -> None:
+    said = alone("""
+        import threading, rich.progress, tqdm._monitor
+        buffer = sw.ReplayBuffer(100, obs_shape=2, num_envs=1, pace=sw.Pace.queue(4))
+        monitor = tqdm._monitor.TMonitor(type("Bars", (), {"_instances": []}), 1)
+        with rich.progress.Progress():
+            assert threading.active_count() >= 3
+            refused(lambda: buffer.sample(3))
+        monitor.exit()
+    """)
+    assert "this thread is the only one and waits for itself: add first" in said
+
+
 def test_iterator_and_event_loop_of_one_thread_do_not_hang_either() -> None:
     alone("""
         import asyncio
