@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -505,6 +506,36 @@ def test_a_server_that_comes_back_at_its_address_goes_on_with_the_answer() -> No
                 assert len(parts) >= 2
                 assert answer.tokens[: len(parts[0].tokens)] == parts[0].tokens
                 await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "stop_ids", "size", "stop"),
+    [(1, (), 4, "length"), (3, (), 4, "length"), (4, (), 4, "length"), (3, (7,), 3, "stop"), (4, (8,), 4, "stop")],
+)
+def test_a_server_that_dies_before_it_says_how_an_answer_ended_loses_no_token_and_adds_none(
+    sent: int, stop_ids: tuple[int, ...], size: int, stop: str
+) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            client = VLLMClient(server.address)
+            ask, asked = client._ask, []
+
+            async def break_off(server: Any, name: str, ids: list[int], sampling: Sampling, part: Partial) -> None:
+                asked.append((ids, sampling.max_tokens))
+                if len(asked) > 1:
+                    await ask(server, name, ids, sampling, part)
+                    return
+                part.add([5, 6, 7, 8][:sent], [-1.0] * sent, 0)
+                raise Gone("the connection broke")
+
+            client._ask = break_off  # type: ignore[method-assign]
+            answer = await client.generate([9], replace(SHORT, stop_ids=stop_ids))
+            assert (len(answer.tokens), answer.stop, answer.matched) == (size, stop, stop_ids[0] if stop_ids else None)
+            assert answer.tokens[:sent] == [5, 6, 7, 8][:sent]
+            assert asked == [([9], 4), *([([9, *answer.tokens[:sent]], 4 - sent)] if sent < size else [])]
+            await client.close()
 
     asyncio.run(main())
 

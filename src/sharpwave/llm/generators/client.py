@@ -122,10 +122,9 @@ class Client(ABC):
         answer = Partial()
         try:
             while True:
-                left = answer.rest(sampling)
-                if answer.tokens and left.max_tokens < 1:  # the server died with the last token sent
-                    answer.stop = "length"
+                if answer.end_where_due(sampling):  # the server died with the last token sent
                     return answer.answer()
+                left = answer.rest(sampling)
                 server = await self._choose(call)
                 if server is None:
                     answer.stop = "abort"

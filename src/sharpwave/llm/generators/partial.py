@@ -31,6 +31,16 @@ class Partial:
         self.versions += later.versions
         self.stop, self.matched = later.stop, later.matched
 
+    def end_where_due(self, sampling: Sampling) -> bool:
+        """Sets `stop` where the settings alone say that nothing is left to ask for. Returns whether they do."""
+        if self.tokens and self.tokens[-1] in sampling.stop_ids:
+            self.stop, self.matched = "stop", self.tokens[-1]
+        elif len(self.tokens) >= sampling.max_tokens:
+            self.stop, self.matched = "length", None
+        else:
+            return False
+        return True
+
     def rest(self, sampling: Sampling) -> Sampling:
         """The settings for the tokens that are missing.
 
