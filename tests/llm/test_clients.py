@@ -439,12 +439,26 @@ def test_a_request_that_is_cancelled_while_a_server_comes_back_ends(turns: int) 
         client = VLLMClient("http://127.0.0.1:9")
         asked = asyncio.ensure_future(client.generate([1, 2]))
         await asyncio.wait([asked], timeout=0.1)
-        client._changed.set()
+        client._tell_change()
         for _ in range(turns):
             await asyncio.sleep(0)
         asked.cancel()
         await asyncio.wait([asked], timeout=1)
         assert asked.cancelled()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_an_abort_reaches_a_request_that_begins_to_wait_while_another_one_comes() -> None:
+    async def main() -> None:
+        client = VLLMClient("http://127.0.0.1:9", patience_s=1e6)
+        # All three in one turn of the loop.
+        first, aborting, second = map(asyncio.ensure_future, (client.generate([1]), client.abort(), client.generate([2])))
+        assert await asyncio.wait_for(aborting, HANG_S) == 1
+        assert (await first).stop == "abort"
+        assert not second.done()
+        second.cancel()
         await client.close()
 
     asyncio.run(main())

@@ -247,7 +247,7 @@ class Client(ABC):
         calls = list(self._calls)
         for call in calls:
             call.is_aborted = True
-        self._changed.set()
+        self._tell_change()
         waits = [asyncio.ensure_future(call.ended.wait()) for call in calls]
         while any(not call.ended.is_set() for call in calls):
             # Again and again: a request that had not reached its server yet was not there to be ended.
@@ -278,7 +278,7 @@ class Client(ABC):
 
     async def close(self) -> None:
         self._is_closed = True
-        self._changed.set()
+        self._tell_change()
         for task in list(self._loose):
             await asyncio.wait([task], timeout=1.0)
             task.cancel()
@@ -324,13 +324,18 @@ class Client(ABC):
                 raise NotReady(
                     f"no server answered within {patience_s:g} s: {self._troubles()}; wait longer with patience_s="
                 )
-            self._changed.clear()
             # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
             changed = asyncio.ensure_future(self._changed.wait())
             try:
                 await asyncio.wait([changed], timeout=left)
             finally:
                 changed.cancel()
+
+    def _tell_change(self) -> None:
+        """Wakes all requests that wait. Later ones wait for the next change: an event that they cleared would take
+        this one from a request that has not begun to wait for it."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def _patience(self, patience_s: float) -> float:
         """A server that is being started gets the time that its start may take."""
@@ -358,16 +363,16 @@ class Client(ABC):
                 async with self._weights:
                     await self._catch_up(server)
                     server.is_ready, server.trouble = True, None
-                    self._changed.set()
+                    self._tell_change()
                 return
             except (NotReady, SchemaError, StorageError) as error:
                 server.trouble = error
                 server.has_failed = isinstance(error, (Failed, Refused, StorageError))
                 if isinstance(error, Behind):
-                    self._changed.set()  # an update may wait for it
+                    self._tell_change()  # an update may wait for it
             await asyncio.sleep(0 if server.has_failed else delay)
             delay = min(1.0, delay * 2)
-        self._changed.set()
+        self._tell_change()
 
     async def _catch_up(self, server: Remote) -> None:
         wanted, behind = self._wanted, server.behind
