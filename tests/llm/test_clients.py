@@ -351,6 +351,47 @@ def test_weights_that_one_server_refuses_while_the_other_breaks_off_are_forgotte
     asyncio.run(main())
 
 
+def test_a_version_that_is_given_again_is_not_taken_for_the_one_that_a_server_got_before(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_model(small_model(seed=seed), tmp_path / str(seed))
+
+    async def main() -> None:
+        async with two_servers() as client:
+            put = client._put
+
+            async def fail(server: Any, *given: Any) -> None:
+                if server is client.servers[0]:
+                    await put(server, *given)  # it has the weights, and its answer is lost
+                    raise Gone("the connection broke")
+                raise Refused("no room for them")
+
+            client._put = fail  # type: ignore[method-assign]
+            with pytest.raises(StorageError, match="the old weights stay"):
+                await client.update(tmp_path / "1", 1)
+            client._put = put  # type: ignore[method-assign]
+            await until_async(lambda: all(server.is_ready for server in client.servers))
+            catch_up, tries = client._catch_up, []
+
+            async def note(server: Any) -> None:
+                try:
+                    await catch_up(server)
+                finally:
+                    tries.append(server)
+
+            client._catch_up = note  # type: ignore[method-assign]
+            await client.update(tmp_path / "2", 1)
+            await until_async(lambda: client.servers[0] in tries)
+            right = await client._score(client.servers[1], [5, 6, 7])
+            # The first server refuses a version that it has, so it waits for a later one.
+            assert [server.is_ready for server in client.servers] == [False, True]
+            await client.update(tmp_path / "1", 2)
+            await client.update(tmp_path / "2", 3)
+            await until_async(lambda: all(server.is_ready for server in client.servers))
+            assert [await client._score(server, [5, 6, 7]) for server in client.servers] == [right, right]
+
+    asyncio.run(main())
+
+
 @contextlib.asynccontextmanager
 async def serving(port: int = 0) -> AsyncIterator[GeneratorServer]:
     async with (
@@ -453,8 +494,9 @@ def test_a_request_that_is_cancelled_while_a_server_comes_back_ends(turns: int) 
 def test_an_abort_reaches_a_request_that_begins_to_wait_while_another_one_comes() -> None:
     async def main() -> None:
         client = VLLMClient("http://127.0.0.1:9", patience_s=1e6)
-        # All three in one turn of the loop.
-        first, aborting, second = map(asyncio.ensure_future, (client.generate([1]), client.abort(), client.generate([2])))
+        first = asyncio.ensure_future(client.generate([1]))
+        aborting = asyncio.ensure_future(client.abort())
+        second = asyncio.ensure_future(client.generate([2]))  # begins in the same turn of the loop
         assert await asyncio.wait_for(aborting, HANG_S) == 1
         assert (await first).stop == "abort"
         assert not second.done()

@@ -234,9 +234,11 @@ class Client(ABC):
     async def _bring(self, server: Remote, wanted: _Wanted) -> None:
         """Puts weights into a server that lacks them."""
         if (server.version, server.folder) != (wanted.version, wanted.path):
+            before, server.asked = server.asked, (wanted.path, wanted.version)
             try:
                 await self._put(server, *wanted)
             except (Refused, StorageError) as error:
+                server.asked = before
                 had = server.behind
                 wait_s = 1.0 if had is None or had.wanted is not wanted else min(_RETRY_S, 2 * had.wait_s)
                 server.behind = Behind(f"{server.address} refuses version {wanted.version}: {error}", wanted, wait_s)
@@ -378,7 +380,9 @@ class Client(ABC):
         wanted, behind = self._wanted, server.behind
         if wanted is None:
             return
-        if server.version == wanted.version:  # only the connection was lost
+        # A version that was refused may be given again with other weights, and this server may have taken the first.
+        is_other = server.asked is not None and server.asked[1] == wanted.version and server.asked[0] != wanted.path
+        if server.version == wanted.version and not is_other:  # only the connection was lost
             server.folder = wanted.path
         elif behind is not None and behind.wanted is wanted and time.monotonic() < behind.again_at:
             raise behind.with_traceback(None)

@@ -69,6 +69,7 @@ class Remote:
         self.vocabulary: int | None = None
         self.has_seeds = True
         self.folder: str | None = None  # the last one that it has read its weights from
+        self.asked: tuple[str, int] | None = None  # folder and version of the last weights that it did not refuse
         self.behind: Behind | None = None  # the last weights that it refused
         self.trouble: Exception | None = None  # why it is not ready
         self.has_failed = False  # and will not be ready by itself
