@@ -206,6 +206,27 @@ def test_pauses_that_wait_keep_no_update_and_no_score_out(tmp_path):
     run(main, **ROOM)
 
 
+def test_a_resume_ends_pauses_that_wait_for_answers():
+    async def main(generator):
+        running = generator.begin(prompt_of(5), ENDLESS)
+        pauses = [asyncio.create_task(generator.pause("wait")) for _ in range(2)]
+        await asyncio.sleep(0)
+        late = generator.begin(prompt_of(5), Sampling(max_tokens=2, ignore_eos=True))
+        await generator.resume()
+        assert await asyncio.wait_for(asyncio.gather(*pauses), HANG_S) == [None, None]
+        assert not generator.is_paused
+        assert len((await late.answer()).tokens) == 2
+        assert running.request.answer is None
+        again = asyncio.create_task(generator.pause("wait"))  # a later pause is one of its own
+        await asyncio.sleep(0)
+        running.abort()
+        await again
+        assert generator.is_paused
+        assert running.request.answer.stop == "abort"
+
+    run(main, **ROOM)
+
+
 def test_a_generator_that_is_closed_ends_pauses_that_wait():
     async def main(generator):
         answer = asyncio.create_task(generator.generate(prompt_of(5), ENDLESS))

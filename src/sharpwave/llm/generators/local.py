@@ -114,6 +114,8 @@ class LocalGenerator:
     async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
         """Stops generation until `resume`. Requests that come meanwhile wait, in every mode.
 
+        A `resume` of another task ends this call: with "wait" it then returns although answers are not complete.
+
         Args:
             mode: "keep" stops answers where they are, and they go on later; "abort" ends them with the tokens they
                 have; "wait" returns when all of them are complete.
@@ -135,13 +137,13 @@ class LocalGenerator:
             await _beside(self._updating, self.engine.clear_cache)
 
     async def resume(self) -> None:
-        """Ends a pause. Without one it does nothing."""
+        """Ends a pause, also one that waits for answers. Without one it does nothing."""
         with self._work:
             self._check_life("resume()")
             self._is_paused = self._is_frozen = False
             held, self._held = self._held, {}
             self.engine.enqueue(list(held))
-            self._end_pauses()
+            self._end_pauses(are_over=True)
             self._work.notify_all()
 
     @property
@@ -224,9 +226,9 @@ class LocalGenerator:
             with self._work:
                 self._pauses.pop(future, None)
 
-    def _end_pauses(self) -> None:
-        """Wakes the pauses that are quiet by now. Its caller holds `_work`."""
-        for future in [future for future, is_quiet in self._pauses.items() if is_quiet()]:
+    def _end_pauses(self, *, are_over: bool = False) -> None:
+        """Wakes the pauses that are quiet by now, or all of them. Its caller holds `_work`."""
+        for future in [future for future, is_quiet in self._pauses.items() if are_over or is_quiet()]:
             del self._pauses[future]
             with contextlib.suppress(RuntimeError):  # the loop was closed, so no task waits
                 future.get_loop().call_soon_threadsafe(_set, future)
