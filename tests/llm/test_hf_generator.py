@@ -12,7 +12,7 @@ import torch
 from patience import HANG_S
 from safetensors.torch import load_file, save_file
 
-from sharpwave.errors import ClosedError, SchemaError
+from sharpwave.errors import ClosedError, NotReady, SchemaError
 from sharpwave.llm.generators import Sampling
 from sharpwave.llm.generators.hf import HFGenerator
 
@@ -134,3 +134,33 @@ def test_calls_after_close_are_refused(tmp_path: Path) -> None:
                 await call
 
     run(main, made("gpt-neox", 0))
+
+
+def test_calls_after_a_pass_that_failed_are_refused_at_once(tmp_path: Path) -> None:
+    model = made("gpt-neox", 0)
+    model.save_pretrained(tmp_path)
+
+    async def main(generator: Any) -> None:
+        await generator.generate([5, 6], LONG)
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("the device is gone")
+
+        model.forward = fail
+        with pytest.raises(NotReady, match="the device is gone"):
+            await generator.generate([5, 6], LONG)
+        with pytest.raises(NotReady, match="batching ended"):  # its thread may still be ending
+            await asyncio.wait_for(generator.generate([5, 6], LONG), HANG_S)
+        while generator._batches[False].is_running():
+            await asyncio.sleep(0.002)
+        for work in (
+            lambda: generator.generate([5], LONG),
+            lambda: generator.score([5, 6]),
+            lambda: generator.update(tmp_path, 1),
+            generator.health,
+        ):
+            with pytest.raises(NotReady, match="batching ended: the device is gone"):
+                await asyncio.wait_for(work(), HANG_S)
+        assert not generator._calls
+
+    run(main, model)

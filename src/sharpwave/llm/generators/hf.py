@@ -81,8 +81,8 @@ class HFGenerator:
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         sampling = Sampling() if sampling is None else sampling
         call = _Call(self._checked("generate()", ids, sampling), sampling, asyncio.get_running_loop().create_future())
-        self._begin(call)
         try:
+            self._begin(call)
             return await call.done
         finally:
             self._drop(call)
@@ -110,6 +110,9 @@ class HFGenerator:
             streaming=True,
             **settings,
         )
+        # After the request: those that are in the queue when the batching ends are told, later ones are dropped.
+        if batch.background_thread_status.can_accept_new_requests() is not None:
+            raise _ended(batch)
 
     def _take(self, name: str, output: Any) -> None:
         call = self._calls.get(name)
@@ -187,7 +190,10 @@ class HFGenerator:
                 if not call.done.done():
                     self._drop(call)
                     call.before.extend(call.part)
-                    self._begin(call)
+                    try:
+                        self._begin(call)
+                    except NotReady as error:
+                        call.done.set_exception(error)
 
     async def abort(self) -> int:
         calls = [call for call in self._calls.values() if not call.done.done()]
@@ -198,7 +204,7 @@ class HFGenerator:
     async def health(self) -> Health:
         for batch in self._batches.values():
             if not batch.is_running():
-                raise NotReady(f"transformers' batching ended: {batch.background_thread_status.fatal_error}")
+                raise _ended(batch)
         begun = [bool(call.part.tokens) for call in self._calls.values()]
         return Health(self.version, running=sum(begun), waiting=len(begun) - sum(begun))
 
@@ -254,7 +260,10 @@ class HFGenerator:
     def _paused(self) -> Iterator[None]:
         with ExitStack() as stack:
             for batch in list(self._batches.values()):
-                stack.enter_context(batch.pause())
+                try:
+                    stack.enter_context(batch.pause())
+                except RuntimeError as error:
+                    raise _ended(batch) from error
             yield
 
     def _checked(self, where: str, ids: Sequence[int], sampling: Sampling, room: int | None = None) -> list[int]:
@@ -272,3 +281,8 @@ class HFGenerator:
                 raise SchemaError(f"Sampling({name}=): transformers' continuous batching has no such setting")
         listed: list[int] = given.tolist()
         return listed
+
+
+def _ended(batch: Any) -> NotReady:
+    status = batch.background_thread_status
+    return NotReady(f"transformers' batching ended: {status.fatal_error or 'it is stopping'}")
