@@ -327,11 +327,21 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     first.unlink()
     with pytest.raises(StorageError, match=f"lacks {first.name}, 1 of the"):
         load_model(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(StorageError, match="is damaged"):
-        load_model(tmp_path)
+    for damaged in ("{}", '{"weight_map": {"a": 5}}', "[" * 100_000):
+        (tmp_path / "model.safetensors.index.json").write_text(damaged)
+        with pytest.raises(StorageError, match="is damaged"):
+            load_model(tmp_path)
     (tmp_path / "model.safetensors.index.json").unlink()
     with pytest.raises(StorageError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "manifest.json"])
+def test_files_that_cannot_be_read_are_named(name, tmp_path):
+    save_model(small_model(), tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/proc/self/mem")  # a file whose first byte nobody can read, not even root
+    with pytest.raises(StorageError, match=f"{tmp_path / name} (cannot be read: Input/output error|is damaged)"):
         load_model(tmp_path)
 
 

@@ -153,6 +153,12 @@ def test_a_published_folder_is_compared_with_its_manifest_whichever_way_it_is_re
     manifest.write_text('{"files": {}}')
     with pytest.raises(StorageError, match=r"manifest\.json does not list model\.safetensors, so it was not published"):
         read_state(one.path)
+    manifest.write_text('{"files": {"model.safetensors": {"bytes": 0, "crc32c": 0}}}')
+    path.rename(folder / "kept")
+    path.symlink_to("/proc/self/mem")  # nobody can read its first byte, not even root
+    with pytest.raises(StorageError, match=r"model\.safetensors cannot be read: Input/output error"):
+        read_state(one.path)
+    (folder / "kept").rename(path)
     manifest.write_text(text)
     assert len(read_state(one.path)) == 25
     manifest.unlink()

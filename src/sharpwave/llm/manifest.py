@@ -63,6 +63,10 @@ def check_files(folder: Path, read: Iterable[str], check: bool = True) -> None:
             compare(folder / name, one, check)
         except FileNotFoundError as error:
             raise StorageError(f"{folder} lacks {name}, which was published") from error
+        except StorageError:  # an OSError, too
+            raise
+        except OSError as error:
+            raise StorageError(f"{folder / name} cannot be read: {error.strerror}") from error
 
 
 def sync_to_disk(path: Path) -> None:

@@ -211,9 +211,12 @@ def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     try:
         places = json.loads(index.read_text())["weight_map"]
         names = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        is_outside = any(Path(name).name != name for name in names)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{index} is damaged: {error!r}; expected an object with weight_map") from error
-    if any(Path(name).name != name for name in names):
+    except OSError as error:
+        raise StorageError(f"{index} cannot be read: {error.strerror}") from error
+    if is_outside:
         raise StorageError(f"{index} names a file outside its folder")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -226,7 +229,9 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except (SafetensorError, FileNotFoundError) as error:
+    except StorageError:  # an OSError, too
+        raise
+    except (SafetensorError, OSError) as error:
         raise StorageError(f"{path} is damaged or missing: {error}") from error
 
 
