@@ -143,6 +143,7 @@ def test_a_refused_update_changes_nothing(tmp_path):
             ({"weight_version": "1"}, "model_path: is missing"),
             ({"model_path": "x"}, "weight_version: None, expected a number"),
             ({"model_path": "x", "weight_version": "new"}, "weight_version: 'new'"),
+            ({"model_path": "x", "weight_version": "9" * 5000}, "... (str), expected a number above the version"),
             ({"model_path": "x", "weight_version": 1, "load_format": "pt"}, 'load_format: "pt" is not supported'),
         ]:
             assert words in await refusal(client, "/update_weights_from_disk", given)

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ....checks import told
 from ....errors import SharpwaveError
 from ..local import LocalGenerator
 from .fields import Fields, read_fields
@@ -16,6 +17,7 @@ from .refusal import Refusal
 
 __all__ = ["Control"]
 
+_MOST_DIGITS = 20  # a longer number is no version; Python refuses to read one of thousands of digits
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "safetensors"),
     "keep_pause": (False,),
@@ -97,8 +99,8 @@ class Control:
 def _read_version(fields: Fields) -> int:
     """An integer, or the text of one. Versions only grow, so they must be numbers."""
     given = fields.take_any("weight_version")
-    if isinstance(given, str) and given.isdecimal():
+    if isinstance(given, str) and given.isdecimal() and len(given) <= _MOST_DIGITS:
         return int(given)
     if isinstance(given, int) and not isinstance(given, bool):
         return given
-    raise fields.refusal("weight_version", f"{given!r}, expected a number above the version of /weight_info")
+    raise fields.refusal("weight_version", f"{told(given)}, expected a number above the version of /weight_info")
