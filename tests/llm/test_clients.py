@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -184,6 +185,20 @@ def test_a_program_that_does_not_start_is_reported_with_its_log(tmp_path: Path) 
         ServerProcess(["/nowhere/vllm"], log=tmp_path / "other").start()
     with pytest.raises(StorageError, match="cannot be written"):
         program("", tmp_path / "missing" / "log").start()
+
+
+def test_the_end_of_a_log_is_read_without_the_rest(tmp_path: Path) -> None:
+    process = program("", tmp_path / "log")
+    with (tmp_path / "log").open("wb") as file:
+        file.truncate(64 << 20)  # without blocks on the disk
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + b"no room for the cache\n" * 3)
+    tracemalloc.start()
+    assert process.tail(2).endswith("log ends with:\nno room for the cache\nno room for the cache")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    (tmp_path / "log").write_text("one line")
+    assert process.tail().endswith("log ends with:\none line")
 
 
 def test_a_machine_on_which_nothing_can_be_started_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

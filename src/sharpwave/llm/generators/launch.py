@@ -16,6 +16,7 @@ from ...errors import NotReady, StorageError
 __all__ = ["ServerProcess"]
 
 _GUARD = Path(__file__).with_name("guard.py")
+_TAIL_BYTES = 16 << 10  # of a log, for error messages
 
 
 class ServerProcess:
@@ -103,7 +104,9 @@ class ServerProcess:
         if self.log is None:
             return "; give ServerProcess(log=) to see its output"
         try:
-            lines = self.log.read_text(errors="replace").splitlines()[-count:]
+            with self.log.open("rb") as file:  # a log of weeks does not fit into memory
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
         except OSError:
             lines = []
         return f"; {self.log} ends with:\n" + "\n".join(lines)
