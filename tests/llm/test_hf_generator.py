@@ -126,6 +126,21 @@ def test_values_that_the_dtype_of_the_model_does_not_hold_are_refused(tmp_path: 
     run(main, model.half())
 
 
+def test_settings_that_are_wrong_are_refused() -> None:
+    model = made("gpt-neox", 0)
+    for given, words in [
+        ({"blocks": 8.5}, "blocks: expected a whole number, at least 1, got 8.5"),
+        ({"blocks": "8"}, "blocks: expected a whole number"),
+        ({"blocks": 8, "page": 3}, "page: expected a whole number, at least 4, got 3"),
+        ({"blocks": 8, "context": 0}, "context: expected a whole number, at least 1, got 0"),
+        ({"blocks": 8, "context": 16.5}, "context: expected a whole number"),
+        ({"blocks": 8, "page": 8, "context": 65}, "context=65, expected at most 64, what model and blocks can"),
+        ({"blocks": 64, "context": 129}, "context=129, expected at most 128, what model and blocks can"),
+    ]:
+        with pytest.raises(SchemaError, match=words):
+            HFGenerator(model, **given)  # type: ignore[arg-type]
+
+
 def test_calls_after_close_are_refused(tmp_path: Path) -> None:
     async def main(generator: Any) -> None:
         await generator.close()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from ...checks import whole
 from ...errors import ClosedError, NotReady, SchemaError
 from ..weights import check_version
 from .answer import Answer
@@ -56,17 +57,16 @@ class HFGenerator:
     def __init__(
         self, model: Any, *, blocks: int, page: int = 16, context: int | None = None, version: int = 0
     ) -> None:
-        if blocks < 1 or page < 4:
-            raise SchemaError(f"HFGenerator(): blocks={blocks}, page={page}, expected at least 1 and 4")
+        self.blocks, self.page = whole("HFGenerator()", "blocks", blocks), whole("HFGenerator()", "page", page, 4)
         self.version = check_version("HFGenerator()", version, -1)
-        self.model, self.blocks, self.page = model, blocks, page
+        self.model = model
         self._config = deepcopy(model.config)  # passes write into the model's own
         config = model.config.get_text_config()
         self._vocabulary: int = config.vocab_size
         most = min(getattr(config, "max_position_embeddings", 1 << 30), blocks * page)
-        if context is not None and not 1 <= context <= most:
-            raise SchemaError(f"HFGenerator(): context={context}, expected 1 to {most}, what model and blocks can")
-        self._context = most if context is None else context
+        self._context = most if context is None else whole("HFGenerator()", "context", context)
+        if self._context > most:
+            raise SchemaError(f"HFGenerator(): context={context}, expected at most {most}, what model and blocks can")
         given = model.generation_config.eos_token_id
         self._ends: list[int] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
         self._batches: dict[bool, Any] = {}  # by "takes the likeliest token", which transformers has for all or none
