@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from patience import HANG_S, until
 from served import until_async
 from starlette.applications import Starlette
@@ -268,7 +269,8 @@ def test_addresses_and_keys_that_are_wrong() -> None:
 def test_ids_that_are_no_list_of_tokens_are_refused() -> None:
     async def main() -> None:
         client = VLLMClient("http://127.0.0.1:1")
-        for ids in ([[1], [2, 3]], [[1]], "abc", None, [None], [True], [5, -1], []):
+        unread = (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, requires_grad=True))
+        for ids in ([[1], [2, 3]], [[1]], "abc", None, [None], [True], [5, -1], [], *unread):
             for call in (client.generate, client.score):
                 with pytest.raises(SchemaError, match=rf"{call.__name__}\(\): "):
                     await call(ids)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ def as_tokens(ids: Any, where: str) -> np.ndarray[Any, Any]:
     """Some whole numbers as an array, without a cast. Raises SchemaError for anything else."""
     try:
         given = np.asarray(ids)
-    except ValueError as error:  # lists of different lengths
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of different lengths; tensors NumPy cannot read
         raise SchemaError(f"{where}: expected token ids, got {type(ids).__name__}: {error}") from None
     if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu":
         raise SchemaError(f"{where}: ids of shape {given.shape} and dtype {given.dtype}, expected token ids")
