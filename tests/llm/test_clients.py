@@ -279,6 +279,21 @@ def test_ids_that_are_no_list_of_tokens_are_refused() -> None:
     asyncio.run(main())
 
 
+def test_sequences_that_do_not_fit_are_told_with_the_call_and_what_mends_it() -> None:
+    async def main() -> None:
+        async with two_servers() as client:
+            assert len(await client.score([5] * 255)) == 254
+            with pytest.raises(SchemaError, match=r"score\(\): 256 tokens .*has 256; shorten the sequence"):
+                await client.score([5] * 256)
+            with pytest.raises(SchemaError, match=r"generate\(\): 250 tokens .*has 256; .*lower max_tokens"):
+                await client.generate([5] * 250, Sampling(max_tokens=7))
+            client.vocabulary = 5
+            with pytest.raises(SchemaError, match=r"score\(\): ids\[1\]=5, expected 0 to 4"):
+                await client.score([4, 5])
+
+    asyncio.run(main())
+
+
 @contextlib.asynccontextmanager
 async def two_servers(**given: Any) -> AsyncIterator[VLLMClient]:
     """A client that has met both."""

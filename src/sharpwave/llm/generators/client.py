@@ -129,7 +129,7 @@ class Client(ABC):
                 if server is None:
                     answer.stop = "abort"
                     return answer.answer()
-                self._check_fit(server, prompt, sampling)
+                self._check_fit("generate()", server, prompt, sampling.max_tokens)
                 answer.extend(await self._part(server, call, [*prompt, *answer.tokens], left))
                 if answer.stop is not None and (answer.stop != "abort" or call.is_aborted):
                     return answer.answer()
@@ -164,7 +164,7 @@ class Client(ABC):
         while True:
             server = await self._choose(None)
             assert server is not None
-            self._check_fit(server, given, Sampling(max_tokens=1))
+            self._check_fit("score()", server, given, 1)  # servers make a token to give a score
             try:
                 return await self._score(server, given)
             except Gone as error:
@@ -404,15 +404,15 @@ class Client(ABC):
         except (TypeError, ValueError):
             return self._first_version
 
-    def _check_fit(self, server: Remote, ids: list[int], sampling: Sampling) -> None:
+    def _check_fit(self, where: str, server: Remote, ids: list[int], room: int) -> None:
         vocabulary = server.vocabulary if self.vocabulary is None else self.vocabulary
         if vocabulary is not None and max(ids) >= vocabulary:
-            raise SchemaError(f"generate(): ids[{ids.index(max(ids))}]={max(ids)}, expected 0 to {vocabulary - 1}")
-        if server.limit is not None and len(ids) + sampling.max_tokens > server.limit:
+            raise SchemaError(f"{where}: ids[{ids.index(max(ids))}]={max(ids)}, expected 0 to {vocabulary - 1}")
+        if server.limit is not None and len(ids) + room > server.limit:
+            mend = "shorten the prompt or lower max_tokens" if where == "generate()" else "shorten the sequence"
             raise SchemaError(
-                f"generate(): a prompt of {len(ids)} tokens and max_tokens={sampling.max_tokens} need "
-                f"{len(ids) + sampling.max_tokens} places, {server.address} has {server.limit}; shorten the prompt or "
-                "lower max_tokens"
+                f"{where}: {len(ids)} tokens and {room} more need {len(ids) + room} places, {server.address} has "
+                f"{server.limit}; {mend}"
             )
 
     def _leave(self, work: Any) -> None:
