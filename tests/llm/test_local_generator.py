@@ -351,6 +351,29 @@ def test_a_step_that_fails_fails_its_answers_and_no_others():
     run(main)
 
 
+def test_five_steps_that_fail_in_a_row_end_the_generator():
+    async def main(generator):
+        logits = generator.engine.model.logits
+
+        def failing(hidden):
+            raise RuntimeError("the device is gone")
+
+        for failures in (4, 5):  # a step that succeeds in between begins the count again
+            generator.engine.model.logits = failing
+            for _ in range(failures):
+                with pytest.raises(NotReady, match=r"a step of the engine failed: .*the device is gone"):
+                    await generator.generate(prompt_of(5), LONG)
+            if failures == 4:
+                generator.engine.model.logits = logits
+                assert len((await generator.generate(prompt_of(5), LONG)).tokens) == 120
+        with pytest.raises(NotReady, match=r"join\(\): the engine failed and cannot go on: .*the device is gone"):
+            await generator.join()
+        with pytest.raises(NotReady, match=r"generate\(\): the engine failed and cannot go on"):
+            await generator.generate(prompt_of(5), LONG)
+
+    run(main)
+
+
 def test_an_engine_that_cannot_be_emptied_ends_the_generator():
     async def main(generator):
         def failing(*given):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import HANG_S
 
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.channel import Frames, frame
@@ -134,6 +135,32 @@ def test_a_child_that_stands_still_stops_nobody_else():
     asyncio.run(main())
 
 
+def make_failing():
+    engine, watch = make()
+
+    def fail(hidden):
+        raise RuntimeError("the device is gone")
+
+    engine.model.logits = fail
+    return engine, watch
+
+
+def test_a_child_whose_steps_fail_fails_their_answers_and_ends_at_the_fifth():
+    async def main():
+        generator = await ProcessGenerator.start(f"{__name__}:make_failing")
+        for _ in range(4):
+            with pytest.raises(NotReady, match=r"a step of the engine failed: .*the device is gone"):
+                await generator.generate([5], LONG)
+        assert (await generator.health())[1:] == (0, 0)
+        with pytest.raises(NotReady, match=r"failed 5 times in a row: .*the device is gone"):
+            await generator.generate([5], LONG)
+        with pytest.raises(NotReady, match=r"failed 5 times in a row: .*the device is gone"):
+            await generator.join()
+        await generator.close()
+
+    asyncio.run(main())
+
+
 def test_the_child_ends_with_its_parent(tmp_path):
     code = (
         "import asyncio, os, signal, test_process_generator as t\n"
@@ -146,7 +173,7 @@ def test_the_child_ends_with_its_parent(tmp_path):
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     ran = subprocess.run([sys.executable, "-c", code], env=there, stdout=subprocess.PIPE, text=True, check=False)
     child = Path(f"/proc/{int(ran.stdout)}")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2][:3]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
