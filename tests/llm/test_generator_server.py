@@ -7,9 +7,10 @@ import httpx
 import pytest
 from served import ENDLESS, GENERATE, client_of, local, post, refusal, served, stream, tiny, until_async
 
-from sharpwave.errors import SchemaError, StorageError
+from sharpwave.errors import NotReady, SchemaError, StorageError
 from sharpwave.llm.generators import Sampling
 from sharpwave.llm.generators.server import GeneratorServer
+from sharpwave.llm.generators.vllm import VLLMClient
 from sharpwave.llm.model import save_model
 
 
@@ -151,6 +152,22 @@ def test_a_refused_update_changes_nothing(tmp_path):
         assert await generator.score([5, 6, 7]) == before
         assert (await client.get("/weight_info")).json() == {"weight_version": "0"}
         assert (await post(client, GENERATE, body(3)))["choices"][0]["finish_reason"] == "length"
+
+    served(main)
+
+
+def test_an_update_of_an_engine_that_is_gone_is_no_refusal_of_the_weights(tmp_path):
+    save_model(tiny(seed=1), tmp_path)
+
+    async def main(client, generator):
+        remote = VLLMClient(str(client.base_url), patience_s=0.1)
+        await remote.health()
+        await generator.close()
+        given = {"model_path": str(tmp_path), "weight_version": 1}
+        assert "was closed" in await refusal(client, "/update_weights_from_disk", given, 503)
+        with pytest.raises(NotReady, match="was closed"):
+            await remote.update(tmp_path, 1)
+        await remote.close()
 
     served(main)
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ....checks import told
-from ....errors import SharpwaveError
+from ....errors import ClosedError, NotReady, SharpwaveError
 from ..local import LocalGenerator
 from .fields import Fields, read_fields
 from .job import Backend
@@ -87,6 +87,8 @@ class Control:
         fields.end()
         try:
             await self._generator.update(path, version, kv="recompute" if is_flushed else "keep")
+        except (NotReady, ClosedError):  # nothing is wrong with the weights
+            raise
         except (SharpwaveError, OSError) as error:  # a path of the caller may be anything
             return JSONResponse({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
         if is_aborted:
