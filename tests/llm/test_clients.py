@@ -428,6 +428,42 @@ def test_a_version_that_is_given_again_is_not_taken_for_the_one_that_a_server_go
     asyncio.run(main())
 
 
+def test_a_request_that_servers_fail_again_and_again_ends() -> None:
+    """They are well otherwise: they are ready again before it is sent again."""
+
+    async def main() -> None:
+        async with two_servers(patience_s=0.3) as client:
+            tries = 0
+
+            async def fail(*_: Any) -> None:
+                nonlocal tries
+                tries += 1
+                raise Gone("500: no kernel for this prompt", 500)
+
+            ask, client._ask, client._score = client._ask, fail, fail  # type: ignore[method-assign, assignment]
+            for work in (lambda: client.generate([5], SHORT), lambda: client.score([5, 6])):
+                tries = 0
+                with pytest.raises(NotReady, match=r"failed \d+ times .*no kernel .*; try longer with patience_s="):
+                    await asyncio.wait_for(work(), HANG_S)
+                assert 5 <= tries <= 8  # later and later, not without a pause
+
+            async def fail_at_first(server: Any, name: str, ids: list[int], sampling: Sampling, part: Partial) -> None:
+                nonlocal tries
+                tries += 1
+                if tries % 4:
+                    raise Gone("500: no kernel for this prompt", 500)
+                part.add([7], [-1.0], 0)
+                raise Gone("the connection broke")
+
+            client._ask, client.patience_s, tries = fail_at_first, 0.0, 0  # type: ignore[method-assign]
+            client._patience = lambda _: HANG_S  # type: ignore[method-assign]
+            answer = await client.generate([5], replace(SHORT, max_tokens=3))
+            assert (answer.tokens, answer.stop, tries) == ([7, 7, 7], "length", 12)  # each token begins the count again
+            client._ask = ask  # type: ignore[method-assign]
+
+    asyncio.run(main())
+
+
 @contextlib.asynccontextmanager
 async def serving(port: int = 0) -> AsyncIterator[GeneratorServer]:
     async with (

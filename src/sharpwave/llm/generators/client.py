@@ -28,6 +28,7 @@ __all__ = ["Client"]
 
 _STARTS = 3  # of a program that ends before it answers
 _RETRY_S = 60.0  # at most until a server is given the weights again that it refused
+_TRIES = 5  # of a request that fails at servers which are ready
 
 
 class _Call:
@@ -37,8 +38,33 @@ class _Call:
         self.server: Remote | None = None
         self.name = ""  # of the request at that server
         self.part = Partial()  # what that server has sent
+        self.error: Gone | None = None  # by which the last one broke off
         self.is_aborted = False
         self.ended = asyncio.Event()
+
+
+class _Failures:
+    """Of one request at servers that are ready, one after the other, without a token in between."""
+
+    def __init__(self) -> None:
+        self.count, self._began = 0, 0.0
+
+    def add(self, error: Gone | None, patience_s: float) -> float:
+        """Returns how long to wait before the next try: a server that fails this request only is ready again at once.
+
+        Raises:
+            NotReady: It has failed several times, and for longer than `patience_s`.
+        """
+        now = time.monotonic()
+        if self.count == 0:
+            self._began = now
+        self.count += 1
+        if self.count >= _TRIES and now - self._began > patience_s:
+            raise NotReady(
+                f"a request failed {self.count} times in {now - self._began:.0f} s, the last time by: {error}; try "
+                "longer with patience_s="
+            )
+        return 0.0 if self.count == 1 else min(1.0, 0.01 * 2**self.count)
 
 
 class _Wanted(NamedTuple):
@@ -61,7 +87,8 @@ class Client(ABC):
         servers: Addresses ("http://host:port") of running servers, or `ServerProcess` for those to be started.
         key: The servers' API key.
         version: The version of the weights that the servers have been started with.
-        patience_s: How long a request waits for a server to come back before it raises `NotReady`.
+        patience_s: How long a request waits for a server to come back before it raises `NotReady`. A request that
+            servers fail again and again, without a token, is tried for as long.
         vocabulary: Token ids from this number on are refused. None: what the server's model has, where that is known.
     """
 
@@ -117,7 +144,7 @@ class Client(ABC):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         prompt, sampling = _checked(ids, "generate()"), Sampling() if sampling is None else sampling
-        call = _Call()
+        call, failures = _Call(), _Failures()
         self._calls.add(call)
         answer = Partial()
         try:
@@ -130,9 +157,14 @@ class Client(ABC):
                     answer.stop = "abort"
                     return answer.answer()
                 self._check_fit("generate()", server, prompt, sampling.max_tokens)
-                answer.extend(await self._part(server, call, [*prompt, *answer.tokens], left))
+                part = await self._part(server, call, [*prompt, *answer.tokens], left)
+                answer.extend(part)
                 if answer.stop is not None and (answer.stop != "abort" or call.is_aborted):
                     return answer.answer()
+                if part.tokens:
+                    failures = _Failures()
+                elif part.stop is None:
+                    await asyncio.sleep(failures.add(call.error, self.patience_s))
         finally:
             call.ended.set()
             self._calls.discard(call)
@@ -148,6 +180,7 @@ class Client(ABC):
             if part.versions and had is not None and part.versions[-1] < had:
                 raise Gone(f"{server.address} was started again: it has version {part.versions[-1]}, it had {had}")
         except Gone as error:
+            call.error = error
             self._lose(server, error)
         except asyncio.CancelledError:
             self._leave(self._abort(server, [call.name]))
@@ -161,6 +194,7 @@ class Client(ABC):
         given = _checked(ids, "score()")
         if len(given) == 1:
             return []
+        failures = _Failures()
         while True:
             server = await self._choose(None)
             assert server is not None
@@ -169,6 +203,8 @@ class Client(ABC):
                 return await self._score(server, given)
             except Gone as error:
                 self._lose(server, error)
+                wait_s = failures.add(error, self.patience_s)
+            await asyncio.sleep(wait_s)
 
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
         """Puts the weights of a folder into all servers. See `Generator.update`.
