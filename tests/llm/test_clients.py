@@ -188,6 +188,20 @@ def test_a_program_that_does_not_start_is_reported_with_its_log(tmp_path: Path) 
         program("", tmp_path / "missing" / "log").start()
 
 
+def test_a_start_that_takes_too_long_is_told_with_the_time_that_it_had(tmp_path: Path) -> None:
+    async def main(patience_s: float, words: str) -> None:
+        client = VLLMClient(program(WAIT.replace("while", "import time\nwhile"), tmp_path / "log", ready_s=0.4))
+        client.patience_s = patience_s
+        try:
+            with pytest.raises(NotReady, match=words):
+                await client.generate([1, 2])
+        finally:
+            await client.close()
+
+    asyncio.run(main(0.1, r"no server answered within 0\.4 s: .*; wait longer with ServerProcess\(ready_s=\)"))
+    asyncio.run(main(0.5, r"no server answered within 0\.5 s: .*; wait longer with patience_s="))
+
+
 def test_the_end_of_a_log_is_read_without_the_rest(tmp_path: Path) -> None:
     process = program("", tmp_path / "log")
     with (tmp_path / "log").open("wb") as file:

@@ -357,11 +357,11 @@ class Client(ABC):
             trouble = self.servers[0].trouble
             if trouble is not None and all(server.has_failed for server in self.servers):
                 raise type(trouble)(str(trouble)) from trouble
-            left = began + self._patience(patience_s) - loop.time()
+            most_s = self._patience(patience_s)
+            left = began + most_s - loop.time()
             if left <= 0:
-                raise NotReady(
-                    f"no server answered within {patience_s:g} s: {self._troubles()}; wait longer with patience_s="
-                )
+                mend = "patience_s=" if most_s == patience_s else "ServerProcess(ready_s=)"
+                raise NotReady(f"no server answered within {most_s:g} s: {self._troubles()}; wait longer with {mend}")
             # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
             changed = asyncio.ensure_future(self._changed.wait())
             try:
