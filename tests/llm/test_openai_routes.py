@@ -105,12 +105,14 @@ def test_names_for_the_template_are_given_to_it():
 
     async def main(client, generator):
         counts = []
-        for names in ({}, {"thinking": True}, {"tokenize": True}):
+        for names in ({}, {"thinking": True}):
             given = {"messages": HI, "max_tokens": 1, "chat_template_kwargs": names, "return_token_ids": True}
             counts.append(text_of((await post(client, CHAT, given))["prompt_token_ids"]))
-        plain, thinking, same = counts
+        plain, thinking = counts
         assert thinking == plain + "<think>"
-        assert same == plain
+        for name in ("tokenize", "chat_template", "messages", "tools"):
+            given = {"messages": HI, "chat_template_kwargs": {name: "{{ 1 }}"}}
+            assert f'chat_template_kwargs: "{name}" is not a name' in await refusal(client, CHAT, given)
 
     served(main, tokenizer=ChatTokenizer(small_tokenizer(), template))
 

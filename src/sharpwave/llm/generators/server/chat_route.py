@@ -32,6 +32,27 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("medium",),  # what OpenAI takes where nothing is said
     "verbosity": ("medium",),
 }
+# What `apply_chat_template` of transformers reads besides the template's own names. A template of the request would be
+# a program that a client runs here.
+_NO_NAMES = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
 # None of these changes what a model of ours answers.
 _DROPPED = (
     "user",
@@ -80,6 +101,8 @@ class _Call:
             )
         self._has_tools = bool(tools) and choice != "none"
         names = fields.take("chat_template_kwargs", dict, {})
+        if wrong := sorted(_NO_NAMES.intersection(names)):
+            raise fields.refusal("chat_template_kwargs", f'"{wrong[0]}" is not a name of the template\'s own')
         add_prompt = fields.take("add_generation_prompt", bool, True)
         self.prompt = _render(backend, messages, tools if self._has_tools else None, add_prompt, names)
         self.is_stream = fields.take("stream", bool, False)
@@ -213,7 +236,7 @@ def _render(
         raise Refusal("messages: chat needs a tokenizer, which this server has none of; use /inference/v1/generate")
     own = {"tools": tools, "add_generation_prompt": add_prompt, "tokenize": False}
     try:
-        text = backend.tokenizer.apply_chat_template(messages, **{**names, **own})
+        text = backend.tokenizer.apply_chat_template(messages, **names, **own)
     except Exception as error:  # a tokenizer of transformers has classes of its own
         raise Refusal(f"messages: {error}", param="messages") from None
     return list(backend.tokenizer.encode(text, add_special_tokens=False))
