@@ -12,7 +12,7 @@ import torch
 from patience import HANG_S
 from safetensors.torch import load_file, save_file
 
-from sharpwave.errors import ClosedError, NotReady, SchemaError
+from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.generators import Sampling
 from sharpwave.llm.generators.hf import HFGenerator
 
@@ -124,6 +124,34 @@ def test_values_that_the_dtype_of_the_model_does_not_hold_are_refused(tmp_path: 
             await generator.update(tmp_path, 1)
 
     run(main, model.half())
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-neox"])
+def test_weights_of_a_model_that_computes_with_other_numbers_are_refused(name: str, tmp_path: Path) -> None:
+    other = made(name, 2)
+    other.save_pretrained(tmp_path / "good")
+    other.config.update({"rms_norm_eps" if name == "gemma2" else "layer_norm_eps": 0.5})
+    other.save_pretrained(tmp_path / "eps")
+    other = made(name, 2)
+    rope = {**other.config.rope_parameters, "rope_theta": 7.0}
+    other.config.update({"rope_parameters": rope})
+    other.save_pretrained(tmp_path / "rope")
+    (tmp_path / "rope" / "damaged").mkdir()
+    (tmp_path / "rope" / "damaged" / "config.json").write_text("{")
+    model = made(name, 1)
+    before = scores_of(model, [1, 2, 3, 4])
+
+    async def main(generator: HFGenerator) -> None:
+        for folder, said in (("eps", "_eps=0.5, the model has"), ("rope", "rope_parameters=.*7.0.*, the model has")):
+            with pytest.raises(SchemaError, match=said):
+                await generator.update(tmp_path / folder, 1)
+        with pytest.raises(StorageError, match=r"config\.json cannot be read"):
+            await generator.update(tmp_path / "rope" / "damaged", 1)
+        assert await generator.score([1, 2, 3, 4]) == pytest.approx(before, abs=1e-5)
+        await generator.update(tmp_path / "good", 1)
+        assert (await generator.health()).version == 1
+
+    run(main, model)
 
 
 def test_settings_that_are_wrong_are_refused() -> None:

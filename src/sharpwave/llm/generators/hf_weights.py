@@ -11,10 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import SchemaError
+from ...errors import SchemaError, StorageError
 from ..model.folder import is_finite, read_state
 
 __all__ = ["own_tensors", "read_weights"]
+
+# Settings that no tensor's shape shows, by the names that architectures give them.
+_NUMBERS = (
+    "activation_function",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "hidden_act",
+    "hidden_activation",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "num_attention_heads",
+    "num_experts_per_tok",
+    "query_pre_attn_scalar",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sliding_window",
+)
 
 
 def own_tensors(model: Any) -> dict[str, Tensor]:
@@ -30,9 +47,10 @@ def read_weights(model: Any, config: Any, folder: str | Path) -> dict[str, Tenso
     """New values for all of `own_tensors`, in their dtypes, on the CPU. The model, which has this config, may run.
 
     Raises:
-        SchemaError: A name, a shape, a dtype or a value is wrong.
+        SchemaError: A name, a shape, a dtype or a value is wrong, or the folder is of a model with other settings.
         StorageError: A file is missing or damaged.
     """
+    _check_config(config, Path(folder))
     expected = own_tensors(model)
     ignored = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     ignored.append(re.compile(r"rotary_emb\.inv_freq$"))
@@ -58,6 +76,22 @@ def read_weights(model: Any, config: Any, folder: str | Path) -> dict[str, Tenso
                 f"update(): {name} has values that are NaN or infinite as {tensor.dtype}; the old weights stay"
             )
     return ready
+
+
+def _check_config(config: Any, folder: Path) -> None:
+    """A folder without config.json says nothing about that."""
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        theirs = type(config).from_pretrained(folder).get_text_config()
+    except Exception as error:  # of many classes
+        raise StorageError(f"update(): {folder / 'config.json'} cannot be read: {error}") from error
+    ours = config.get_text_config()
+    for name in _NUMBERS:
+        if (has := getattr(ours, name, None)) != (other := getattr(theirs, name, None)):
+            raise SchemaError(
+                f"update(): {folder / 'config.json'} has {name}={other!r}, the model has {has!r}; the old weights stay"
+            )
 
 
 def _converted(model: Any, config: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
