@@ -28,15 +28,11 @@ def prefill(
         Tokens computed and copied.
     """
     left, copied = budget, 0
-    unfinished: list[int] = []
     for slot in prompts:
         if left == 0:  # the others wait for the next step, so that a step looks at few of many prompts
             break
         copied += _copy_shared(slot, slots, held, decode, version)
         if slots.is_ready(slot):
-            continue
-        # A request of the same group is on it: its keys and values are copied when they are there.
-        if any(_common(slots, slot, other) > slots.ready[slot] for other in unfinished):
             continue
         start = int(slots.ready[slot])
         end = min(int(slots.count[slot]) - 1, start + left)
@@ -44,8 +40,6 @@ def prefill(
         held.put(slot, start, slots.ids[slot, start:end], version)
         slots.ready[slot] = end
         left -= end - start
-        if not slots.is_ready(slot):
-            unfinished.append(slot)
     decode.flush()
     return budget - left, copied
 
@@ -62,10 +56,3 @@ def _copy_shared(slot: int, slots: Slots, held: HeldTokens, decode: Decode, vers
     held.put(slot, start, slots.ids[slot, start:end], version)
     slots.ready[slot] = end
     return end - start
-
-
-def _common(slots: Slots, slot: int, other: int) -> int:
-    """How many tokens the two sequences begin with together, of those that both need in the cache."""
-    size = int(min(slots.count[slot], slots.count[other])) - 1
-    same = slots.ids[slot, :size] == slots.ids[other, :size]
-    return size if same.all() else int(same.argmin())
