@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from patience import HANG_S, until
-from served import until_async
+from served import local, until_async
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -188,18 +188,46 @@ def test_a_program_that_does_not_start_is_reported_with_its_log(tmp_path: Path) 
         program("", tmp_path / "missing" / "log").start()
 
 
-def test_a_start_that_takes_too_long_is_told_with_the_time_that_it_had(tmp_path: Path) -> None:
-    async def main(patience_s: float, words: str) -> None:
-        client = VLLMClient(program(WAIT.replace("while", "import time\nwhile"), tmp_path / "log", ready_s=0.4))
-        client.patience_s = patience_s
+def test_a_start_that_takes_too_long_has_failed_and_the_next_request_tries_another_one(tmp_path: Path) -> None:
+    process = program("import os, time; print(os.getpid(), flush=True)\n" + WAIT, tmp_path / "log", ready_s=0.6)
+
+    async def main() -> None:
+        client = VLLMClient(process, patience_s=HANG_S)
         try:
-            with pytest.raises(NotReady, match=words):
-                await client.generate([1, 2])
+            for _ in range(2):
+                with pytest.raises(NotReady, match=r"did not answer within 0\.6 s of its start and was ended") as error:
+                    await client.generate([1, 2])
+                assert "raise ServerProcess(ready_s=)" in str(error.value)
+                assert not process.is_alive
         finally:
             await client.close()
 
-    asyncio.run(main(0.1, r"no server answered within 0\.4 s: .*; wait longer with ServerProcess\(ready_s=\)"))
-    asyncio.run(main(0.5, r"no server answered within 0\.5 s: .*; wait longer with patience_s="))
+    asyncio.run(main())
+    pids = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
+
+
+def test_a_server_that_is_silent_after_its_start_is_not_ended_for_it(tmp_path: Path) -> None:
+    """`ready_s` is for its start."""
+
+    async def main() -> None:
+        async with local() as generator, GeneratorServer(generator) as server:
+            process = program(WAIT.replace("while", "import time\nwhile"), tmp_path / "log", ready_s=0.2)
+            client = VLLMClient(process, patience_s=0.4)
+            try:
+                process.start()
+                process.port, port = int(server.address.rpartition(":")[2]), process.port
+                await client.health()
+                process.port = port
+                await asyncio.sleep(0.4)
+                with pytest.raises(NotReady, match="no server answered"):
+                    await client.generate([1, 2])
+                assert process.is_alive
+            finally:
+                await client.close()
+
+    asyncio.run(main())
 
 
 def test_the_end_of_a_log_is_read_without_the_rest(tmp_path: Path) -> None:
@@ -614,9 +642,9 @@ def test_requests_go_to_the_server_with_the_fewest() -> None:
         assert all(len(answer.tokens) == 200 for answer in answers)
         assert sorted(counts.values()) == [4, 4]
         await client.close()
-        for server, local in zip(servers, locals_, strict=True):
+        for server, behind in zip(servers, locals_, strict=True):
             await server.close()
-            await local.close()
+            await behind.close()
 
     asyncio.run(main())
 

@@ -396,7 +396,15 @@ class Client(ABC):
                         raise Failed(f"{process.command[0]} ended {starts} times while it started{process.tail()}")
                     starts += 1
                     await server.start()
+                if process is not None and server.is_overdue:  # it may hang; the next request starts it again
+                    log = process.tail()
+                    await server.stop()
+                    raise Failed(
+                        f"{process.command[0]} did not answer within {process.ready_s:g} s of its start and was ended"
+                        f"{log}\nraise ServerProcess(ready_s=) if it needs longer"
+                    )
                 await self._meet(server)
+                server.note_answer()
                 server.version = await self._version(server)
                 async with self._weights:
                     await self._catch_up(server)

@@ -74,7 +74,8 @@ class Remote:
         self.trouble: Exception | None = None  # why it is not ready
         self.has_failed = False  # and will not be ready by itself
         self.return_task: asyncio.Task[None] | None = None
-        self._starting: asyncio.Future[None] | None = None
+        self._ready_by: float | None = None  # when a start has failed that is still under way
+        self._working: asyncio.Future[None] | None = None  # a start or a stop of its process
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
             # Any number at a time: a request that waits here for another's answer is one that the server cannot batch.
@@ -94,8 +95,25 @@ class Remote:
     async def start(self) -> None:
         """Starts its process. A start that is cancelled goes on, and `close` waits for it."""
         assert self.process is not None
-        self._starting = asyncio.ensure_future(asyncio.to_thread(self.process.start))
-        await asyncio.shield(self._starting)
+        self._ready_by = time.monotonic() + self.process.ready_s
+        self._working = asyncio.ensure_future(asyncio.to_thread(self.process.start))
+        await asyncio.shield(self._working)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its process was started, and has not answered for longer than a start may take."""
+        return self._ready_by is not None and time.monotonic() > self._ready_by
+
+    def note_answer(self) -> None:
+        """Its process has started."""
+        self._ready_by = None
+
+    async def stop(self) -> None:
+        """Stops its process. A stop that is cancelled goes on, and `close` waits for it."""
+        assert self.process is not None
+        self._ready_by = None
+        self._working = asyncio.ensure_future(asyncio.to_thread(self.process.stop))
+        await asyncio.shield(self._working)
 
     async def ask(
         self, method: str, path: str, body: Any = None, *, query: dict[str, Any] | None = None, within_s: float = 60.0
@@ -151,8 +169,8 @@ class Remote:
         if self.return_task is not None:
             self.return_task.cancel()
         await self._http.aclose()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
+        if self._working is not None:
+            await asyncio.wait([self._working])
         if self.process is not None:
             await asyncio.to_thread(self.process.stop)
 
