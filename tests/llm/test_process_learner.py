@@ -15,7 +15,7 @@ from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.cut import Cut
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.log import RunLog
-from sharpwave.llm.parts import make_learner, make_model
+from sharpwave.llm.parts import make_learner
 from sharpwave.llm.process_learner import ProcessLearner
 from sharpwave.llm.run import LocalRun
 from sharpwave.llm.run_folder import RunFolder
@@ -59,7 +59,7 @@ async def train(folder):
 def test_it_trains_publishes_and_saves_as_a_learner_in_this_process(tmp_path):
     folder = folder_of(tmp_path)
     experiment, task = folder.experiment(), folder.experiment().load_task()
-    here = make_learner(experiment, task, make_model(experiment, task), folder.weights(), folder.checkpoints())
+    here = make_learner(experiment, task, folder)
 
     async def main():
         child = await ProcessLearner.start(folder)

@@ -15,7 +15,8 @@ from ..errors import SchemaError, StorageError
 from .generators.sampling import Sampling
 from .keys import read_dataclass
 from .rules import Rules
-from .tasks import Task, load_task
+from .tasks import Task, load_task, takes_tokenizer
+from .tokenizer import ChatTokenizer
 
 __all__ = ["EvaluationSettings", "Experiment"]
 
@@ -127,12 +128,17 @@ class Experiment:
         return Rules(**{one.name: getattr(self, one.name) for one in dataclasses.fields(Rules)})
 
     def load_task(self) -> Task:
-        """The task, with the experiment's sampling.
+        """The task, with the experiment's sampling and the tokenizer of the model's folder.
 
         Raises:
             SchemaError: The task does not exist or lacks such options, or sizes do not fit it.
+            StorageError: The task takes a tokenizer, and the model's folder has none.
         """
-        task = load_task(self.task, **{"seed": self.seed, **self.task_options})
+        options = {"seed": self.seed, **self.task_options}
+        path = self.model.get("path")
+        if path is not None and "tokenizer" not in options and takes_tokenizer(self.task):
+            options["tokenizer"] = ChatTokenizer.read(path)
+        task = load_task(self.task, **options)
         if self.epochs is not None and self.batch > len(task.items) * self.epochs:
             raise SchemaError(
                 f"Experiment(): batch: expected at most {len(task.items) * self.epochs}, the items of all epochs, got "

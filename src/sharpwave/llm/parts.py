@@ -14,7 +14,6 @@ from ..errors import SchemaError
 from ..sequences.dataflow import Dataflow
 from .agent_worker import AgentWorker, Gate
 from .characters import Tokenizer
-from .checkpoints import Checkpoints
 from .clock import Clock
 from .episode import train_flow
 from .experiment import Experiment
@@ -28,10 +27,11 @@ from .model.small import small_model
 from .model.transformer import Transformer
 from .model.value import ValueModel
 from .objectives import GRPO, PPO, ValueFit
+from .run_folder import RunFolder
 from .run_learner import RunLearner
 from .scorer import Scorer
 from .tasks import Task
-from .weights import Weights
+from .tokenizer import ChatTokenizer
 
 __all__ = [
     "LearnerSettings",
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 _BEAT_S = 5.0
+_PROMPTS = 8  # of a task, to compare tokenizers by
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -172,6 +173,7 @@ def make_model(experiment: Experiment, task: Task) -> Transformer:
         if given:
             raise SchemaError(f"{where}: {sorted(given)[0]!r} is a size of a new model; leave it out with path")
         model = load_model(Path(path), dtype="float32")
+        _check_tokens(where, Path(path), task)
     else:
         known = [name for name in ModelConfig.__dataclass_fields__ if name not in ("other", "rope")]
         for key in given:
@@ -198,6 +200,35 @@ def make_model(experiment: Experiment, task: Task) -> Transformer:
     return model
 
 
+def _check_tokens(where: str, folder: Path, task: Task) -> None:
+    """Raises SchemaError where the task's ids are of another tokenizer than the folder's: the run would train, and the
+    model would read other text. A folder without tokenizer.json says nothing about that."""
+    if not (folder / "tokenizer.json").is_file():
+        return
+    theirs, wrong = ChatTokenizer.read(folder), None
+    for name in task.items.ids[:_PROMPTS]:
+        prompt = task.items[name].get("prompt")
+        if not isinstance(prompt, str):
+            continue
+        said = _text_of(theirs, task.tokenizer.encode(prompt))
+        if "".join(prompt.split()) in "".join(said.split()):
+            return
+        wrong = f"{said[:40]!r} where the task says {prompt[:40]!r}"
+    if wrong is not None:
+        raise SchemaError(
+            f"{where}: path: with the tokenizer of {folder} the model would read {wrong}: the task {task.name!r} has "
+            "another tokenizer; give the task's function an argument tokenizer=, which gets the folder's, or choose "
+            "another task"
+        )
+
+
+def _text_of(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:
+    try:
+        return tokenizer.decode(ids)
+    except Exception:  # the library has no class for ids that it does not know
+        return ""
+
+
 def make_flow(experiment: Experiment) -> Dataflow:
     """The consumers of a run's samples."""
     return train_flow(experiment.batch, reference=LearnerSettings.of(experiment).kl > 0)
@@ -213,10 +244,9 @@ def make_reference(experiment: Experiment, task: Task) -> Scorer | None:
     return Scorer(model, row_tokens=rows, rows=settings.rows, temperature=task.sampling.temperature)
 
 
-def make_learner(
-    experiment: Experiment, task: Task, model: Transformer, weights: Weights, checkpoints: Checkpoints
-) -> RunLearner:
-    """The learner over a model; it starts from the model's weights."""
+def make_learner(experiment: Experiment, task: Task, folder: RunFolder) -> RunLearner:
+    """The learner of a run; it starts from the weights of `make_model`, and publishes them with the files of the
+    model's tokenizer."""
     settings = LearnerSettings.of(experiment)
     common: dict[str, Any] = {
         "optimizer": settings.optimizer,
@@ -225,13 +255,14 @@ def make_learner(
         "row_tokens": settings.row_tokens_for(task),
         "seed": experiment.seed,
     }
-    model = model.to(settings.device)
+    model = make_model(experiment, task).to(settings.device)
     values = None
     if settings.objective == "ppo":
         level: Literal["token", "sequence"] = "token" if settings.level == "token" else "sequence"
         values = Learner(ValueModel.like(model), ValueFit(level=level), **common)
     policy = Learner(model, settings.make_objective(), temperature=task.sampling.temperature, **common)
-    return RunLearner(policy, weights, checkpoints, values=values, dtype=settings.published_dtype)
+    weights = folder.weights(companions=experiment.model.get("path"))
+    return RunLearner(policy, weights, folder.checkpoints(), values=values, dtype=settings.published_dtype)
 
 
 def make_engine(experiment: Experiment, task: Task, model: Transformer, version: int, *, slots: int) -> Engine:

@@ -18,7 +18,7 @@ from .child import Child, enter
 from .cut import Cut
 from .experiment import Experiment
 from .full_disk import tell_full_disk
-from .parts import make_learner, make_model, runs_children
+from .parts import make_learner, runs_children
 from .run_folder import RunFolder
 from .run_learner import RunLearner
 from .tasks import Task
@@ -87,7 +87,7 @@ async def start_learner(folder: RunFolder, experiment: Experiment, task: Task) -
     """A run's learner, ready for its first step: in this process on a CPU, in one of its own on a GPU."""
     if runs_children(experiment):
         return await ProcessLearner.start(folder)
-    learner = make_learner(experiment, task, make_model(experiment, task), folder.weights(), folder.checkpoints())
+    learner = make_learner(experiment, task, folder)
     learner.resume()
     await asyncio.to_thread(learner.warm_up)
     return learner
@@ -100,8 +100,7 @@ def main() -> None:
         experiment = folder.experiment()
         torch.manual_seed(experiment.seed)
         task = experiment.load_task()
-        model = make_model(experiment, task)
-        learner = make_learner(experiment, task, model, folder.weights(), folder.checkpoints())
+        learner = make_learner(experiment, task, folder)
         learner.resume()
         learner.warm_up()
     except Exception as error:

@@ -64,9 +64,15 @@ class RunFolder:
     def curve(self) -> Path:
         return self.path / "reward.png"
 
-    def weights(self) -> Weights:
+    def weights(self, companions: str | Path | None = None) -> Weights:
+        """The versions of the run.
+
+        Args:
+            companions: For the learner: the folder of the model at the beginning, whose tokenizer goes into each
+                version.
+        """
         # Four: a generator that is behind still finds the version that it was about to read.
-        return Weights(self.path / "weights", keep=4)
+        return Weights(self.path / "weights", keep=4, companions=companions)
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints")

@@ -53,6 +53,26 @@ class ChatTokenizer:
         names = {name: _text(value) for name, value in settings.items() if name.endswith("_token") and value}
         return cls(tokenizer, _read_template(folder, settings), names)
 
+    @property
+    def size(self) -> int:
+        """Tokens that it has, with the added ones."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The token that ends a text, as tokenizer_config.json names it; empty where it names none."""
+        found = self._tokenizer.token_to_id(self._names.get("eos_token", ""))
+        return () if found is None else (int(found),)
+
+    @property
+    def beginning(self) -> str:
+        """What it puts before a text, such as "<s>"; a chat template writes this itself."""
+        return self.decode(self.encode(""))
+
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 

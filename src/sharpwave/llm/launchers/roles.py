@@ -143,9 +143,7 @@ class _Role:
 
     async def _learner(self) -> None:
         experiment = self.experiment
-        inner = make_learner(
-            experiment, self.task, make_model(experiment, self.task), self.folder.weights(), self.folder.checkpoints()
-        )
+        inner = make_learner(experiment, self.task, self.folder)
         inner.resume()
         inner.warm_up()
         cut = None if inner.said is None else Cut.from_json(inner.said)

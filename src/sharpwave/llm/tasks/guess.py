@@ -38,12 +38,14 @@ def oracle(item: Item, text: str, turn: int) -> tuple[str, float | None]:
     return "!" + _END, None
 
 
-def make(*, highest: int = 100, turns: int = 7, count: int = 2048, held_out: int = 64, seed: int = 0) -> Task:
+def make(
+    *, highest: int = 100, turns: int = 7, count: int | None = None, held_out: int | None = None, seed: int = 0
+) -> Task:
     """Args:
     highest: Ranges are within 1 to this; at least 8, because a tenth of all ranges are held out.
     turns: Most guesses.
-    count: Items to train on, each a range and a number in it.
-    held_out: Items to evaluate on.
+    count: Items to train on, each a range and a number in it; None for 2048, or all that there are.
+    held_out: Items to evaluate on; None for 64, or all that there are.
     seed: Of the items.
     """
     whole("task 'guess'", "highest", highest, _LOWEST, 10**6)
@@ -57,8 +59,8 @@ def make(*, highest: int = 100, turns: int = 7, count: int = 2048, held_out: int
     answer = len(str(highest)) + 1
     return Task(
         name="guess",
-        items=draw_items(count, seed, draw, False),
-        held_out=draw_items(held_out, seed, draw, True),
+        items=draw_items(count, 2048, seed, draw, False),
+        held_out=draw_items(held_out, 64, seed, draw, True),
         agent=several_turns(oracle, turns=turns),
         tokenizer=tokenizer,
         vocabulary=tokenizer.size,

@@ -21,11 +21,11 @@ def reward(item: Item, text: str) -> float:
     return share_right(text, item["answer"])
 
 
-def make(*, digits: int = 4, count: int = 4096, held_out: int = 256, seed: int = 0) -> Task:
+def make(*, digits: int = 4, count: int | None = None, held_out: int | None = None, seed: int = 0) -> Task:
     """Args:
     digits: How many are to be sorted.
-    count: Items to train on.
-    held_out: Items to evaluate on.
+    count: Items to train on; None for 4096, or all that there are.
+    held_out: Items to evaluate on; None for 256, or all that there are.
     seed: Of the items.
     """
     whole("task 'sort'", "digits", digits, 2)
@@ -37,8 +37,8 @@ def make(*, digits: int = 4, count: int = 4096, held_out: int = 256, seed: int =
     tokenizer = Characters("0123456789>")
     return Task(
         name="sort",
-        items=draw_items(count, seed, draw, False),
-        held_out=draw_items(held_out, seed, draw, True),
+        items=draw_items(count, 4096, seed, draw, False),
+        held_out=draw_items(held_out, 256, seed, draw, True),
         agent=single_turn(reward),
         tokenizer=tokenizer,
         vocabulary=tokenizer.size,

@@ -31,8 +31,8 @@ def make(
     sigma: float = 1.0,
     longest: int = 900,
     shortest: int = 4,
-    count: int = 4096,
-    held_out: int = 256,
+    count: int | None = None,
+    held_out: int | None = None,
     seed: int = 0,
 ) -> Task:
     """Args:
@@ -40,8 +40,8 @@ def make(
     sigma: Of the logarithm of the lengths.
     longest: No list is longer.
     shortest: No list is shorter.
-    count: Items to train on.
-    held_out: Items to evaluate on.
+    count: Items to train on; None for 4096, or all that there are.
+    held_out: Items to evaluate on; None for 256, or all that there are.
     seed: Of the items.
     """
     where = "task 'sums'"
@@ -60,8 +60,8 @@ def make(
     tokenizer = Characters("0123456789>")
     return Task(
         name="sums",
-        items=draw_items(count, seed, draw, False),
-        held_out=draw_items(held_out, seed, draw, True),
+        items=draw_items(count, 4096, seed, draw, False),
+        held_out=draw_items(held_out, 256, seed, draw, True),
         agent=single_turn(reward),
         tokenizer=tokenizer,
         vocabulary=tokenizer.size,

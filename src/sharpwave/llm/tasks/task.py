@@ -16,7 +16,7 @@ from ..generators.sampling import Sampling
 from ..items import Items
 from ..keys import nearest
 
-__all__ = ["TASKS", "Task", "load_task"]
+__all__ = ["TASKS", "Task", "load_task", "takes_tokenizer"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Task:
         items: To train on.
         held_out: To evaluate on; none of them is among `items`.
         agent: From an item to an episode with a reward, 1 for a perfect one.
-        tokenizer: Of a model that is made for this task; a model of your own brings its own.
+        tokenizer: Its ids are those that the model reads. A function with an argument `tokenizer` is given that of the
+            model's folder, a `ChatTokenizer`, where a run has `model.path`.
         vocabulary: Tokens that the tokenizer has.
         context: Tokens that the longest episode has.
         sampling: Of answers.
@@ -92,6 +93,15 @@ def load_task(name: str, **options: Any) -> Task:
     if not isinstance(made, Task):
         raise SchemaError(f"task {name!r}: expected a function that returns a Task, got {told(made)}")
     return made
+
+
+def takes_tokenizer(name: str) -> bool:
+    """Whether the function of a task has an argument `tokenizer`.
+
+    Raises:
+        SchemaError: There is no such task.
+    """
+    return "tokenizer" in inspect.signature(_maker(name)).parameters
 
 
 def _maker(name: str) -> Callable[..., Task]:

@@ -1,7 +1,8 @@
 """Math word problems in GSM8K's format, with an answer checker.
 
 An item has a `question` and an `answer` that ends with "#### 42". Problems are made from templates, or read from a
-JSONL file of that format. The reward is 1 where the last number of the model's answer is right, else 0.
+JSONL file of that format. The reward is 1 where the last number of the model's answer is right, else 0. A model whose
+folder has a chat template is asked in its words.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..agent import single_turn
 from ..characters import to_tokenizer
 from ..generators.sampling import Sampling
 from ..items import Item, Items
+from ..tokenizer import ChatTokenizer
 from .drawing import draw_items
 from .task import Task
 
@@ -68,38 +70,58 @@ def make(
     *,
     path: str | Path | None = None,
     held_out_path: str | Path | None = None,
-    count: int = 2048,
-    held_out: int = 128,
+    count: int | None = None,
+    held_out: int | None = None,
     max_tokens: int = 64,
+    tokenizer: ChatTokenizer | None = None,
     seed: int = 0,
 ) -> Task:
     """Args:
     path: A JSONL file with `question` and `answer`; None for problems from templates.
     held_out_path: Likewise, to evaluate on.
-    count: Problems from templates to train on.
-    held_out: Problems from templates to evaluate on.
+    count: Problems from templates to train on; None for 2048.
+    held_out: Problems from templates to evaluate on; None for 128.
     max_tokens: Of an answer.
+    tokenizer: Of the model, which a run with `model.path` gives; None for one token a byte.
     seed: Of the problems.
     """
-    from ..model.small import small_tokenizer
-
     whole("task 'math'", "max_tokens", max_tokens)
     if (path is None) != (held_out_path is None):
         raise SchemaError("task 'math': expected both path and held_out_path, or none of them")
-    items = draw_items(count, seed, _draw, False) if path is None else _read(path)
-    kept = draw_items(held_out, seed, _draw, True) if held_out_path is None else _read(held_out_path)
-    tokenizer = small_tokenizer()
-    longest = max(len(items[name]["prompt"].encode()) for items in (items, kept) for name in items.ids)
+    tokenizer = _bytes() if tokenizer is None else tokenizer
+    encoder = to_tokenizer(tokenizer)
+    items = draw_items(count, 2048, seed, _draw, False) if path is None else _read(path)
+    kept = draw_items(held_out, 128, seed, _draw, True) if held_out_path is None else _read(held_out_path)
+    items, kept = _asked(items, tokenizer), _asked(kept, tokenizer)
+    longest = max(len(encoder.encode(side[name]["prompt"])) for side in (items, kept) for name in side.ids)
     return Task(
         name="math",
         items=items,
         held_out=kept,
         agent=single_turn(reward),
-        tokenizer=to_tokenizer(tokenizer),
-        vocabulary=tokenizer.get_vocab_size(),
+        tokenizer=encoder,
+        vocabulary=tokenizer.size,
         context=longest + max_tokens,
-        sampling=Sampling(max_tokens=max_tokens, stop_ids=(tokenizer.token_to_id("<eos>"),)),
+        sampling=Sampling(max_tokens=max_tokens, stop_ids=tokenizer.end_ids),
     )
+
+
+def _bytes() -> ChatTokenizer:
+    from ..model.small import small_tokenizer
+
+    return ChatTokenizer(small_tokenizer(), names={"eos_token": "<eos>"})
+
+
+def _asked(items: Items, tokenizer: ChatTokenizer) -> Items:
+    """With the prompts as the model is to read them."""
+
+    def prompt(question: str) -> str:
+        if not tokenizer.has_template:
+            return tokenizer.beginning + _prompt(question)
+        asked = f"{question}\nEnd with {_MARK} and the number."
+        return tokenizer.apply_chat_template([{"role": "user", "content": asked}])
+
+    return Items([{**items[name], "id": name, "prompt": prompt(items[name]["question"])} for name in items.ids])
 
 
 def _draw(random: np.random.Generator) -> dict[str, Any]:
