@@ -97,10 +97,10 @@ def test_a_task_with_another_tokenizer_than_the_model_is_refused(tmp_path):
 
 
 def test_a_task_of_your_own_is_given_the_tokenizer_of_the_model(tmp_path):
-    folder = make_folder(tmp_path / "model")
+    folder = make_folder(tmp_path / "model", beginning=True)
     experiment = experiment_of(f"{__name__}:echo", folder)
-    task = experiment.load_task()
-    assert task.tokenizer.encode("12>") == ChatTokenizer.read(folder).encode("12>")
+    task, theirs = experiment.load_task(), ChatTokenizer.read(folder)
+    assert theirs.encode("12>") == theirs.encode("<s>", add_special_tokens=False) + task.tokenizer.encode("12>")
     make_model(experiment, task)
     random_weights = Experiment.read({**experiment.to_json(), "model": SIZES})
     assert random_weights.load_task().tokenizer.encode("12>") != task.tokenizer.encode("12>")

@@ -11,7 +11,7 @@ from typing import Any
 from ...checks import told, whole
 from ...errors import SchemaError
 from ..agent import Agent, describe_error
-from ..characters import Tokenizer
+from ..characters import Tokenizer, to_tokenizer
 from ..generators.sampling import Sampling
 from ..items import Items
 from ..keys import nearest
@@ -27,8 +27,9 @@ class Task:
         items: To train on.
         held_out: To evaluate on; none of them is among `items`.
         agent: From an item to an episode with a reward, 1 for a perfect one.
-        tokenizer: Its ids are those that the model reads. A function with an argument `tokenizer` is given that of the
-            model's folder, a `ChatTokenizer`, where a run has `model.path`.
+        tokenizer: Its ids are those that the model reads. Of one with a chat template, texts are encoded as they stand:
+            special tokens are written out in them. A function with an argument `tokenizer` is given that of the model's
+            folder, a `ChatTokenizer`, where a run has `model.path`.
         vocabulary: Tokens that the tokenizer has.
         context: Tokens that the longest episode has.
         sampling: Of answers.
@@ -53,6 +54,8 @@ class Task:
                 raise SchemaError(f"{where}: {name}: expected Items, got {told(value)}; give Items([...])")
         if not callable(self.agent):
             raise SchemaError(f"{where}: agent: expected an async function of (item, generate), got {told(self.agent)}")
+        if hasattr(self.tokenizer, "apply_chat_template"):
+            object.__setattr__(self, "tokenizer", to_tokenizer(self.tokenizer))
         whole(where, "vocabulary", self.vocabulary)
         whole(where, "context", self.context)
         if not isinstance(self.sampling, Sampling):

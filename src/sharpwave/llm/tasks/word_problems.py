@@ -99,7 +99,7 @@ def make(
         items=items,
         held_out=kept,
         agent=single_turn(reward),
-        tokenizer=encoder,
+        tokenizer=tokenizer,
         vocabulary=tokenizer.size,
         context=longest + max_tokens,
         sampling=Sampling(max_tokens=max_tokens, stop_ids=tokenizer.end_ids),
