@@ -107,8 +107,10 @@ def main():
     parent.is_ready(said)
     if sys.argv[2].endswith("stands still"):
         signal.pause()
-    for _ in parent.frames():  # until the parent closes its end
-        pass
+    for _, number, body in parent.frames():  # until the parent closes its end
+        if sys.argv[2] == "answers":
+            parent.reply(number, len(body))
+            parent.flush(waits=True)
 
 
 async def start_child(what):
@@ -205,6 +207,25 @@ def test_a_child_says_how_it_ended():
             await child.close()
 
     run(main())
+
+
+def test_a_time_limit_for_sockets_that_a_task_has_set_is_none_for_channels():
+    """As a task sets it for its downloads. More is sent than the socket of a stopped child takes."""
+
+    async def main():
+        child = await start_child("answers")
+        os.kill(child.pid, signal.SIGSTOP)
+        call = child.call(2, bytes(1 << 22))[1]
+        await asyncio.sleep(0.1)
+        os.kill(child.pid, signal.SIGCONT)
+        assert await asyncio.wait_for(call, 60) == 1 << 22
+        await child.close()
+
+    socket.setdefaulttimeout(0.05)
+    try:
+        run(main())
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_a_child_finds_the_modules_of_its_parent_and_no_others(tmp_path, monkeypatch):

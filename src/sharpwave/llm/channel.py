@@ -77,6 +77,7 @@ class _End:
     """What both kinds of ends have."""
 
     def __init__(self, end: socket.socket) -> None:
+        end.setblocking(True)  # also where a task has set a time limit for all new sockets (`setdefaulttimeout`)
         self._socket, self._frames, self._unsent = end, Frames(), bytearray()
         _ends.add(end)
 
