@@ -209,6 +209,26 @@ def test_a_child_says_how_it_ended():
     run(main())
 
 
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_a_child_ends_where_nothing_is_told_of_the_ends_of_children(how):
+    """As a task sets it whose programs would else stay as zombies, or the program that has started the run."""
+
+    async def main():
+        child = await start_child("pauses")
+        if how == "killed":
+            os.kill(child.pid, signal.SIGKILL)
+            with pytest.raises(NotReady, match="the process of the child has ended"):
+                await asyncio.wait_for(child.join(), 20)
+        await child.close()
+        assert not Path(f"/proc/{child.pid}").exists()
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        run(main())
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_time_limit_for_sockets_that_a_task_has_set_is_none_for_channels():
     """As a task sets it for its downloads. More is sent than the socket of a stopped child takes."""
 

@@ -121,7 +121,10 @@ class Child(Channel):
         if not hasattr(os, "waitid"):
             return self._process.poll() is not None
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        return os.waitid(os.P_PID, self._process.pid, flags) is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, flags) is not None
+        except ChildProcessError:  # this process ignores SIGCHLD: the system keeps nothing of a child that has ended
+            return True
 
     def _kill(self) -> None:
         """The child, and what it has started: a run that goes on has no use for it."""
