@@ -196,12 +196,14 @@ def test_a_process_that_a_child_has_forked_can_be_ended(what):
 
 def test_a_child_says_how_it_ended():
     async def main():
-        for number, how in [(signal.SIGKILL, r"by SIGKILL; out of memory\?"), (signal.SIGUSR1, "by SIGUSR1")]:
+        for number, how in [
+            (signal.SIGKILL, r"by SIGKILL; out of memory\?"), (signal.SIGUSR1, "by SIGUSR1"), (40, "by signal 40"),
+        ]:  # fmt: skip
             child = await start_child("pauses")
             os.kill(child.pid, number)
             why = rf"the process of the child has ended \({how}\); its output says why"
             with pytest.raises(NotReady, match=why):
-                await child.join()
+                await asyncio.wait_for(child.join(), 20)
             with pytest.raises(NotReady, match=why):  # so does every later call
                 child.call(2)
             await child.close()

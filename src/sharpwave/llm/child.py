@@ -140,7 +140,7 @@ class Child(Channel):
             return super()._lost()
         how = f"exit status {code}"
         if code < 0:
-            how = f"by {signal.Signals(-code).name}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+            how = f"by {_name_of(-code)}" + ("; out of memory?" if code == -signal.SIGKILL else "")
         return NotReady(f"the process of {self._what} has ended ({how}); its output says why")
 
     def _end(self, error: Exception) -> None:
@@ -157,6 +157,13 @@ class Child(Channel):
             self._read()  # what it said before, and the end where no other process has its socket
         if not self._ended.done():
             self._end(self._lost())
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
 
 
 def enter(files: str) -> list[socket.socket]:
