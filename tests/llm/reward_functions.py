@@ -20,12 +20,13 @@ def by_word(item, text):
     """Does what the text says."""
     if text == "hang":
         time.sleep(3600)
-    if text.startswith("start "):  # a program, and waits for it
+    if text.startswith(("start ", "leave ")):  # a program, and waits for it or leaves it
         program = subprocess.Popen(["sleep", "3600"])
         with open(f"{text[6:]}.new", "w") as file:
             file.write(f"{os.getpid()} {program.pid}")
         os.rename(file.name, text[6:])
-        program.wait()
+        if text.startswith("start"):
+            program.wait()
     if text == "raise":
         raise RuntimeError("no reward today")
     if text == "nan":

@@ -1,6 +1,8 @@
 """Reward functions in real processes: what they may do wrong, and that it costs one answer only."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -126,6 +128,20 @@ def test_programs_that_a_function_started_end_with_its_call(tmp_path):
 
     for process in asyncio.run(main()):
         until(lambda process=process: not is_alive(process), "the end of a process")
+
+
+def test_programs_that_a_function_left_end_with_its_process(tmp_path):
+    """Also where that ends by itself, between two calls."""
+
+    async def main():
+        async with rewards_of("reward_functions:by_word") as rewards:
+            assert await rewards({}, f"leave {tmp_path / 'mark'}") == 0.5
+            process, program = told_processes(tmp_path / "mark")
+            os.kill(process["pid"], signal.SIGKILL)
+            await asyncio.to_thread(until, lambda: not is_alive(program), "the end of the program")
+            assert await rewards({}, "fine") == 0.5
+
+    asyncio.run(main())
 
 
 def test_a_call_ends_with_the_process_that_made_it(tmp_path):

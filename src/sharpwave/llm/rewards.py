@@ -51,6 +51,7 @@ class Rewards:
         self._free = asyncio.Semaphore(whole(where, "processes", processes))
         self._idle: list[asyncio.subprocess.Process] = []
         self._all: set[asyncio.subprocess.Process] = set()
+        self._endings: set[asyncio.Future[None]] = set()  # an event loop itself keeps no task alive
         self._is_closed = False
         self._broken: str | None = None
         self.failures: Counter[str] = Counter()
@@ -109,6 +110,9 @@ class Rewards:
             stdin=pipe, stdout=pipe, limit=_LINE_BYTES, start_new_session=True,
         )  # fmt: skip
         self._all.add(process)
+        ending = asyncio.ensure_future(_end_session_of(process))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
         try:
             said = await asyncio.wait_for(_line(process), _START_S)
         except BaseException:
@@ -129,8 +133,7 @@ class Rewards:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         self._all.discard(process)
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_session(process)
         await process.wait()
 
     async def close(self) -> None:
@@ -138,6 +141,19 @@ class Rewards:
         self._is_closed, self._idle = True, []
         for process in list(self._all):
             await self._end(process)
+
+
+async def _end_session_of(process: asyncio.subprocess.Process) -> None:
+    """Where a process ends by itself, as soon as it does: later its number may be that of another session."""
+    try:
+        await process.wait()
+    finally:
+        _kill_session(process)
+
+
+def _kill_session(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _line(process: asyncio.subprocess.Process) -> Any:
