@@ -9,7 +9,7 @@ import pytest
 from patience import HANG_S
 from served import local, tokenizer
 
-from sharpwave.errors import SchemaError
+from sharpwave.errors import NotReady, SchemaError
 from sharpwave.llm.agent import Generate, play
 from sharpwave.llm.agent_worker import AgentWorker
 from sharpwave.llm.clock import WallClock
@@ -224,3 +224,39 @@ def test_a_run_trains_on_all_sequences_and_its_episodes_share_a_server_that_ends
     for port in ports:
         with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
             pass
+
+
+class Restarted:
+    """A generator that is gone for the first calls."""
+
+    def __init__(self, generator, calls):
+        self._generator, self.calls = generator, calls
+        self.score, self.health = generator.score, generator.health
+
+    async def generate(self, ids, sampling=None):
+        self.calls -= 1
+        if self.calls >= 0:
+            raise NotReady("the generator is being started again")
+        return await self._generator.generate(ids, sampling)
+
+
+def test_a_generator_that_is_gone_for_a_while_costs_no_item_a_try():
+    async def program(item, base_url, api_key):
+        async with client(base_url, api_key) as api:
+            await api.completions.create(model="any", prompt="12 +", max_tokens=3)
+        return 1.0
+
+    async def main():
+        clock, items = WallClock(), Items([{"id": "a"}])
+        controller = Controller(items, Rules(batch=1, epochs=1), clock)
+        async with local() as generator:
+            worker = AgentWorker(
+                "agents", controller, Restarted(generator, 5), session_agent(program, tokenizer()),
+                tokenizer=tokenizer(), clock=clock, group=1, tries=2, sampling=RUN,
+            )  # fmt: skip
+            working = asyncio.ensure_future(worker.run())
+            await controller.trained(await controller.take("learner"), 1)
+            await working
+        return controller.stats()["trained"], worker.failures
+
+    assert asyncio.run(asyncio.wait_for(main(), HANG_S)) == (1, 0)

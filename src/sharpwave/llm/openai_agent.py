@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..errors import SchemaError
+from ..errors import NotReady, SchemaError
 from .agent import Agent, Generate
 from .episode import Episode
 from .generators.answer import Answer
@@ -38,8 +38,14 @@ def session_agent(program: Program, tokenizer: Any) -> Agent:
     shared = _SharedServer(tokenizer)
 
     async def agent(item: Item, generate: Generate) -> list[Episode]:
-        async with shared.session(_Drawn(generate)) as session:
-            reward = await program(item, session.base_url, session.api_key)
+        drawn = _Drawn(generate)
+        async with shared.session(drawn) as session:
+            try:
+                reward = await program(item, session.base_url, session.api_key)
+            except Exception as error:
+                if drawn.gone is not None:  # a program's client has an error of its own for it
+                    raise NotReady(str(drawn.gone)) from error
+                raise
         episodes = join(session.calls)
         if not episodes:
             raise SchemaError("session_agent(): program: expected at least one call that was answered, got none")
@@ -66,17 +72,26 @@ def join(calls: Sequence[Call]) -> list[Episode]:
 
 
 class _Drawn:
-    """Answers to the calls of one program, drawn as the run says."""
+    """Answers to the calls of one program, drawn as the run says.
+
+    Attributes:
+        gone: Why a call had no answer, where the generator was gone.
+    """
 
     def __init__(self, generate: Generate) -> None:
         self._generate, self._numbers = generate, itertools.count()
+        self.gone: NotReady | None = None
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         asked, ours = Sampling() if sampling is None else sampling, self._generate.sampling
         changes: dict[str, Any] = {"max_tokens": min(asked.max_tokens, ours.max_tokens)}
         if asked.stop:
             changes["stop"] = (*ours.stop, *asked.stop)
-        return await self._generate.answer(ids, next(self._numbers), **changes)
+        try:
+            return await self._generate.answer(ids, next(self._numbers), **changes)
+        except NotReady as error:
+            self.gone = error
+            raise
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         return await self._generate.generator.score(ids)
