@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from patience import HANG_S
 
 from sharpwave.errors import NotReady, SchemaError, StorageError
 from sharpwave.llm.experiment import Experiment
@@ -16,6 +18,7 @@ from sharpwave.llm.parts import LearnerSettings, make_model
 from sharpwave.llm.presets import preset
 from sharpwave.llm.run import LocalRun
 from sharpwave.llm.run_folder import RunFolder
+from sharpwave.llm.run_learner import RunLearner
 from sharpwave.llm.timeline import idle_shares, write_timeline
 
 TINY = {
@@ -155,6 +158,24 @@ def test_an_error_of_a_part_ends_the_run_with_its_words(tmp_path):
             await running
 
     asyncio.run(main())
+
+
+def test_a_learner_whose_step_takes_longer_than_owner_timeout_s_is_not_lost(tmp_path, monkeypatch):
+    """Each loss of it would count as progress, so that the watchdog never spoke of one that does not go on."""
+    settings = {**TINY, "evaluation": {"every": 0}, "owner_timeout_s": 1.0, "watchdog_s": 7.0}
+    folder, ends = RunFolder.create(tmp_path / "run", Experiment.read(settings)), threading.Event()
+    monkeypatch.setattr(RunLearner, "train_now", lambda *_: ends.wait(HANG_S))
+
+    async def main():
+        try:
+            with pytest.raises(NotReady, match=r"nothing has moved for watchdog_s=7: .* the learner"):
+                await asyncio.wait_for(LocalRun(folder, RunLog(folder.logs)).run(), HANG_S)
+        finally:
+            ends.set()
+
+    asyncio.run(main())
+    lost = [line["owner"] for line in read_lines(folder.logs / EVENTS) if line["event"] == "lose"]
+    assert "learner" not in lost
 
 
 def test_a_folder_has_one_run_and_one_driver(tmp_path):

@@ -35,6 +35,7 @@ from .tokenizer import ChatTokenizer
 
 __all__ = [
     "LearnerSettings",
+    "beat_s_of",
     "make_engine",
     "make_flow",
     "make_learner",
@@ -287,14 +288,18 @@ class _EndText:
         return self._tokenizer.decode(ids)
 
 
+def beat_s_of(experiment: Experiment) -> float:
+    """How often the owners of permits and leases say that they are alive: several times in `owner_timeout_s`."""
+    limit_s = experiment.owner_timeout_s
+    return _BEAT_S if limit_s is None else min(_BEAT_S, limit_s / 8)
+
+
 def make_worker(
     experiment: Experiment, task: Task, name: str, controller: Gate, generator: Generator, clock: Clock
 ) -> AgentWorker:
     """The agents of a run, or a part of them."""
-    limit_s = experiment.owner_timeout_s
-    beat_s = _BEAT_S if limit_s is None else min(_BEAT_S, limit_s / 8)
     return AgentWorker(
         name, controller, generator, task.agent,
         tokenizer=task.tokenizer, clock=clock, group=experiment.group, concurrent=experiment.concurrent,
-        tries=experiment.tries, sampling=task.sampling, beat_s=beat_s,
+        tries=experiment.tries, sampling=task.sampling, beat_s=beat_s_of(experiment),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from .evaluation import Evaluation, Score
 from .experiment import Experiment
 from .full_disk import tell_full_disk
 from .log import RunLog, describe_batch
-from .parts import make_flow, make_reference, make_worker, runs_children
+from .parts import beat_s_of, make_flow, make_reference, make_worker, runs_children
 from .process_learner import ProcessLearner, start_learner
 from .run_agents import KeptAgents
 from .run_engines import RunGenerator, start_generator
@@ -247,7 +247,8 @@ class LocalRun:
                 lanes.append(make_worker(experiment, task, name, controller, asked, clock).run())
         if reference is not None:
             make = score_outside(reference, "ref_logprobs", self.log)
-            lanes.append(complete(controller, "reference", make, owner="reference", clock=clock))
+            beat_s = beat_s_of(experiment)
+            lanes.append(complete(controller, "reference", make, owner="reference", clock=clock, beat_s=beat_s))
         if self._evaluation is not None:
             lanes.append(self._evaluation.run())
         step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
@@ -271,6 +272,7 @@ class LocalRun:
             train(
                 controller, learner,
                 clock=WallClock(), step=step, steps=experiment.steps, save_every=experiment.save_every,
+                beat_s=beat_s_of(experiment),
             )
         )  # fmt: skip
         beside = {asyncio.ensure_future(lane) for lane in lanes}

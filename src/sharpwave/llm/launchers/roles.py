@@ -21,7 +21,16 @@ from ..experiment import Experiment
 from ..generators.local import LocalGenerator
 from ..generators.server import GeneratorServer
 from ..log import RunLog
-from ..parts import LearnerSettings, make_engine, make_flow, make_learner, make_model, make_reference, make_worker
+from ..parts import (
+    LearnerSettings,
+    beat_s_of,
+    make_engine,
+    make_flow,
+    make_learner,
+    make_model,
+    make_reference,
+    make_worker,
+)
 from ..run import LoggedLearner, note_score, score_outside
 from ..run_engines import watch_engine
 from ..run_folder import STOP, RunFolder
@@ -155,7 +164,7 @@ class _Role:
         step = await train(
             cast(Controller, client), learner,
             clock=self.clock, owner=self.owner, step=0 if cut is None else cut.step, steps=experiment.steps,
-            save_every=experiment.save_every,
+            save_every=experiment.save_every, beat_s=beat_s_of(experiment),
         )  # fmt: skip
         counts = await client.stats()
         self.folder.register("outcome", {"step": step, "version": learner.version, **counts})
@@ -166,11 +175,13 @@ class _Role:
         scorer = make_reference(self.experiment, self.task)
         assert scorer is not None
         client = ControllerClient(self.folder, self.owner)
-        make = score_outside(scorer, "ref_logprobs", self.log)
+        make, beat_s = score_outside(scorer, "ref_logprobs", self.log), beat_s_of(self.experiment)
         self._is_ready()
         try:
             while True:  # a controller that was started again may have samples again; the keeper ends this process
-                await complete(cast(Controller, client), "reference", make, owner=self.owner, clock=self.clock)
+                await complete(
+                    cast(Controller, client), "reference", make, owner=self.owner, clock=self.clock, beat_s=beat_s
+                )
                 await asyncio.sleep(_LOOK_S)
         finally:
             await client.close()
