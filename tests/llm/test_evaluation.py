@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -229,10 +230,30 @@ def test_what_killed_evaluations_left_is_removed_and_the_best_version_stays(tmp_
     assert [path.name for path in run.iterdir()] == ["best"]
 
 
-def test_an_episode_that_fails_counts_as_nothing():
+async def raises():
+    raise RuntimeError("no")
+
+
+async def cancels():
+    own = asyncio.ensure_future(asyncio.sleep(60))
+    own.cancel()
+    await own
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        pytest.param(raises, "RuntimeError: no (test_evaluation.py:", id="raises"),
+        pytest.param(
+            cancels, "CancelledError: ", id="cancels a task of its own",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="a task cannot tell whether it is cancelled"),
+        ),
+    ],
+)  # fmt: skip
+def test_an_episode_that_fails_counts_as_nothing(fault, why):
     async def agent(item, generate):
         if item["id"] == "e1":
-            raise RuntimeError("no")
+            await fault()
         return await coin_agent(item, generate)
 
     async def main(clock):
@@ -256,7 +277,7 @@ def test_an_episode_that_fails_counts_as_nothing():
     said = []
     score = simulate(main)
     assert (score.episodes, score.failed) == (6, 1)
-    assert "RuntimeError: no (test_evaluation.py:" in said[0]["why"]
+    assert why in said[0]["why"]
 
 
 class Rerandom:

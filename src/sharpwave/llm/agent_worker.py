@@ -13,7 +13,7 @@ from ..sequences.sample import SequenceSample
 from .agent import Agent, Generate, describe_error, play
 from .characters import Tokenizer
 from .clock import Clock
-from .coroutines import together
+from .coroutines import is_cancelled, together
 from .episode import Episode, to_sample
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
@@ -134,7 +134,7 @@ class AgentWorker:
             except NotReady:  # the generator is gone, which is no fault of the item
                 await self._clock.sleep(_RETRY_S)
             except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                if isinstance(error, asyncio.CancelledError) and is_cancelled():
                     raise
                 self.failures += 1
                 attempt += 1
@@ -144,9 +144,3 @@ class AgentWorker:
 
 class Rejected(Exception):
     """Every try at an item failed."""
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is cancelled. An agent may also let out that a task of its own was."""
-    task = asyncio.current_task()
-    return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0  # Python 3.10 cannot tell

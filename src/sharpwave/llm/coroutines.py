@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-__all__ = ["Unbroken", "to_its_end", "together"]
+__all__ = ["Unbroken", "is_cancelled", "to_its_end", "together"]
 
 _Result = TypeVar("_Result")
+
+
+def is_cancelled() -> bool:
+    """Whether this task is, for an `except CancelledError`: agents may also let out that a task of theirs was."""
+    task = asyncio.current_task()
+    return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0  # Python 3.10 cannot tell
 
 
 async def together(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:

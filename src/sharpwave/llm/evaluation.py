@@ -17,7 +17,7 @@ from ..errors import NotReady, StaleHandle, StorageError
 from .agent import Agent, Generate, describe_error, play
 from .characters import Tokenizer
 from .clock import Clock
-from .coroutines import to_its_end, together
+from .coroutines import is_cancelled, to_its_end, together
 from .generators.protocol import Generator
 from .generators.sampling import Sampling
 from .items import Items
@@ -125,8 +125,8 @@ class Evaluation:
                 # To its end: it may go on where its caller is cancelled, and the next score would ask for it again.
                 await to_its_end(self._generator.update(path, published.version))
             found = await together([self._episode(name) for name in self._items.ids])
-            failures = [one for one in found if isinstance(one, Exception)]
-            mean = sum(one for one in found if not isinstance(one, Exception)) / len(found)
+            failures = [one for one in found if isinstance(one, BaseException)]
+            mean = sum(one for one in found if not isinstance(one, BaseException)) / len(found)
             score = Score(published.version, mean, len(found), len(failures), began, self._clock.now())
             await to_its_end(self._note(score, aside, failures))
         finally:
@@ -134,7 +134,7 @@ class Evaluation:
                 shutil.rmtree(aside, ignore_errors=True)  # gone where it was kept
         return score
 
-    async def _note(self, score: Score, aside: Path | None, failures: Sequence[Exception]) -> None:
+    async def _note(self, score: Score, aside: Path | None, failures: Sequence[BaseException]) -> None:
         if self.best is None or score.reward > self.best.reward:
             if aside is not None:
                 await self._clock.outside(lambda: self._keep(aside, score))
@@ -144,7 +144,7 @@ class Evaluation:
             why = {"why": describe_error(failures[-1])} if failures else {}
             self._log("score", **asdict(score), **why)
 
-    async def _episode(self, name: str) -> float | Exception:
+    async def _episode(self, name: str) -> float | BaseException:
         """Its reward, or why it failed."""
         async with self._concurrent:
             seed = derive_seed("evaluation", name)
@@ -153,7 +153,9 @@ class Evaluation:
                 episodes = await play(self._agent, self._items[name], generate, repr(name))
             except NotReady:
                 raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                    raise
                 return error
             return sum(float(episode.reward or 0.0) for episode in episodes) / len(episodes)
 
