@@ -49,7 +49,7 @@ def test_frames_are_whole_however_they_arrive(sent, data):
 
 def test_ids_and_answers_come_back_as_they_were():
     for sampling in (Sampling(), Sampling(temperature=0.5, stop=["a"], stop_ids=[3], seed=2**63 - 1), Sampling(seed=0)):
-        ids, said = unpack_ids(pack_ids([3, 2**40], sampling))
+        ids, said = unpack_ids(pack_ids([3, 2**40], sampling, "generate()"))
         assert (ids.tolist(), said) == ([3, 2**40], sampling)
     answers = [
         (7, Answer([1, 2], [-0.5, -1.25], [0, 1], "stop", "x")),
@@ -91,8 +91,10 @@ def test_bad_input_is_told_as_by_the_engine_and_the_others_go_on():
         with pytest.raises(SchemaError, match="expected 0 to"):
             await generator.generate([10**6])
         for ids in ([5.7, 6.2], [[5, 6], [7, 8]], [[5], [6, 7]], ["5"], [True], [], None, [2**63]):
-            with pytest.raises(SchemaError):  # as by an engine in this process: nothing is cast
+            with pytest.raises(SchemaError, match=r"generate\(\): "):  # as by an engine here: nothing is cast
                 await generator.generate(ids)
+            with pytest.raises(SchemaError, match=r"score\(\): "):
+                await generator.score(ids)
         with pytest.raises(StorageError):
             await generator.update("nowhere", 1)
         assert len((await good).tokens) == 400

@@ -23,11 +23,11 @@ _MOST_ID = 2**63 - 1
 _ANSWER = struct.Struct("<QIH")  # number of the call, tokens, bytes of its JSON
 
 
-def pack_ids(ids: Any, sampling: Sampling) -> bytes:
+def pack_ids(ids: Any, sampling: Sampling, where: str) -> bytes:
     """Raises SchemaError where ids are no whole numbers, or too large to be sent; the engine checks the rest."""
-    tokens = as_tokens(ids, "generate()")
+    tokens = as_tokens(ids, where)
     if tokens.dtype == np.uint64 and tokens.max() > _MOST_ID:
-        raise SchemaError(f"generate(): a token id of {tokens.max()}, expected one of the vocabulary")
+        raise SchemaError(f"{where}: a token id of {tokens.max()}, expected one of the vocabulary")
     text = _text_of(sampling.seeded(None))
     seed = _NO_SEED if sampling.seed is None else sampling.seed
     return _REQUEST.pack(len(text), seed) + text + tokens.astype(np.int64).tobytes()

@@ -67,7 +67,8 @@ class ProcessGenerator:
 
     async def generate(self, ids: Sequence[int], sampling: Sampling | None = None) -> Answer:
         """One answer; see `Generator.generate`."""
-        number, call = self._channel.call(GENERATE, pack_ids(ids, Sampling() if sampling is None else sampling))
+        asked = pack_ids(ids, Sampling() if sampling is None else sampling, "generate()")
+        number, call = self._channel.call(GENERATE, asked)
         self._answers.add(number)
         try:
             answer: Answer = await call
@@ -81,7 +82,7 @@ class ProcessGenerator:
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """See `Generator.score`."""
-        made: list[float] = await self._channel.call(SCORE, pack_ids(ids, Sampling()))[1]
+        made: list[float] = await self._channel.call(SCORE, pack_ids(ids, Sampling(), "score()"))[1]
         return made
 
     async def update(self, path: str | Path, version: int, *, kv: Literal["keep", "recompute"] = "keep") -> None:
