@@ -29,13 +29,13 @@ def client(base_url, api_key):
     return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=HANG_S, max_retries=0)
 
 
-def played(program, *, seed=3, item=None):
+def played(program, *, seed=3, item=None, run=RUN):
     """The episodes that an agent of this program makes, and the scores of their tokens by the model."""
 
     async def main():
         async with local() as generator:
             agent = session_agent(program, tokenizer())
-            episodes = await play(agent, item or {}, Generate(generator, tokenizer(), RUN, seed), "test")
+            episodes = await play(agent, item or {}, Generate(generator, tokenizer(), run, seed), "test")
             return episodes, [await generator.score(episode.tokens) for episode in episodes]
 
     return asyncio.run(asyncio.wait_for(main(), HANG_S))
@@ -93,6 +93,18 @@ def test_an_episode_is_made_again_by_its_seed_and_equal_questions_in_it_have_oth
     assert [episode.tokens for episode in again] == [one.tokens, two.tokens]
     other, _ = played(program, seed=4)
     assert other[0].tokens != one.tokens
+
+
+def test_a_call_that_does_not_say_its_length_has_that_of_the_run():
+    """Also beyond the default of `Sampling`."""
+
+    async def program(item, base_url, api_key):
+        async with client(base_url, api_key) as api:
+            await api.chat.completions.create(model="any", messages=[{"role": "user", "content": "Name one."}])
+        return 1.0
+
+    (episode,), _ = played(program, run=Sampling(max_tokens=300, ignore_eos=True))
+    assert sum(episode.is_made) == 300
 
 
 def call(prompt, tokens, stop="stop"):

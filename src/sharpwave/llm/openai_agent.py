@@ -19,6 +19,8 @@ from .session import Call, Session, SessionServer
 
 __all__ = ["Program", "session_agent"]
 
+_MOST_TOKENS = 2**53 - 1  # of a call that does not say it: as many as the run says
+
 Program = Callable[[Item, str, str], Awaitable[float]]
 """From an item, an address (`base_url`) and a key (`api_key`) to the reward."""
 
@@ -111,7 +113,7 @@ class _SharedServer:
     @asynccontextmanager
     async def session(self, generator: Responder) -> AsyncIterator[Session]:
         if self._running is None:
-            server = SessionServer(generator, self._tokenizer)
+            server = SessionServer(generator, self._tokenizer, max_tokens=_MOST_TOKENS)
             self._running = server, asyncio.ensure_future(server.start())
         server, started = self._running
         self._users += 1

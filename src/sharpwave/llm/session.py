@@ -43,17 +43,27 @@ class SessionServer:
         generator: Makes the answers of sessions that have no other one. `close` leaves it open.
         tokenizer: A `ChatTokenizer`, or one of transformers.
         context: Tokens of prompt and answer, where the generator is not an engine of this process: the length of chat
-            answers without max_tokens. None: such answers have the default length of `Sampling`.
+            answers without max_tokens. None: such answers have at most `max_tokens`.
+        max_tokens: The default is that of `Sampling`.
         port: 0 for any free one. It listens on this machine only.
     """
 
-    def __init__(self, generator: Responder, tokenizer: Any, *, context: int | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        generator: Responder,
+        tokenizer: Any,
+        *,
+        context: int | None = None,
+        max_tokens: int = Sampling.max_tokens,
+        port: int = 0,
+    ) -> None:
         self.generator, self.tokenizer = generator, tokenizer
         if isinstance(generator, LocalGenerator):
             context = generator.engine.context
         self._backend = Backend(
-            self._begin, generator.score, tokenizer, context, takes_any_name=True, record=self._record
-        )
+            self._begin, generator.score, tokenizer, context,
+            takes_any_name=True, record=self._record, max_tokens=max_tokens,
+        )  # fmt: skip
         self._sessions: dict[str, Session] = {}
         app = build_app(openai_routes(self._backend), self._check, generator.health)
         self._server = HttpServer(app, "127.0.0.1", port, self._abort)

@@ -115,7 +115,7 @@ class _Call:
         fields.drop(_DROPPED)
         fields.end()
         self._stop_ids = settings.names["stop_ids"]
-        sampling = settings.sampling(len(self.prompt), backend.context)
+        sampling = settings.sampling(len(self.prompt), backend.context, backend.max_tokens)
         self.asked = Asked(self.prompt, sampling, messages, tools).times(settings.n)
 
     def envelope(

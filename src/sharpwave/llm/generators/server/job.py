@@ -62,6 +62,7 @@ class Backend:
     # Called once for each answer, before the client sees its end.
     record: Callable[[HttpRequest, Asked, Answer], None] | None = None
     max_body_bytes: int = 16 << 20
+    max_tokens: int = Sampling.max_tokens  # of chat answers whose request does not say it, where there is no context
     running: dict[str, list[Job]] = field(default_factory=dict)  # by request id
     tasks: set[asyncio.Task[Answer]] = field(default_factory=set)
 

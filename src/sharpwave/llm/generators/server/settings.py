@@ -50,10 +50,12 @@ class Settings(NamedTuple):
     n: int
     max_tokens: int | None
 
-    def sampling(self, prompt_tokens: int, context: int | None) -> Sampling:
-        most = self.max_tokens
-        if most is None:
-            most = Sampling().max_tokens if context is None else context - prompt_tokens
+    def sampling(self, prompt_tokens: int, context: int | None, most: int = Sampling.max_tokens) -> Sampling:
+        """`most`: tokens of an answer where neither the request nor a context says it."""
+        if self.max_tokens is not None:
+            most = self.max_tokens
+        elif context is not None:
+            most = context - prompt_tokens
             if most < 1:
                 raise Refusal(f"a prompt of {prompt_tokens} tokens leaves no room in a context of {context}")
         try:
