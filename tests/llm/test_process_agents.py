@@ -19,10 +19,15 @@ import sharpwave as sw
 from sharpwave.errors import NotReady, SchemaError
 from sharpwave.llm.agent_frames import pack_sample, unpack_sample
 from sharpwave.llm.channel import Door
+from sharpwave.llm.clock import WallClock
+from sharpwave.llm.controller import Controller
 from sharpwave.llm.experiment import Experiment
+from sharpwave.llm.items import Items
 from sharpwave.llm.log import EVENTS, RunLog, read_lines
 from sharpwave.llm.process_agents import ProcessAgents
+from sharpwave.llm.rules import Rules
 from sharpwave.llm.run import LocalRun
+from sharpwave.llm.run_agents import KeptAgents
 from sharpwave.llm.run_folder import RunFolder
 from sharpwave.llm.tasks import sort
 
@@ -154,6 +159,39 @@ def test_agents_that_die_at_once_every_time_end_the_run(tmp_path, has_children):
     with pytest.raises(NotReady, match=why):
         run(train(folder))
     assert len(deaths(folder)) == 5  # with the first one all items that it had are suspected
+
+
+class Dying:
+    """In the place of a process: it dies while another worker has an item rejected."""
+
+    has_ended, finished = True, 0
+
+    async def run(self, controller, items, timeout_s):
+        await controller.reject(await controller.start("another"), "every try failed")
+        raise NotReady("the process has ended")
+
+    async def close(self):
+        pass
+
+
+def test_items_that_other_workers_have_rejected_did_not_end_a_process(tmp_path, monkeypatch):
+    async def start(folder, name, engine):
+        engine.close()
+        return Dying()
+
+    async def main():
+        items, door = Items([{"id": number} for number in range(20)]), Door()
+        controller = Controller(items, Rules(batch=4, max_losses=5), WallClock())
+        with contextlib.closing(RunLog(tmp_path)) as log:
+            kept = KeptAgents(None, "agents-0", door, items, log)
+            with pytest.raises(NotReady, match="; 7 ended in a row without a sample"):
+                await kept.run(controller, None)
+            await kept.close()
+        controller.close()
+        door.close()
+
+    monkeypatch.setattr(ProcessAgents, "start", start)
+    run(main())
 
 
 def test_items_that_kill_their_process_are_rejected_and_all_others_are_trained(tmp_path, has_children):

@@ -52,7 +52,7 @@ class KeptAgents:
         """
         deaths, rejections, most = 0, 0, controller.rules.max_losses + 2
         while True:
-            agents, rejected = None, controller.position.outcomes["rejected"]
+            agents = None
             try:
                 agents = await self._starting
                 await agents.run(controller, self._items, timeout_s)
@@ -71,6 +71,7 @@ class KeptAgents:
             finally:
                 if agents is not None:
                     await agents.close()
+            rejected = controller.position.outcomes["rejected"]
             controller.lose(self._name)
             if controller.position.outcomes["rejected"] > rejected:
                 deaths, rejections = 0, rejections + 1
