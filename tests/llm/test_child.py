@@ -211,6 +211,26 @@ def test_a_child_says_how_it_ended():
     run(main())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_meets_a_child_that_has_just_begun_passes_by(monkeypatch, number):
+    """As a cluster's scheduler sends it to all processes of a run, while the modules of some are still imported."""
+
+    def popen(*args, **options):
+        process = start(*args, **options)
+        process.send_signal(number)
+        return process
+
+    async def main():
+        child = await start_child("answers")
+        os.kill(child.pid, number)
+        assert await child.call(2, b"a")[1] == 1
+        await child.close()
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_a_child_ends_where_nothing_is_told_of_the_ends_of_children(how):
     """As a task sets it whose programs would else stay as zombies, or the program that has started the run."""

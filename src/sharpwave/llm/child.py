@@ -24,6 +24,7 @@ __all__ = ["Child", "enter", "leave"]
 
 _END_S = 10.0  # for a child to end by itself
 _ORPHAN_S = 5.0  # the same where its parent is gone
+_PASSED_BY = (signal.SIGINT, signal.SIGTERM)
 _STATUS_S = 0.5  # from the end of its socket to the end of the process, at most, for its exit status
 
 
@@ -73,10 +74,14 @@ class Child(Channel):
         ours, its = socket.socketpair()
         with contextlib.ExitStack() as given:
             files = [given.enter_context(end).fileno() for end in (its, *ends)]
-            process = subprocess.Popen(
-                python(f"{module}:main", ",".join(map(str, files)), *arguments),
-                pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_BY)  # the child's, until it has entered
+            try:
+                process = subprocess.Popen(
+                    python(f"{module}:main", ",".join(map(str, files)), *arguments),
+                    pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         made = cls(process, ours, what, on_frame)
         try:
             await made._ready
@@ -171,10 +176,11 @@ def enter(files: str) -> list[socket.socket]:
 
     From then on this process ends with its parent: by itself, because its socket ends, or some seconds later, where its
     own code stands still. Programs that it has started end with it. Signals to all processes of a run, as a cluster's
-    scheduler sends them, are the parent's to answer.
+    scheduler sends them, are the parent's to answer; those that came before have waited.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _PASSED_BY:
         signal.signal(number, _pass_by)  # programs that this one starts would inherit SIG_IGN
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_BY)
     os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_answer_signals)
     parent, *others = [socket.socket(fileno=int(file)) for file in files.split(",")]
     for end in (parent, *others):
@@ -193,7 +199,7 @@ _masks = threading.local()  # `before`: that of the thread that forks
 
 def _hold_signals() -> None:
     """Before a fork: a signal that meets the new process before it has handlers of its own waits for them."""
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_BY)
 
 
 def _let_signals() -> None:
