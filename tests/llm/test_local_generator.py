@@ -465,6 +465,23 @@ def test_close_fails_answers_on_their_way_and_later_calls():
     run(main, **ROOM)
 
 
+def test_calls_that_wait_for_the_end_take_none_of_asyncio_s_threads():
+    """A run on a computer of few cores would have none left for its journal and its learner."""
+
+    async def main(generator):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        joined = [asyncio.ensure_future(generator.join()) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(int), HANG_S / 2) == 0
+        joined[0].cancel()
+        await generator.close()
+        await asyncio.gather(*joined[1:])
+        await generator.join()
+        assert joined[0].cancelled()
+
+    run(main)
+
+
 def test_an_idle_thread_uses_no_processor_time():
     async def main(generator):
         await generator.generate(prompt_of(5), Sampling(max_tokens=3, ignore_eos=True))

@@ -51,7 +51,8 @@ class LocalGenerator:
         self._has_aborts = False
         self._is_paused = self._is_frozen = False  # new requests are held; no steps
         self._is_stepping = False
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
+        self._joins: set[asyncio.Future[None]] = set()
         self._broken: Exception | None = None
         self._failures = 0  # steps in a row
         self._pauses: dict[asyncio.Future[None], Callable[[], bool]] = {}  # not quiet yet; whether they are now
@@ -171,7 +172,17 @@ class LocalGenerator:
         Raises:
             NotReady: Its engine has failed for good.
         """
-        await asyncio.to_thread(self._thread.join)
+        # Not in asyncio's threads: calls that wait for many generators would leave none of them to others.
+        ended = asyncio.get_running_loop().create_future()
+        with self._work:
+            self._joins.add(ended)
+            if self._has_ended:
+                ended.set_result(None)
+        try:
+            await ended
+        finally:
+            with self._work:
+                self._joins.remove(ended)
         if not self._is_closed:
             self._check_life("join()")
 
@@ -293,6 +304,11 @@ class LocalGenerator:
         closed = ClosedError("generate(): the generator was closed before the answer ended")
         error = closed if self._broken is None else _failure(self._broken)
         self._wakes.wake([one for one in left if one.tell(error)])
+        with self._work:
+            self._has_ended = True
+            for ended in self._joins:
+                with contextlib.suppress(RuntimeError):  # the loop was closed, so no task waits
+                    ended.get_loop().call_soon_threadsafe(_set, ended)
 
 
 async def _beside(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
