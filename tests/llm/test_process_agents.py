@@ -194,6 +194,32 @@ def test_items_that_other_workers_have_rejected_did_not_end_a_process(tmp_path, 
     run(main())
 
 
+def test_a_run_that_is_cancelled_while_its_agents_are_closed_is_cancelled(monkeypatch):
+    class Slow(Dying):
+        async def close(self):
+            begun.set()
+            await asyncio.sleep(180)
+
+    async def start(folder, name, engine):
+        engine.close()
+        return Slow()
+
+    async def main():
+        door = Door()
+        kept = KeptAgents(None, "agents-0", door, None, None)
+        await kept.ready()
+        closing = asyncio.ensure_future(kept.close())
+        await begun.wait()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        door.close()
+
+    begun = asyncio.Event()
+    monkeypatch.setattr(ProcessAgents, "start", start)
+    run(main())
+
+
 def test_items_that_kill_their_process_are_rejected_and_all_others_are_trained(tmp_path, has_children):
     """Two of them need more processes in a row than one may."""
     folder = folder_of(tmp_path, epochs=1, max_losses=2, shuffle=False, task_options={"fault": "two kill", "count": 16})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from contextlib import suppress
+from typing import Any
 
 from ..errors import NotReady
 from .channel import Door
@@ -82,8 +82,9 @@ class KeptAgents:
     async def close(self) -> None:
         """Ends the process, or its start. A second call does nothing."""
         self._starting.cancel()  # does nothing where it has started
-        with suppress(Exception, asyncio.CancelledError):
-            await (await self._starting).close()
+        made: Any = (await asyncio.gather(self._starting, return_exceptions=True))[0]
+        if not isinstance(made, BaseException):
+            await made.close()
 
     async def _start(self) -> ProcessAgents:
         began = time.monotonic()
