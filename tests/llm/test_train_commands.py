@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,9 @@ def test_train_status_evaluate_and_resume(tmp_path):
     assert "does not run; go on with: sharpwave resume" in call("status", out).output
     assert "All 10 steps are made; resume with steps=20 trains on." in call("status", out).output
     assert "of 4 held-out items, 0 failed" in call("evaluate", out).output
+    shown = call("evaluate", out, "--show", 2).output.splitlines()
+    assert len(shown) == 3
+    assert re.fullmatch(r"0: '\d\d>' -> '.*', reward [\d.]+", shown[0])
     told = call("resume", out, "steps=12")
     assert told.exit_code == 0, told.output
     assert RunFolder(out).cut().step == 12
@@ -79,7 +83,9 @@ def test_held_out_items_that_fail_are_told_with_the_reason(tmp_path):
     assert told.exit_code == 0
     said = "2 of 2 episodes of held-out items failed and count as 0, the last by KeyError: 'nothing here' ("
     assert told.output.count(said) == 1
-    assert "2 failed, the last by KeyError: 'nothing here' (" in call("evaluate", tmp_path / "run").output
+    told = call("evaluate", tmp_path / "run", "--show", 9).output
+    assert "2 failed, the last by KeyError: 'nothing here' (" in told
+    assert told.startswith("0: failed by KeyError: 'nothing here' (")
 
 
 def test_evaluate_draws_answers_at_the_temperature_of_the_run_s_evaluation(finished, monkeypatch):

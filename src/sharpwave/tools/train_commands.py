@@ -52,11 +52,12 @@ def add_commands(app: "typer.Typer") -> None:
         model: Annotated[
             Path | None, typer.Option("--model", help="A Hugging Face folder; the run's best version unless given.")
         ] = None,
+        show: Annotated[int, typer.Option("--show", min=0, help="Also print so many items with their answers.")] = 0,
     ) -> None:
         """Score a version on the run's held-out items."""
         from sharpwave.tools.train_process import evaluate
 
-        evaluate(folder, model)
+        evaluate(folder, model, show)
 
     def status(
         folder: Annotated[Path, folder_argument],

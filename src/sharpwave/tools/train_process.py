@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 import json
 import math
 import os
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from sharpwave.errors import NotReady, SchemaError, StorageError
+from sharpwave.llm.agent import Generate, describe_error, play
 from sharpwave.llm.checkpoints import Checkpoint
 from sharpwave.llm.clock import WallClock
 from sharpwave.llm.cut import Cut
@@ -22,13 +25,16 @@ from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.full_disk import tell_full_disk
 from sharpwave.llm.generators.local import LocalGenerator
+from sharpwave.llm.generators.protocol import Generator
 from sharpwave.llm.log import EVENTS, STEPS, RunLog, read_lines
 from sharpwave.llm.model.folder import load_model
 from sharpwave.llm.parts import LearnerSettings, make_engine, make_model
+from sharpwave.llm.permits import derive_seed
 from sharpwave.llm.position import Position
 from sharpwave.llm.presets import preset
 from sharpwave.llm.run import LocalRun, Result, check_workers
 from sharpwave.llm.run_folder import RunFolder, write_whole
+from sharpwave.llm.tasks import Task
 from sharpwave.llm.weights import Published
 
 from .train_console import Console, plot_rewards, print_result
@@ -162,8 +168,11 @@ def _signals(stop: Any) -> Any:
             signal.signal(number, handler)
 
 
-def evaluate(path: Path, model: Path | None) -> None:
-    """Prints the mean reward of a version on the held-out items.
+def evaluate(path: Path, model: Path | None, show: int = 0) -> None:
+    """Prints the mean reward of a version on the held-out items, and the episodes of the first of them.
+
+    Args:
+        show: Of so many items.
 
     Raises:
         StorageError: There is no run, or no version.
@@ -189,11 +198,30 @@ def evaluate(path: Path, model: Path | None) -> None:
                 sampling=task.sampling, temperature=experiment.evaluation.temperature,
                 log=lambda _, **about: told.update(about),
             )  # fmt: skip
-            return await scoring.score(Published(0, place))
+            score = await scoring.score(Published(0, place))
+            for name in task.held_out.ids[:show]:
+                print(f"{name}: {await _played(task, name, generator, experiment.evaluation.temperature)}")
+            return score
 
     score = asyncio.run(main())
     why = f", the last by {told['why']}" if score.failed else ""
     print(f"{place}: mean reward {score.reward:.4f} of {score.episodes} held-out items, {score.failed} failed{why}")
+
+
+async def _played(task: Task, name: str, generator: Generator, temperature: float | None) -> str:
+    """A held-out item as it was scored: what was asked and answered, turn by turn, and the reward."""
+    sampling = task.sampling if temperature is None else dataclasses.replace(task.sampling, temperature=temperature)
+    generate = Generate(generator, task.tokenizer, sampling, derive_seed("evaluation", name))
+    try:
+        episodes = await play(task.agent, task.held_out[name], generate, repr(name))
+    except Exception as error:
+        return f"failed by {describe_error(error)}"
+    told = []
+    for episode in episodes:
+        turns = itertools.groupby(zip(episode.tokens, episode.is_made, strict=True), key=lambda one: one[1])
+        texts = [repr(task.tokenizer.decode([token for token, _ in turn])) for _, turn in turns]
+        told.append(f"{' -> '.join(texts)}, reward {episode.reward:g}")
+    return "; ".join(told)
 
 
 def print_status(path: Path, as_json: bool) -> None:
