@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import HANG_S
 
 import sharpwave as sw
 from sharpwave.errors import NotReady, SchemaError
@@ -115,13 +116,13 @@ def test_a_run_in_processes_trains_every_item_once(tmp_path, has_children):
 @pytest.mark.parametrize("fault", ["dies once", "blocks once"])
 def test_agents_that_die_or_stand_still_are_replaced_and_every_item_is_trained_once(tmp_path, has_children, fault):
     """Also where the code of an agent holds up its whole process: its items come again after `owner_timeout_s`."""
-    folder = folder_of(
-        tmp_path, epochs=1, owner_timeout_s=2.0, task_options={"fault": fault, "place": str(tmp_path)}
-    )  # fmt: skip
+    timeout_s = HANG_S if fault == "dies once" else 4.0
+    options = {"fault": fault, "place": str(tmp_path)}
+    folder = folder_of(tmp_path, epochs=1, owner_timeout_s=timeout_s, watchdog_s=10 * HANG_S, task_options=options)
     assert run(train(folder)).trained == 40
     assert trained(folder) == sorted(f"0/{number}" for number in range(40))
     (why,) = deaths(folder)
-    assert ("has ended" if fault == "dies once" else "was silent for owner_timeout_s=2") in why
+    assert ("has ended" if fault == "dies once" else "was silent for owner_timeout_s=4") in why
 
 
 def test_agents_that_are_killed_again_and_again_lose_no_item(tmp_path, has_children):
