@@ -96,8 +96,8 @@ def test_errors_have_their_class_and_the_learner_goes_on(tmp_path):
 
 
 def test_what_the_start_raises_is_raised_here(tmp_path):
-    with pytest.raises(SchemaError, match="unknown key 'clipp'"):
-        run(ProcessLearner.start(folder_of(tmp_path, learner={"clipp": 0.1})))
+    with pytest.raises(SchemaError, match="clip: expected"):
+        run(ProcessLearner.start(folder_of(tmp_path, learner={"clip": -1.0})))
 
 
 def test_a_place_that_cannot_be_written_is_told_as_such(tmp_path):

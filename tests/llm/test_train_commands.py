@@ -113,7 +113,7 @@ def test_evaluate_draws_answers_at_the_temperature_of_the_run_s_evaluation(finis
         ),
         (["train", "nothing.at_all:make"], "task 'nothing.at_all:make': No module named 'nothing'; is its folder in"),
         (["train", "sort", "max_stalenes=0"], "unknown key 'max_stalenes'; did you mean 'max_staleness'?"),
-        (["train", "sort", "learner.clp=0.1"], "unknown key 'clp'; did you mean 'clip'?"),
+        (["train", "sort", "learner.clp=0.1"], "unknown key 'clp'; did you mean 'learner.clip'?"),
         (["train", "sort", "task_options.digit=3"], "did you mean 'digits'?"),
         (["train", "sort", "batch=0"], "batch: expected a whole number, at least 1, got 0"),
         (["train", "sort", "slots=0"], "slots: expected a whole number, at least 1, got 0"),

@@ -13,7 +13,7 @@ from typing import Any
 from ..checks import number, whole
 from ..errors import SchemaError, StorageError
 from .generators.sampling import Sampling
-from .keys import read_dataclass
+from .keys import check_keys, read_dataclass
 from .rules import Rules
 from .tasks import Task, load_task, takes_tokenizer
 from .tokenizer import ChatTokenizer
@@ -102,6 +102,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         where = "Experiment()"
+        inner = ("sampling", "learner", "model")  # those that stay dicts
+        check_keys({name: getattr(self, name) for name in inner}, _tables(), where)
         for name in ("group", "agent_workers", "concurrent", "tries", "generators", "slots", "save_every"):
             whole(where, name, getattr(self, name))
         if self.steps is not None:
@@ -163,10 +165,10 @@ class Experiment:
 
         Args:
             changes: Settings on top of it, as "key=value". A dot leads into a table: "evaluation.every=5". A value is
-                read as TOML, and as text where it is none.
+                read as TOML, and as text where it is none. "none" stands for None, also in a file.
 
         Raises:
-            SchemaError: A key is unknown, or a value is none of it. The message names the nearest known key.
+            SchemaError: A key is unknown, or a value is of another kind. The message names the nearest known key.
             StorageError: The file cannot be read.
         """
         where = "Experiment()" if isinstance(source, Mapping) else str(source)
@@ -176,11 +178,23 @@ class Experiment:
             if not sign or not key.strip():
                 raise SchemaError(f"{where}: expected key=value, got {change!r}")
             _set(given, key.strip().split("."), _value(value.strip()), where)
+        check_keys(given, _tables(), where)  # of all tables, before any value is looked at
         return read_dataclass(cls, given, where)
 
     def to_json(self) -> dict[str, Any]:
         """What `read` takes."""
         return dataclasses.asdict(self)
+
+
+def _tables() -> dict[str, list[str]]:
+    """The keys of an experiment's tables. Those of `task_options` are the task's."""
+    from .parts import LearnerSettings, model_keys  # parts are made of experiments
+
+    kinds: dict[str, Any] = {
+        "": Experiment, "evaluation": EvaluationSettings, "learner": LearnerSettings, "sampling": Sampling,
+    }  # fmt: skip
+    names = {table: [one.name for one in dataclasses.fields(kind)] for table, kind in kinds.items()}
+    return {**names, "model": model_keys()}
 
 
 def _toml() -> Any:

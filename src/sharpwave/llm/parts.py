@@ -19,7 +19,7 @@ from .episode import train_flow
 from .experiment import Experiment
 from .generators.engine import Engine
 from .generators.protocol import Generator
-from .keys import nearest, read_dataclass
+from .keys import read_dataclass
 from .learner import Learner, OptimizerConfig, is_short_of_memory
 from .model.config import ModelConfig
 from .model.folder import load_model
@@ -42,6 +42,7 @@ __all__ = [
     "make_model",
     "make_reference",
     "make_worker",
+    "model_keys",
     "runs_children",
 ]
 
@@ -161,11 +162,16 @@ def runs_children(experiment: Experiment) -> bool:
     return torch.device(LearnerSettings.of(experiment).device).type == "cuda"
 
 
+def model_keys() -> list[str]:
+    """The keys of an experiment's table `model`."""
+    return ["path", *(name for name in ModelConfig.__dataclass_fields__ if name not in ("other", "rope"))]
+
+
 def make_model(experiment: Experiment, task: Task) -> Transformer:
     """The model at the beginning of a run: of the folder `model.path`, or random weights of the experiment's seed.
 
     Raises:
-        SchemaError: A key of the table `model` is unknown, or the model does not fit the task.
+        SchemaError: The model does not fit the task.
     """
     given = dict(experiment.model)
     path = given.pop("path", None)
@@ -176,10 +182,6 @@ def make_model(experiment: Experiment, task: Task) -> Transformer:
         model = load_model(Path(path), dtype="float32")
         _check_tokens(where, Path(path), task)
     else:
-        known = [name for name in ModelConfig.__dataclass_fields__ if name not in ("other", "rope")]
-        for key in given:
-            if key not in known:
-                raise SchemaError(f"{where}: unknown key {key!r}{nearest(key, ['path', *known])}")
         positions = max(512, task.context)
         sizes = {"vocab_size": task.vocabulary, "max_position_embeddings": positions, "initializer_range": 0.05}
         # A task's own tokenizer says by stop ids where an answer ends.
