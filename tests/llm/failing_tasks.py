@@ -3,6 +3,7 @@
 import dataclasses
 
 from sharpwave.llm.agent import single_turn
+from sharpwave.llm.items import Items
 from sharpwave.llm.rewards import Rewards
 from sharpwave.llm.tasks import load_task
 
@@ -89,6 +90,21 @@ def every_tenth_reward_is_nan(*, seed=0):
 def every_tenth_reward_hangs(*, seed=0):
     reward = Rewards("reward_functions:hang_on_every_tenth", timeout_s=0.5, tries=1)
     return sort_with(single_turn(reward), seed)
+
+
+def prompts_are_too_long(*, seed=0):
+    return dataclasses.replace(load_task("sort", digits=2, count=20, held_out=2, seed=seed), context=4)
+
+
+def tokens_are_not_in_the_vocabulary(*, seed=0):
+    task = load_task("sort", digits=2, count=20, held_out=2, seed=seed)
+    return dataclasses.replace(task, vocabulary=2)
+
+
+def items_have_no_prompt(*, seed=0):
+    task = load_task("sort", digits=2, count=20, held_out=2, seed=seed)
+    items = Items([{"id": str(number), "question": "12>"} for number in range(20)])
+    return dataclasses.replace(task, items=items, agent=single_turn(lambda item, text: 1.0))
 
 
 def reward_is_missing(*, seed=0):

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import re
 
 import numpy as np
 import pytest
 from simulated_system import Letters
 
 from sharpwave.errors import NotReady, SchemaError
-from sharpwave.llm.agent import Generate, several_turns, single_turn
+from sharpwave.llm.agent import Generate, describe_error, several_turns, single_turn
 from sharpwave.llm.agent_worker import AgentWorker
 from sharpwave.llm.controller import Controller
 from sharpwave.llm.episode import Episode, to_sample
@@ -103,6 +104,33 @@ def test_one_turn_and_several():
     assert (one.reward, one.tokens) == (0.5, [97, 98, 97, 98])
     assert (three.reward, three.answers, late.reward, late.answers) == (0.5, 3, -1.0, 2)
     assert Letters().decode(three.tokens[:3]) == "aa0"
+
+
+@pytest.mark.parametrize("agent", [single_turn(lambda item, text: 1.0), several_turns(lambda *_: ("", 1.0), turns=1)])
+def test_an_item_without_the_prompt_is_told_with_its_keys(agent):
+    async def main(clock):
+        return await agent({"id": "a", "question": "1+1"}, Generate(Echo(), Letters()))
+
+    with pytest.raises(SchemaError, match=r"_turns?\(\): the item has no key 'prompt', it has id, question; give p"):
+        simulate(main)
+
+
+def test_an_error_is_told_with_the_place_in_the_user_s_code():
+    def describe(call, skip=0):
+        """`skip`: calls whose frames are left out."""
+        try:
+            call()
+        except Exception as error:
+            frames = error.__traceback__
+            for _ in range(skip):
+                frames = frames.tb_next
+            return describe_error(error.with_traceback(frames))
+
+    here = r"\(test_agent_workers\.py:\d+\)$"
+    assert re.search(here, describe(lambda: json.loads("{")))  # raised by the standard library
+    assert re.search(here, describe(lambda: Sampling(max_tokens=0)))
+    assert describe(lambda: Sampling(max_tokens=0), skip=2).endswith("an integer of at least 1, below 2**53")
+    assert re.search(r"\(decoder\.py:\d+\)$", describe(lambda: json.loads("{"), skip=2))
 
 
 def run_worker(agent, items=4, generator=None, log=None, **options):

@@ -30,6 +30,7 @@ from starlette.routing import Route
 from sharpwave.errors import ClosedError, NotReady, SchemaError, StorageError
 from sharpwave.llm.generators import Engine, LocalGenerator, Sampling
 from sharpwave.llm.generators.launch import ServerProcess
+from sharpwave.llm.generators.mends import Mends
 from sharpwave.llm.generators.partial import Partial
 from sharpwave.llm.generators.remote import Gone, Refused
 from sharpwave.llm.generators.server import GeneratorServer
@@ -328,6 +329,9 @@ def test_sequences_that_do_not_fit_are_told_with_the_call_and_what_mends_it() ->
             with pytest.raises(SchemaError, match=r"score\(\): 256 tokens .*has 256; shorten the sequence"):
                 await client.score([5] * 256)
             with pytest.raises(SchemaError, match=r"generate\(\): 250 tokens .*has 256; .*lower max_tokens"):
+                await client.generate([5] * 250, Sampling(max_tokens=7))
+            client.mends = Mends(context="raise Task(context=)")
+            with pytest.raises(SchemaError, match=r"or lower max_tokens, or raise Task\(context=\)$"):
                 await client.generate([5] * 250, Sampling(max_tokens=7))
             client.vocabulary = 5
             with pytest.raises(SchemaError, match=r"score\(\): ids\[1\]=5, expected 0 to 4"):

@@ -6,12 +6,15 @@ import dataclasses
 import inspect
 import math
 import numbers
+import os
+import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..checks import told
-from ..errors import SchemaError
+from ..errors import SchemaError, SharpwaveError
 from .characters import Tokenizer
 from .episode import Episode
 from .generators.answer import Answer
@@ -68,6 +71,14 @@ Reward = Callable[[Item, str], "float | Awaitable[float]"]
 """From an item and the text of an answer; `Rewards` calls one in other processes."""
 
 
+_LIBRARIES = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",  # made while it runs, such as the constructor of a dataclass
+)
+"""How paths of files begin that are no code of a user."""
+
+
 async def reward_of(reward: Reward, item: Item, text: str) -> float:
     found = reward(item, text)
     value = await found if inspect.isawaitable(found) else found
@@ -78,11 +89,15 @@ async def reward_of(reward: Reward, item: Item, text: str) -> float:
 
 
 def describe_error(error: BaseException) -> str:
-    """In one line, with the place where it was raised."""
+    """In one line, with the last place in the user's own code. An error of Sharpwave has no other place."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # its text has the place
         return said
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith(_LIBRARIES)]
+    if not own and isinstance(error, SharpwaveError):
+        return said
+    last = (own or frames)[-1]
     return f"{said} ({last.filename.rpartition('/')[2]}:{last.lineno})"
 
 
@@ -104,6 +119,12 @@ async def play(agent: Agent, item: Item, generate: Generate, where: str) -> Sequ
     return episodes
 
 
+def _prompt(item: Item, key: str, where: str) -> Any:
+    if key not in item:
+        raise SchemaError(f"{where}: the item has no key {key!r}, it has {', '.join(item)}; give prompt_key=")
+    return item[key]
+
+
 def single_turn(reward: Reward, *, prompt_key: str = "prompt") -> Agent:
     """An agent that asks once: the item's prompt, one answer, its reward.
 
@@ -112,7 +133,7 @@ def single_turn(reward: Reward, *, prompt_key: str = "prompt") -> Agent:
     """
 
     async def agent(item: Item, generate: Generate) -> Episode:
-        episode = Episode(generate.encode(item[prompt_key]))
+        episode = Episode(generate.encode(_prompt(item, prompt_key, "single_turn()")))
         answer = await generate(episode)
         episode.reward = await reward_of(reward, item, generate.decode(answer.tokens))
         return episode
@@ -143,7 +164,7 @@ def several_turns(tool: Tool, *, turns: int, prompt_key: str = "prompt", late: f
         raise SchemaError(f"several_turns(): turns={turns}, expected at least 1")
 
     async def agent(item: Item, generate: Generate) -> Episode:
-        episode = Episode(generate.encode(item[prompt_key]))
+        episode = Episode(generate.encode(_prompt(item, prompt_key, "several_turns()")))
         for turn in range(turns):
             answer = await generate(episode)
             found = tool(item, generate.decode(answer.tokens), turn)

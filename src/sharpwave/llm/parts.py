@@ -18,6 +18,7 @@ from .clock import Clock
 from .episode import train_flow
 from .experiment import Experiment
 from .generators.engine import Engine
+from .generators.mends import Mends
 from .generators.protocol import Generator
 from .keys import read_dataclass
 from .learner import Learner, OptimizerConfig, is_short_of_memory
@@ -34,6 +35,7 @@ from .tasks import Task
 from .tokenizer import ChatTokenizer
 
 __all__ = [
+    "TASK_MENDS",
     "LearnerSettings",
     "beat_s_of",
     "make_engine",
@@ -48,6 +50,8 @@ __all__ = [
 
 _BEAT_S = 5.0
 _PROMPTS = 8  # of a task, to compare tokenizers by
+TASK_MENDS = Mends("raise Task(context=)", "raise Task(vocabulary=) or give ids of the task's tokenizer")
+"""The limits of a run's engines come from its task."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -142,16 +146,16 @@ class LearnerSettings:
         return settings
 
 
-def check_device(where: str, device: str) -> None:
+def check_device(where: str, device: str, mend: str = 'give device="cpu"') -> None:
     """Raises:
-    SchemaError: torch knows no such device, or it is not there.
+    SchemaError: torch knows no such device, or it is not there: `mend` says what to do.
     """
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise SchemaError(f"{where}: device: expected cpu, cuda or cuda:1, got {device!r}") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise SchemaError(f'{where}: device: {device!r} is not there: torch finds no GPU; give device="cpu"')
+        raise SchemaError(f"{where}: device: {device!r} is not there: torch finds no GPU; {mend}")
 
 
 def runs_children(experiment: Experiment) -> bool:
@@ -276,7 +280,7 @@ def make_engine(experiment: Experiment, task: Task, model: Transformer, version:
     chunk = 1024 if model.device.type == "cuda" else 256
     return Engine(
         model, slots=slots, context=task.context, chunk=chunk, version=version, seed=seed,
-        tokenizer=_EndText(task.tokenizer),
+        tokenizer=_EndText(task.tokenizer), mends=TASK_MENDS,
     )  # fmt: skip
 
 

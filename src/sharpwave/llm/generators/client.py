@@ -19,6 +19,7 @@ from ..weights import check_version
 from .answer import Answer
 from .launch import ServerProcess
 from .likelihood import as_tokens
+from .mends import Mends
 from .partial import Partial
 from .protocol import Health
 from .remote import Behind, Failed, Gone, Refused, Remote
@@ -106,6 +107,7 @@ class Client(ABC):
             raise SchemaError(f"{type(self).__name__}: servers is empty, expected at least one address")
         self.servers = [Remote(where, key) for where in given]
         self.patience_s, self.vocabulary = patience_s, vocabulary
+        self.mends: Mends | None = None  # where users change the limits of the servers, where that is known
         self._first_version = check_version(f"{type(self).__name__}()", version, -1)
         self._newest = version  # that `update` has told its caller to be accepted
         self._wanted: _Wanted | None = None
@@ -454,6 +456,8 @@ class Client(ABC):
             raise SchemaError(f"{where}: ids[{ids.index(max(ids))}]={max(ids)}, expected 0 to {vocabulary - 1}")
         if server.limit is not None and len(ids) + room > server.limit:
             mend = "shorten the prompt or lower max_tokens" if where == "generate()" else "shorten the sequence"
+            if self.mends is not None:
+                mend += f", or {self.mends.context}"
             raise SchemaError(
                 f"{where}: {len(ids)} tokens and {room} more need {len(ids) + room} places, {server.address} has "
                 f"{server.limit}; {mend}"

@@ -26,6 +26,7 @@ from .decode import Ids, Meanwhile, decode_of, nothing
 from .held_tokens import HeldTokens
 from .intake import Intake
 from .likelihood import check_tokens, log_probabilities
+from .mends import Mends
 from .prefill import prefill
 from .sampler import Sampler
 from .sampling import Sampling
@@ -67,6 +68,7 @@ class Engine:
         seed: For requests without a seed.
         tokenizer: An object with `decode(ids, skip_special_tokens=)`; needed for `Sampling(stop=)`.
         timeline: Steps to remember.
+        mends: Where users change the limits, for messages.
 
     Example:
         >>> from sharpwave.llm.model import small_model
@@ -88,6 +90,7 @@ class Engine:
         seed: int = 0,
         tokenizer: Any = None,
         timeline: int = 4096,
+        mends: Mends | None = None,
     ) -> None:
         context = model.config.max_position_embeddings if context is None else context
         for name, value in (("slots", slots), ("context", context), ("chunk", chunk), ("timeline", timeline)):
@@ -100,7 +103,7 @@ class Engine:
         self.model, self.slots, self.context, self.chunk = model, slots, context, chunk
         self.version = check_version("Engine()", version, -1)
         self.timeline: deque[Step] = deque(maxlen=timeline)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._mends = tokenizer, Mends() if mends is None else mends
         self._cache = self._take_cache()
         self._held = HeldTokens(slots, context)
         self._sampler = Sampler(slots, model.device)
@@ -111,7 +114,7 @@ class Engine:
         self._idle: dict[int, None] = dict.fromkeys(range(slots))  # the longest idle first
         self._aborted: deque[Request] = deque()
         self._done: list[Request] = []  # since the last step, or before one that has raised
-        self._intake = Intake(model.config, context, tokenizer, seed)
+        self._intake = Intake(model.config, context, tokenizer, seed, self._mends)
         self._steps = 0
         # Who waits for the lock holds the door: steps that follow each other would else keep an update out.
         self._door, self._lock = threading.Lock(), threading.Lock()
@@ -247,9 +250,9 @@ class Engine:
         Raises:
             SchemaError: A token is not in the vocabulary, or there are more of them than the context.
         """
-        tokens = check_tokens(ids, self.model.config.vocab_size, "score()")
+        tokens = check_tokens(ids, self.model.config.vocab_size, "score()", self._mends)
         if len(tokens) > self.context:
-            raise SchemaError(f"score(): {len(tokens)} tokens, context={self.context}; raise Engine(context=)")
+            raise SchemaError(f"score(): {len(tokens)} tokens, context={self.context}; {self._mends.context}")
         found: list[float] = []
         version, beginnings = None, 0
         with self._scoring:

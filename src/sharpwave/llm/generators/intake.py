@@ -14,6 +14,7 @@ from ...errors import SchemaError
 from ..model.config import ModelConfig
 from .answer import Request
 from .likelihood import check_tokens
+from .mends import Mends
 from .sampling import Sampling
 
 __all__ = ["Intake"]
@@ -31,14 +32,15 @@ class Intake:
         context: Tokens of prompt and answer together.
         tokenizer: None: stop strings are refused.
         seed: For requests without a seed.
+        mends: Where users raise what is too small.
 
     Attributes:
         waiting: Requests without a slot, the oldest first. Any thread appends, only the engine's steps take out.
     """
 
-    def __init__(self, config: ModelConfig, context: int, tokenizer: Any, seed: int) -> None:
+    def __init__(self, config: ModelConfig, context: int, tokenizer: Any, seed: int, mends: Mends) -> None:
         self._vocabulary, self._ends, self._context = config.vocab_size, frozenset(config.eos_ids), context
-        self._has_tokenizer = tokenizer is not None
+        self._has_tokenizer, self._mends = tokenizer is not None, mends
         self._random = np.random.default_rng(whole("Engine()", "seed", seed, 0))
         self._numbers = 0
         self.waiting: deque[Request] = deque()
@@ -73,12 +75,12 @@ class Intake:
     def _check(self, ids: Sequence[int] | Ids, sampling: Sampling) -> Ids:
         if not isinstance(sampling, Sampling):
             raise SchemaError(f"submit(): sampling={told(sampling)}, expected a Sampling; see Sampling.from_dict()")
-        given = check_tokens(ids, self._vocabulary, "submit()")
+        given = check_tokens(ids, self._vocabulary, "submit()", self._mends)
         if len(given) + sampling.max_tokens > self._context:
             raise SchemaError(
                 f"submit(): a prompt of {len(given)} tokens and max_tokens={sampling.max_tokens} need "
                 f"{len(given) + sampling.max_tokens} places, context={self._context}; shorten the prompt, lower "
-                "max_tokens or raise Engine(context=)"
+                f"max_tokens or {self._mends.context}"
             )
         bad = [one for one in sampling.stop_ids if one >= self._vocabulary]
         if bad:

@@ -11,6 +11,7 @@ import torch
 from ...errors import SchemaError
 from ..model.cache import KVCache
 from ..model.transformer import Transformer
+from .mends import Mends
 
 __all__ = ["as_tokens", "check_tokens", "log_probabilities"]
 
@@ -29,14 +30,15 @@ def as_tokens(ids: Any, where: str) -> np.ndarray[Any, Any]:
 
 
 def check_tokens(
-    ids: Sequence[int] | np.ndarray[Any, Any], vocabulary: int, where: str
+    ids: Sequence[int] | np.ndarray[Any, Any], vocabulary: int, where: str, mends: Mends | None = None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Token ids as an array. Raises SchemaError unless there are some and all are in the vocabulary."""
     given = as_tokens(ids, where)
     bad = (given < 0) | (given >= vocabulary)
     if bad.any():
         at = int(bad.argmax())
-        raise SchemaError(f"{where}: ids[{at}]={given[at]}, expected 0 to {vocabulary - 1}")
+        mend = (Mends() if mends is None else mends).vocabulary
+        raise SchemaError(f"{where}: ids[{at}]={given[at]}, expected 0 to {vocabulary - 1}; {mend}")
     return given.astype(np.int64)
 
 

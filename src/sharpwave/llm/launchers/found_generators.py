@@ -12,6 +12,7 @@ from ..generators.answer import Answer
 from ..generators.protocol import Health
 from ..generators.sampling import Sampling
 from ..generators.vllm import VLLMClient
+from ..parts import TASK_MENDS
 from ..run_folder import RunFolder
 
 __all__ = ["FoundGenerators"]
@@ -43,6 +44,7 @@ class FoundGenerators:
                 self._old.add(task)
                 task.add_done_callback(self._old.discard)
             self._client, self._addresses = VLLMClient(addresses, patience_s=_PATIENCE_S), addresses
+            self._client.mends = TASK_MENDS
         if self._client is None:
             raise NotReady("no generator has said where it is yet")
         return self._client
