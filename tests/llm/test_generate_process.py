@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -141,14 +142,33 @@ def test_wrong_options_are_told_before_it_listens(weights, tmp_path):
         (tmp_path / "checkpoint", {"context": 9000}, "context=9000, but the model's max_position_embeddings is 8192"),
         (tmp_path / "checkpoint", {"key_file": readable}, "can be read by other users; chmod 600 it"),
         (tmp_path / "checkpoint", {"key_file": tmp_path / "no"}, "FileNotFoundError"),
-        (tmp_path / "checkpoint", {"host": "0.0.0.0"}, "is reached from other machines; give key="),
-        (tmp_path / "checkpoint", {"device": "toaster"}, "toaster"),
+        (
+            tmp_path / "checkpoint",
+            {"host": "0.0.0.0"},
+            "is reached from other machines; give --key-file",
+        ),
+        (tmp_path / "checkpoint", {"device": "toaster"}, "device: expected cpu, cuda or cuda:1, got 'toaster'"),
         (tmp_path / "checkpoint", {"key_file": no_text}, "is no text"),
     ]:
         with pytest.raises(BadStart) as raised:
             run_generator(options(folder, context=changes.pop("context", 64), **changes))
         assert words in str(raised.value)
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_port_in_use_is_told_with_the_option(tmp_path):
+    save_model(tiny(), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadStart, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*; give another --port"):
+            run_generator(options(tmp_path, context=64, port=port))
+
+
+def test_a_prompt_that_does_not_fit_is_told_with_the_option(weights):
+    with serving(weights.folder, "--context", "64") as (_, address):
+        answer = httpx.post(f"{address}{GENERATE}", json={**body(100), "stream": False}, timeout=HANG_S)
+        assert answer.status_code == 400
+        assert "shorten the prompt, lower max_tokens or raise --context" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -177,5 +197,5 @@ def test_a_damaged_file_is_told_before_it_listens(tmp_path, name, content, words
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_torch_was_not_built_for_is_told(tmp_path):
     save_model(tiny(), tmp_path)
-    with pytest.raises(BadStart, match="CUDA"):
+    with pytest.raises(BadStart, match="device: 'cuda' is not there: torch finds no GPU; give --device cpu"):
         run_generator(options(tmp_path, context=64, device="cuda"))

@@ -10,9 +10,12 @@ from typing import Any
 
 import sharpwave as sw
 from sharpwave.llm.generators import Engine, LocalGenerator
+from sharpwave.llm.generators.mends import Mends
 from sharpwave.llm.generators.server import GeneratorServer
+from sharpwave.llm.generators.server.generator_server import is_local
 from sharpwave.llm.model import Transformer, load_model
 from sharpwave.llm.model.config import DTYPES
+from sharpwave.llm.parts import check_device
 from sharpwave.llm.tokenizer import ChatTokenizer
 from sharpwave.llm.weights import Weights, check_version
 
@@ -51,7 +54,10 @@ def run_generator(options: GeneratorOptions) -> None:
         NotReady: The engine failed for good.
     """
     try:
+        check_device("generate serve", options.device, "give --device cpu")
         key = _read_key(options.key_file)
+        if key is None and not is_local(options.host):
+            raise sw.errors.SchemaError(f"--host {options.host} is reached from other machines; give --key-file")
         model, tokenizer, version = _load(options)
         engine = Engine(
             model,
@@ -61,9 +67,9 @@ def run_generator(options: GeneratorOptions) -> None:
             version=version,
             seed=options.seed,
             tokenizer=tokenizer,
+            mends=Mends(context="raise --context"),
         )
-    # Of torch: no such device, no memory; AssertionError where it was built without CUDA.
-    except (sw.errors.SharpwaveError, OSError, RuntimeError, AssertionError) as error:
+    except (sw.errors.SharpwaveError, OSError, RuntimeError) as error:  # RuntimeError: torch has no memory
         raise BadStart(f"{type(error).__name__}: {error}") from None
     asyncio.run(_serve(options, engine, tokenizer, key))
 
@@ -73,6 +79,8 @@ async def _serve(options: GeneratorOptions, engine: Engine, tokenizer: Any, key:
         name = options.name or options.folder.resolve().name
         try:
             server = GeneratorServer(generator, tokenizer, host=options.host, port=options.port, key=key, name=name)
+        except sw.errors.StorageError as error:  # of the address
+            raise BadStart(f"StorageError: {error}; give another --port or --host") from None
         except sw.errors.SharpwaveError as error:
             raise BadStart(f"{type(error).__name__}: {error}") from None
         await server.start()

@@ -95,12 +95,16 @@ class GeneratorServer:
             raise Refusal("a browser's request needs a server with a key", status=403)
 
 
-def _check_place(host: str, port: int, key: str | None) -> None:
+def is_local(host: str) -> bool:
+    """Whether programs of this machine alone reach a server there."""
     try:
-        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_local = False
-    if key is None and not is_local:
+        return False
+
+
+def _check_place(host: str, port: int, key: str | None) -> None:
+    if key is None and not is_local(host):
         raise SchemaError(f"GeneratorServer(): host={host!r} is reached from other machines; give key=")
     if key is not None and (len(key) < _LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key):
         raise SchemaError(f"GeneratorServer(): key= has {len(key)} characters, expected at least {_LEAST_KEY} of ASCII")
