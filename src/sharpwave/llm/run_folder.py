@@ -89,13 +89,15 @@ class RunFolder:
         """A new run.
 
         Raises:
-            SchemaError: There is a run already.
+            SchemaError: There is a run already, or something else.
             StorageError: The folder cannot be written.
         """
         made = cls(path)
         if (made.path / _EXPERIMENT).exists():
             raise SchemaError(f"{path} has a run already; give another --out, or go on with: sharpwave resume {path}")
         try:
+            if made.path.is_dir() and any(made.path.iterdir()):
+                raise SchemaError(f"{path} has files and no run; give another --out, or empty the folder")
             for folder in (made.path, made.logs, made.path / "addresses"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(made.path / _EXPERIMENT, experiment.to_json())
