@@ -97,6 +97,7 @@ def test_a_process_that_fails_again_and_again_ends_the_run_with_its_words(tmp_pa
     assert f"see {folder.logs / 'learner.txt'}" in str(error.value)
     died = [line for line in read_lines(folder.logs / EVENTS) if line["event"] == "died"]
     assert all("another model" in line["why"] for line in died if line["who"] == "learner")
+    assert [line["again"] for line in died if line["who"] == "learner"] == [True, True, False]
     assert not list((folder.path / "processes").iterdir())
 
 

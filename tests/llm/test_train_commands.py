@@ -18,7 +18,7 @@ from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.log import STEPS, read_lines
 from sharpwave.llm.run_folder import RunFolder
-from sharpwave.tools import cli, train_process
+from sharpwave.tools import cli, train_console, train_process
 
 TABLED = ("task_options", "model", "learner", "evaluation")
 CHANGES = [f"{name}={json.dumps(SMALL[name])}" for name in SMALL if name not in ("task", "epochs", *TABLED)]
@@ -143,6 +143,26 @@ def test_errors_come_before_anything_is_made(tmp_path, monkeypatch, arguments, s
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_with_something_else_is_left_as_it_is(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    told = call("train", "sort", *TINY, "--out", tmp_path)
+    assert str(told.exception) == f"{tmp_path} has files and no run; give another --out, or empty the folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_death_is_told_with_what_follows(capsys):
+    console = train_console.Console(Experiment(steps=1))
+    console.show("died", {"who": "learner", "again": True})
+    console.show("died", {"who": "learner", "again": True, "why": "KeyError: 'x'"})
+    console.show("died", {"who": "learner", "again": False, "why": "KeyError: 'x'"})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "learner died and is started again",
+        "learner died and is started again: KeyError: 'x'",
+        "learner died: KeyError: 'x'",
+    ]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(tmp_path):
     told = call("train", "sort", "learner.device=cuda", "--out", tmp_path / "run")
@@ -178,7 +198,7 @@ def finished(tmp_path_factory):
 def test_stop_ends_a_run_of_another_process_with_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "sharpwave", "train", "sort", *TINY, "steps=1000000", "--out", str(out)]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         folder = RunFolder(out)
         until(lambda: running.poll() is not None or bool(read_lines(folder.logs / STEPS)), "the first step")
@@ -188,7 +208,8 @@ def test_stop_ends_a_run_of_another_process_with_a_checkpoint(tmp_path):
         assert "has a run already" in str(told.exception)
         told = call("stop", out, "--timeout", HANG_S)
         assert told.exit_code == 0, told.exception
-        assert running.wait(HANG_S) == 0
+        _, printed = running.communicate(timeout=HANG_S)
+        assert (running.returncode, printed) == (0, "stopping after this step; Ctrl-C again ends at once\n")
     finally:
         if running.poll() is None:
             os.kill(running.pid, signal.SIGKILL)

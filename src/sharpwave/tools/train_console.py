@@ -77,7 +77,8 @@ class Console:
             if self._rejected == _REJECTED:
                 self._print("items that are rejected from now on are in logs/events.jsonl")
         elif event == "died":
-            self._print(f"{about['who']} died" + (f": {about['why']}" if "why" in about else ""))
+            again = " and is started again" if about.get("again") else ""
+            self._print(f"{about['who']} died{again}" + (f": {about['why']}" if "why" in about else ""))
         elif event == "step":
             self._recent.append(about)
             if self._is_live:

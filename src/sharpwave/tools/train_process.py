@@ -42,6 +42,7 @@ from .train_console import Console, plot_rewards, print_result
 __all__ = ["begin", "drive", "evaluate", "print_status", "reopen", "stop"]
 
 _LOOK_S = 0.05
+_STOPPING = b"stopping after this step; Ctrl-C again ends at once\n"
 
 
 def begin(what: str, changes: list[str], out: Path | None, processes: bool = False) -> RunFolder:
@@ -150,13 +151,15 @@ async def _run_here(folder: RunFolder, console: Console) -> Result:
 
 @contextlib.contextmanager
 def _signals(stop: Any) -> Any:
-    """Calls `stop` at the first SIGINT or SIGTERM; the next one has its default effect."""
+    """Calls `stop` at the first SIGINT or SIGTERM, and says so; the next one has its default effect."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
 
     def tell(number: int, frame: Any) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # not print(): it may be what the signal interrupts
+            os.write(2, b"\n" * os.isatty(2) + _STOPPING)  # a terminal shows ^C in the line
         stop()
 
     for number in numbers:

@@ -131,15 +131,16 @@ class Keeper:
         self._check_failure()
         if error is not None and is_full(StorageError(error)):
             raise StorageError(error)
-        self.log("died", who=role, **({} if error is None else {"why": error}))
-        if error is None:  # killed
-            return
-        steps = self.folder.logs / STEPS
-        trained_bytes = steps.stat().st_size if steps.exists() else 0
-        if trained_bytes != self._trained_bytes:
-            self._trained_bytes, self._errors = trained_bytes, dict.fromkeys(self.roles, 0)
-        self._errors[role] += 1
-        if self._errors[role] == _ERRORS:
+        if error is not None:  # not killed
+            steps = self.folder.logs / STEPS
+            trained_bytes = steps.stat().st_size if steps.exists() else 0
+            if trained_bytes != self._trained_bytes:
+                self._trained_bytes, self._errors = trained_bytes, dict.fromkeys(self.roles, 0)
+            self._errors[role] += 1
+        fails = error is not None and self._errors[role] == _ERRORS
+        again = not fails and self._tries[role] < _TRIES
+        self.log("died", who=role, again=again, **({} if error is None else {"why": error}))
+        if fails:
             raise NotReady(
                 f"{role} failed {_ERRORS} times in a row, the last time by {error}; see {self._output(role)}"
             )
