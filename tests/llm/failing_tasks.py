@@ -1,6 +1,7 @@
 """Tasks that go wrong, by the name that `Experiment(task=)` takes: "failing_tasks:NAME"."""
 
 import dataclasses
+from collections import Counter
 
 from sharpwave.llm.agent import single_turn
 from sharpwave.llm.items import Items
@@ -109,3 +110,18 @@ def items_have_no_prompt(*, seed=0):
 
 def reward_is_missing(*, seed=0):
     return sort_with(single_turn(Rewards("reward_functions:nowhere")), seed)
+
+
+def solved_after_forty_answers(*, seed=0):
+    """From then on all answers are right."""
+    answers = Counter()
+
+    def reward(item, text):
+        answers[item["id"]] += 1
+        return float(answers[item["id"]] % 2 or answers.total() > 40)
+
+    return sort_with(single_turn(reward), seed)
+
+
+def solved(*, seed=0):
+    return sort_with(single_turn(lambda item, text: 1.0), seed)

@@ -147,6 +147,50 @@ def test_an_epoch_without_any_signal_ends_the_run_with_the_reason():
     controlled(body, items=3)
 
 
+async def settle_epochs(controller, *epochs):
+    """Each letter is an item: trained, without signal, rejected."""
+    for letter in "".join(epochs):
+        permit = await controller.start("a")
+        if letter == "r":
+            await controller.reject(permit, "no")
+        elif letter == "n":
+            await controller.finish(permit, sample_of(permit, (1.0, 1.0)))
+        else:
+            await controller.finish(permit, sample_of(permit, version=controller.version))
+            await step(controller, controller.version + 1)
+
+
+def test_a_run_that_has_learnt_ends_in_order_after_an_epoch_without_any_signal():
+    async def body(controller, clock):
+        await settle_epochs(controller, "tnn", "nn")
+        begun, other = await controller.start("a"), await controller.start("b")
+        learner = await soon(controller.take("learner"), clock)
+        await controller.finish(begun, sample_of(begun, (1.0, 1.0)))
+        waiting = await soon(controller.start("a"), clock)
+        assert not controller.is_over  # what was begun is brought to its end
+        assert await controller.finish(other, sample_of(other, version=1)) == "kept"
+        lease = await learner
+        assert list(lease.batch.ids) == ["2/0"]
+        await controller.trained(lease, 2)
+        assert await waiting is None
+        assert await controller.take("learner") is None
+        said = "All answers to each item have equal rewards, the last ones 1: nothing is left to learn from."
+        assert controller.why_over == f"{said} Give other items, a finer reward or skip_no_signal=False."
+        assert controller.explain() == f"The run is over. {controller.why_over}"
+
+    controlled(body, items=3, batch=1, max_staleness=2)
+
+
+@pytest.mark.parametrize("epochs", [("nnn",), ("tnn", "nrn")])
+def test_an_epoch_without_signal_is_a_failure_where_nothing_was_learnt_or_items_failed(epochs):
+    async def body(controller, clock):
+        await settle_epochs(controller, *epochs)
+        with pytest.raises(NotReady, match=rf"epoch {len(epochs) - 1} is over and nothing was trained"):
+            await controller.take("learner")
+
+    controlled(body, items=3, batch=1, max_staleness=2)
+
+
 def test_groups_without_signal_are_trained_where_they_are_wanted():
     async def body(controller, clock):
         permit = await controller.start("a")
@@ -286,7 +330,7 @@ def test_the_last_batch_has_what_is_left():
             await clock.sleep(1)
             await controller.finish(permit, sample_of(permit, version=controller.version))
         await learner
-        assert controller.explain() == "The run is over: every item is settled."
+        assert controller.explain() == "The run is over. Every item is settled."
         return taken
 
     assert controlled(body, items=5, epochs=1) == [["0/0", "0/1"], ["0/2", "0/3"], ["0/4"]]

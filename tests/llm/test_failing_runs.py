@@ -85,6 +85,24 @@ def test_a_run_in_which_no_item_works_ends_with_the_reason(tmp_path, task, why, 
     assert why in str(error.value)
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_run_that_has_solved_all_its_items_ends_in_order(tmp_path, processes):
+    settings = {"epochs": 1_000, "skip_no_signal": True, "save_every": 100, "learner": {"row_tokens": 32, "rows": 2}}
+    folder = make(tmp_path / "run", "solved_after_forty_answers", **settings)
+    result = run(folder, processes)
+    assert result.step > 0
+    assert result.why == (
+        "All answers to each item have equal rewards, the last ones 1: nothing is left to learn from. Give other "
+        "items, a finer reward or skip_no_signal=False."
+    )
+    assert folder.cut().step == result.step == len(read_lines(folder.logs / STEPS))
+    events = read_lines(folder.logs / EVENTS)
+    assert [line["why"] for line in events if line["event"] in ("exhausted", "end")] == [result.why] * 2
+    write_whole(folder.path / "experiment.json", {**folder.experiment().to_json(), "task": "failing_tasks:solved"})
+    again = run(folder, processes)  # is exhausted at once
+    assert (again.step, again.trained, again.why) == (result.step, result.trained, result.why)
+
+
 def test_a_process_that_fails_again_and_again_ends_the_run_with_its_words(tmp_path):
     folder = RunFolder.create(tmp_path / "run", Experiment.read({**TINY, "task": "sort", "steps": 1}))
     run(folder)

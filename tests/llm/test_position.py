@@ -122,7 +122,31 @@ def test_an_epoch_in_which_nothing_was_trained_is_noticed():
     for outcome in ("no_signal", "trained", "rejected", "no_signal"):
         assert position.empty_epoch is None
         position.settle(position.next(), outcome)
-    assert position.empty_epoch == 1
+    assert (position.empty_epoch, position.has_rejected) == (1, True)
+
+
+@pytest.mark.parametrize("first", ["no_signal", "rejected"])
+def test_whether_items_of_an_empty_epoch_were_rejected_is_in_the_checkpoint(first):
+    items = Items([{}, {}])
+    position = Position(items, shuffle=False)
+    position.settle(position.next(), first)
+    again = Position(items, shuffle=False)
+    again.restore(position.to_json(), [], [])
+    again.settle(again.next(), "no_signal")
+    assert (again.empty_epoch, again.has_rejected) == (0, first == "rejected")
+
+
+def test_keys_that_are_open_are_the_last_after_close():
+    position = Position(Items([{} for _ in range(3)]), shuffle=False)
+    first, second = position.next(), position.next()
+    position.close()
+    assert not position.has_next
+    position.lose(second, limit=1)
+    assert position.next() == second
+    position.settle(first, "trained")
+    assert not position.is_over
+    position.settle(second, "trained")
+    assert position.is_over
 
 
 def test_what_the_buffer_holds_is_open_whatever_the_position_says():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from simulated_system import System
+from simulated_system import System, coin_agent
 from staleness_reference import async_step_s, sync_step_s
 
 from sharpwave.errors import NotReady
@@ -30,12 +30,13 @@ DEATHS = st.one_of(
 )
 
 
-def run(limit_s=120.0, outside_s=1e-3, **options):
-    """A run to its end: the system and what the controller counted."""
+def run(limit_s=120.0, outside_s=1e-3, agent_of=None, **options):
+    """A run to its end: the system and what the controller counted. `agent_of` gives the agent of a system."""
 
     async def main(clock):
         with tempfile.TemporaryDirectory() as folder:
             system = System(clock, Path(folder), **options)
+            system.agent = system.agent if agent_of is None else agent_of(system)
             await asyncio.wait_for(system.run(), limit_s)
             controller = system.link.controller
             counted = controller.stats()
@@ -123,6 +124,30 @@ def test_a_run_that_cannot_go_on_says_so(deaths, max_staleness):
         said = str(error)
     stands = bool(deaths) and "nothing has moved for watchdog_s=5: The learner waits for" in said
     assert stands or said == "24 items settled"
+
+
+@settings(max_examples=20)
+@given(
+    deaths=DEATHS, max_staleness=st.integers(0, 2), batch=st.integers(1, 5), reference_s=st.sampled_from([None, 1e-3])
+)
+def test_a_run_that_has_nothing_left_to_learn_ends_in_order_whatever_dies(deaths, **options):
+    def agent_of(system):
+        async def agent(item, generate):
+            """Answers are right as soon as a checkpoint says that items were trained; no death takes that back."""
+            episode, saved = await coin_agent(item, generate), system.learner.saved
+            if saved is not None and saved[0].position["outcomes"].get("trained", 0) > 5:
+                episode.reward = 1.0
+            return episode
+
+        return agent
+
+    system, counted = run(deaths=deaths, agent_of=agent_of, epochs=None, **options)
+    assert counted["running"] == counted["buffer"]["size"] == 0
+    assert "nothing is left to learn from" in system.link.controller.why_over
+    assert counted["trained"] == len(set(system.learner.learnt)) == len(system.learner.learnt)
+    assert system.learner.saved[0].step == counted["step"] == system.tasks["learner"].result()
+    said = system.learner.saved[0].position
+    assert (said["outcomes"]["trained"], said["open"]) == (counted["trained"], {})
 
 
 def test_synchronous_training_is_no_staleness_at_all():

@@ -77,6 +77,21 @@ def test_a_run_that_fails_leaves_its_reward_curve(tmp_path):
     assert (tmp_path / "run" / "reward.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_run_that_has_solved_all_its_items_says_so(tmp_path):
+    settings = [change for change in TINY if not change.startswith("task_options")]
+    task = "failing_tasks:solved_after_forty_answers"
+    more = ["epochs=1000", "skip_no_signal=true", "learner.kl=0", "evaluation.goal=2.0"]
+    told = call("train", task, *settings, *more, "--out", tmp_path / "run")
+    assert told.exit_code == 3, told.output
+    said = (
+        "All answers to each item have equal rewards, the last ones 1: nothing is left to learn from. Give other items"
+    )
+    assert said in told.output
+    assert "reward curve:" in told.output
+    assert call("status", tmp_path / "run").output.splitlines()[-1].startswith(f"  {said}")
+    assert json.loads(call("status", tmp_path / "run", "--json").output)["why"].startswith(said)
+
+
 def test_held_out_items_that_fail_are_told_with_the_reason(tmp_path):
     tables = [change for change in TINY if not change.startswith("task_options")]
     told = call("train", "failing_tasks:held_out_items_fail", *tables, "steps=2", "--out", tmp_path / "run")

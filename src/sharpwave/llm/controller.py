@@ -30,6 +30,7 @@ from .vigil import Vigil
 __all__ = ["Controller"]
 
 _SUSPECT = 2  # deaths of its owners from which on an item is worked on alone, unless `max_losses` is less
+_STOPPED = "The run was stopped."
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
 
 
@@ -103,7 +104,8 @@ class Controller:
         self._leaving: set[str] = set()  # keys whose acknowledgement is being written
         self._to_its_end = Unbroken()  # what writes to the journal
         self._failure: str | None = None
-        self._is_stopped = False
+        self._why_stopped: str | None = None
+        self._why_no_item = "Every item is settled."  # where the position is over
         self._why_rejected: str | None = None  # of the last item
         self._equal_reward: float | None = None  # of all answers to the last item without signal
 
@@ -362,7 +364,8 @@ class Controller:
 
     def stop(self) -> None:
         """No item starts any more, and no batch is handed out: calls that wait return None."""
-        self._is_stopped = True
+        if not self.is_over:  # else another reason came first
+            self._why_stopped = _STOPPED
         self._moved()
 
     def fail(self, why: str) -> None:
@@ -390,8 +393,15 @@ class Controller:
 
     @property
     def is_over(self) -> bool:
-        """Whether every item of every epoch is settled, or the run was stopped."""
-        return self._is_stopped or self.position.is_over
+        """Whether there is nothing left to do, or the run was stopped."""
+        return self.why_over is not None
+
+    @property
+    def why_over(self) -> str | None:
+        """Why no item starts and no batch is handed out any more, as a sentence. None where the run goes on."""
+        if self._why_stopped is None and self.position.is_over:
+            return self._why_no_item
+        return self._why_stopped
 
     def capacity(self) -> int:
         """How many items may start now."""
@@ -418,7 +428,7 @@ class Controller:
             takers=self._batches.takers,
             max_running=self.rules.max_running,
             has_next=self.position.has_next,
-            is_over=self.is_over,
+            why_over=self.why_over,
             lacking="; ".join(self.buffer.explain("train").split("\n  ")[1:2]),
         )
         return explain(state)
@@ -463,17 +473,32 @@ class Controller:
     def _moved(self) -> None:
         """Something changed: waiting calls that can go on do."""
         self._vigil.move()
-        if self.position.empty_epoch is not None and self._failure is None:
-            counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
-            hint = "other items, a finer reward or skip_no_signal=False would mend it"
-            if self._equal_reward is not None:
-                hint = f"answers to the same item have equal rewards, the last ones {self._equal_reward:g}; {hint}"
-            if self._why_rejected is not None and not self.position.outcomes["no_signal"]:
-                hint = f"the last item was rejected because {self._why_rejected}"
-            self.fail(f"epoch {self.position.empty_epoch} is over and nothing was trained ({counts} so far); {hint}")
+        is_ending = self._failure is not None or self._why_stopped is not None or self.position.is_closed
+        if self.position.empty_epoch is not None and not is_ending:
+            self._end_empty_epoch(self.position.empty_epoch)
             return
         self._serve()
         self._batches.recount(None if self._failure is not None or self.is_over else self._next_count())
+
+    def _end_empty_epoch(self, epoch: int) -> None:
+        """Nothing was trained in an epoch, and the next one would be like it. The run ends: in order where it has
+        trained before and no item failed, because then the model has learnt what these items teach; else it fails."""
+        if self.position.outcomes["trained"] and not self.position.has_rejected:
+            self._why_no_item = (
+                f"All answers to each item have equal rewards, the last ones {self._equal_reward:g}: nothing is left "
+                "to learn from. Give other items, a finer reward or skip_no_signal=False."
+            )
+            self._log("exhausted", why=self._why_no_item)
+            self.position.close()  # items at agents and in the buffer are the last
+            self._moved()
+            return
+        counts = ", ".join(f"{self.position.outcomes[name]} {name}" for name in ("no_signal", "rejected"))
+        hint = "other items, a finer reward or skip_no_signal=False would mend it"
+        if self._equal_reward is not None:
+            hint = f"answers to the same item have equal rewards, the last ones {self._equal_reward:g}; {hint}"
+        if self._why_rejected is not None and not self.position.outcomes["no_signal"]:
+            hint = f"the last item was rejected because {self._why_rejected}"
+        self.fail(f"epoch {epoch} is over and nothing was trained ({counts} so far); {hint}")
 
     def _serve(self) -> None:
         """Gives permits to waiting agents, first come first served."""

@@ -25,13 +25,13 @@ class State:
     takers: int  # calls that wait for a batch
     max_running: int | None
     has_next: bool
-    is_over: bool
+    why_over: str | None  # a sentence; None where the run goes on
     lacking: str  # of the samples that are held and not ready: the buffer's words
 
 
 def explain(state: State) -> str:
-    if state.is_over:
-        return "The run is over: every item is settled."
+    if state.why_over is not None:
+        return f"The run is over. {state.why_over}"
     if state.leased:
         who = "The learner trains"
         since = f" on {_count(state.leased, 'item')}, since {state.learner_s:.1f} s"

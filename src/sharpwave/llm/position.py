@@ -41,8 +41,13 @@ class Position:
         self.outcomes: Counter[str] = Counter()
         self._left: dict[int, int] = {}  # per epoch: keys that are not settled
         self._trained: Counter[int] = Counter()  # per epoch that is not over
+        self._rejected: Counter[int] = Counter()  # as well
         self.empty_epoch: int | None = None
         """An epoch that is over, and in which nothing was trained."""
+        self.has_rejected = False
+        """Whether items of that epoch were rejected."""
+        self.is_closed = False
+        """Whether `close` was called."""
 
     def _order_of(self, epoch: int) -> list[str]:
         ids = self._items.ids
@@ -60,8 +65,12 @@ class Position:
 
     @property
     def is_over(self) -> bool:
-        """Whether every item of every epoch is settled."""
+        """Whether every item of every epoch is settled, or of those that were handed out before `close`."""
         return not self.has_next and not self.open
+
+    def close(self) -> None:
+        """No other key is handed out: those that are open are the last. A checkpoint does not keep this."""
+        self.is_closed = True
 
     def peek(self) -> str:
         """The key that `next` gives."""
@@ -96,7 +105,7 @@ class Position:
 
     @property
     def _is_exhausted(self) -> bool:
-        return self._epochs is not None and self.epoch >= self._epochs
+        return self.is_closed or (self._epochs is not None and self.epoch >= self._epochs)
 
     def _key(self) -> str:
         return f"{self.epoch}/{self._order[self._cursor]}"
@@ -166,10 +175,11 @@ class Position:
         self._count_left(epoch)
         self._left[epoch] -= 1
         self._trained[epoch] += outcome == "trained"
+        self._rejected[epoch] += outcome == "rejected"
         if not self._left[epoch]:
             if not self._trained[epoch]:
-                self.empty_epoch = epoch
-            del self._left[epoch], self._trained[epoch]
+                self.empty_epoch, self.has_rejected = epoch, self._rejected[epoch] > 0
+            del self._left[epoch], self._trained[epoch], self._rejected[epoch]
 
     def _count_left(self, epoch: int) -> None:
         if epoch not in self._left:
@@ -189,6 +199,7 @@ class Position:
             "outcomes": dict(self.outcomes),
             "left": {str(epoch): count for epoch, count in self._left.items()},
             "trained": {str(epoch): count for epoch, count in self._trained.items()},
+            "rejected": {str(epoch): count for epoch, count in self._rejected.items()},
         }
 
     def restore(self, said: dict[str, Any] | None, held: Collection[str], used: Collection[str]) -> None:
@@ -216,6 +227,7 @@ class Position:
             self.outcomes = Counter(said["outcomes"])
             self._left = {int(epoch): count for epoch, count in said["left"].items()}
             self._trained = Counter({int(epoch): count for epoch, count in said["trained"].items()})
+            self._rejected = Counter({int(epoch): count for epoch, count in said["rejected"].items()})
         known, there = set(self._items.ids), set(held)
         strangers = [key for key in held if self.split(key)[1] not in known]
         if strangers:

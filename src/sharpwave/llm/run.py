@@ -43,6 +43,7 @@ class Result:
 
     step: int
     version: int
+    why: str | None  # it ended, where the controller ended it; None where all steps are made
     reward: float | None
     best: float | None
     reached: bool  # the goal of the evaluation; True where there is none
@@ -251,11 +252,11 @@ class LocalRun:
             lanes.append(complete(controller, "reference", make, owner="reference", clock=clock, beat_s=beat_s))
         if self._evaluation is not None:
             lanes.append(self._evaluation.run())
-        step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
+        step, why = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
         await self._score_last()
         version = controller.version
         self.folder.write_status(self.status())
-        return self._result(step, version, time.monotonic() - began)
+        return self._result(step, version, why, time.monotonic() - began)
 
     def _end(self) -> None:
         """After everything else of the run has ended."""
@@ -265,8 +266,12 @@ class LocalRun:
 
     async def _drive(
         self, controller: Controller, learner: Learns, lanes: list[Coroutine[Any, Any, Any]], step: int
-    ) -> int:
-        """Runs the learner's lane to its end beside the others. One that raises ends the run with its error."""
+    ) -> tuple[int, str | None]:
+        """Runs the learner's lane to its end beside the others. One that raises ends the run with its error.
+
+        Returns:
+            The steps that are made, and why the controller has ended the run.
+        """
         experiment = self.experiment
         training = asyncio.ensure_future(
             train(
@@ -282,7 +287,7 @@ class LocalRun:
                 for one in done & beside:
                     one.result()
                 beside -= done
-            return training.result()
+            return training.result(), controller.why_over
         finally:
             controller.stop()
             for one in (training, *beside):
@@ -331,7 +336,7 @@ class LocalRun:
             "explain": self._controller.explain(),
         }
 
-    def _result(self, step: int, version: int, took_s: float) -> Result:
+    def _result(self, step: int, version: int, why: str | None, took_s: float) -> Result:
         assert self._controller is not None
         counts, scores = self._controller.position.outcomes, self._scores()
         goal = self.experiment.evaluation.goal
@@ -339,6 +344,7 @@ class LocalRun:
         made = Result(
             step=step,
             version=version,
+            why=why,
             reward=scores[-1].reward if scores else None,
             best=None if best is None else best.reward,
             reached=goal is None or self._has_reached(),

@@ -121,6 +121,8 @@ def print_result(result: Result, folder: RunFolder, experiment: Experiment, has_
         table.add_row(f"idle share of {who}", f"{share:.0%}")
     console = rich_console.Console()
     console.print(table)
+    if result.why is not None:
+        console.print(result.why, highlight=False, markup=False, soft_wrap=True)
     if has_curve:
         console.print(f"reward curve:  {folder.curve}", highlight=False, soft_wrap=True)
     console.print(f"timeline:      {folder.timeline} (open it at ui.perfetto.dev)", highlight=False, soft_wrap=True)

@@ -231,29 +231,31 @@ def print_status(path: Path, as_json: bool) -> None:
     folder = RunFolder(path)
     folder.experiment()
     said = {"is_driven": folder.is_driven, **folder.status(), **_last_numbers(folder)}
+    if not folder.is_driven:
+        said["why"] = _why_ended(folder, said)
     if as_json:
         print(json.dumps(said, indent=2))
         return
     state = "runs" if folder.is_driven else "does not run; go on with: sharpwave resume " + str(path)
     print(f"{path}: {state}")
     for name, value in said.items():
-        if name not in ("is_driven", "explain") and value is not None:
+        if name not in ("is_driven", "explain", "why") and value is not None:
             print(f"  {name:<14} {value:.4g}" if isinstance(value, float) else f"  {name:<14} {value}")
-    if not folder.is_driven and (ended := _why_ended(folder, said)):
-        print(f"  {ended}")
-    if folder.is_driven and "explain" in said:
-        print(f"  {said['explain']}")
+    if last := said.get("explain" if said["is_driven"] else "why"):
+        print(f"  {last}")
 
 
 def _why_ended(folder: RunFolder, said: dict[str, Any]) -> str | None:
-    """Why `resume` without other settings would end at once."""
+    """Why `resume` without other settings would end at once, or why the run ended."""
     experiment = folder.experiment()
     steps, goal = experiment.steps, experiment.evaluation.goal
     if goal is not None and said.get("held_out", -math.inf) >= goal:
         return f"The goal {goal:g} is reached; resume with evaluation.goal=none trains on."
     if steps is not None and said.get("step", 0) >= steps:
         return f"All {steps} steps are made; resume with steps={2 * steps} trains on."
-    return None
+    lines = read_lines(folder.logs / EVENTS)
+    # The end of the run is its last event. Others after it are of a run that went on, and was killed.
+    return lines[-1].get("why") if lines and lines[-1]["event"] == "end" else None
 
 
 def _last_numbers(folder: RunFolder) -> dict[str, Any]:

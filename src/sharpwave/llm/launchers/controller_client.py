@@ -105,7 +105,7 @@ class ControllerClient:
         await self._call("stop")
 
     async def stats(self) -> dict[str, Any]:
-        """Counts, and the sentence of `explain`."""
+        """Counts, the sentence of `explain`, and `why` the run is over."""
         found: dict[str, Any] = await self._call("stats")
         return found
 

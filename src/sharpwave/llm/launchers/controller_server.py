@@ -223,7 +223,7 @@ class ControllerServer:
         async def ask(controller: Controller) -> dict[str, Any]:
             said = controller.stats()
             del said["buffer"]
-            return {**said, "explain": controller.explain()}
+            return {**said, "explain": controller.explain(), "why": controller.why_over}
 
         return await self._dispatch(ask)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ class Keeper:
             or by errors of its own, without a training step in between.
         StorageError: The disk is full. The last checkpoint stays.
         """
-        with tell_full_disk(self.folder.path):
-            return self._run()
+        try:
+            with tell_full_disk(self.folder.path):
+                return self._run()
+        finally:
+            self.log.close()
 
     def _run(self) -> Result:
         began = time.monotonic()
@@ -188,9 +192,10 @@ class Keeper:
         self.folder.forget("outcome")
         goal = self.experiment.evaluation.goal
         rewards = [line["reward"] for line in read_lines(self.folder.logs / EVENTS) if line["event"] == "score"]
-        return Result(
+        made = Result(
             step=outcome["step"],
             version=outcome["version"],
+            why=outcome["why"],
             reward=rewards[-1] if rewards else None,
             best=max(rewards, default=None),
             reached=goal is None or max(rewards, default=-1e18) >= goal,
@@ -200,6 +205,8 @@ class Keeper:
             rejected=outcome["rejected"],
             idle=idle_shares(self.folder.logs, time.time() - took_s),
         )
+        self.log("end", **asdict(made))
+        return made
 
 
 def _lines(text: str) -> list[dict[str, Any]]:
