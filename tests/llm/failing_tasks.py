@@ -125,3 +125,7 @@ def solved_after_forty_answers(*, seed=0):
 
 def solved(*, seed=0):
     return sort_with(single_turn(lambda item, text: 1.0), seed)
+
+
+def works(*, seed=0):
+    return load_task("sort", digits=2, count=20, held_out=2, seed=seed)

@@ -17,7 +17,8 @@ from sharpwave.errors import NotReady
 from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.log import STEPS, read_lines
-from sharpwave.llm.run_folder import RunFolder
+from sharpwave.llm.run_folder import RunFolder, write_whole
+from sharpwave.llm.run_learner import RunLearner
 from sharpwave.tools import cli, train_console, train_process
 
 TABLED = ("task_options", "model", "learner", "evaluation")
@@ -75,6 +76,34 @@ def test_a_run_that_fails_leaves_its_reward_curve(tmp_path):
     assert isinstance(told.exception, NotReady)
     assert "nothing was trained" in str(told.exception)
     assert (tmp_path / "run" / "reward.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes"]])
+def test_status_says_why_a_run_has_failed_until_it_goes_on(tmp_path, processes):
+    settings = [change for change in TINY if not change.startswith("task_options")]
+    out = tmp_path / "run"
+    more = ["epochs=none", "evaluation.every=0", "learner.kl=0", "steps=2"]
+    told = call("train", "failing_tasks:no_item_works", *settings, *more, *processes, "--out", out)
+    assert isinstance(told.exception, NotReady)
+    said = f"The run failed: NotReady: {told.exception}"
+    assert "nothing was trained" in said
+    assert call("status", out).output.splitlines()[-1] == f"  {said}"
+    assert json.loads(call("status", out, "--json").output)["why"] == said
+    write_whole(out / "experiment.json", {**RunFolder(out).experiment().to_json(), "task": "failing_tasks:works"})
+    assert call("resume", out, *processes).exit_code == 0
+    said = "All 2 steps are made; resume with steps=4 trains on."
+    assert json.loads(call("status", out, "--json").output)["why"] == said
+    assert call("resume", out, "steps=3", *processes).exit_code == 0
+
+
+def test_status_says_which_error_of_a_part_ended_the_run(tmp_path, monkeypatch):
+    def save(self, cut):
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(RunLearner, "save_now", save)
+    told = call("train", "sort", *TINY, "steps=2", "--out", tmp_path / "run")
+    assert isinstance(told.exception, KeyError)
+    assert call("status", tmp_path / "run").output.splitlines()[-1] == "  The run failed: KeyError: 'no such thing'"
 
 
 def test_a_run_that_has_solved_all_its_items_says_so(tmp_path):

@@ -56,6 +56,11 @@ class RunLog:
         if self._show is not None:
             self._show(event, about)
 
+    def fail(self, error: Exception) -> None:
+        """The error that ended the run. A full disk, which may be that error, keeps no line of it."""
+        with suppress(OSError):
+            self("fail", why=f"{type(error).__name__}: {error}")
+
     def step(self, line: Mapping[str, Any]) -> None:
         """The numbers of one training step."""
         said = {"s": round(time.time(), 6), **line}

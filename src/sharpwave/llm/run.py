@@ -171,10 +171,14 @@ class LocalRun:
             NotReady: Nothing has moved for `watchdog_s`, or nothing could be trained in a whole epoch.
         """
         check_workers(self.experiment)
-        with tell_full_disk(self.folder.path), _short_turns():
-            async with contextlib.AsyncExitStack() as ends:
-                ends.callback(self._end)  # the last of all
-                return await self._run(ends)
+        try:
+            with tell_full_disk(self.folder.path), _short_turns():
+                async with contextlib.AsyncExitStack() as ends:
+                    ends.callback(self._end)  # the last of all
+                    return await self._run(ends)
+        except Exception as error:
+            self.log.fail(error)
+            raise
 
     async def _run(self, ends: contextlib.AsyncExitStack) -> Result:
         began, self._began_s = time.monotonic(), time.time()

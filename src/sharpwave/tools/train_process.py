@@ -247,15 +247,19 @@ def print_status(path: Path, as_json: bool) -> None:
 
 def _why_ended(folder: RunFolder, said: dict[str, Any]) -> str | None:
     """Why `resume` without other settings would end at once, or why the run ended."""
+    lines = read_lines(folder.logs / EVENTS)
+    # The end of a run is its last event. Others after it are of a run that went on, and was killed.
+    last = lines[-1] if lines else {"event": "none"}
+    if last["event"] == "fail":
+        return f"The run failed: {last['why']}"
     experiment = folder.experiment()
     steps, goal = experiment.steps, experiment.evaluation.goal
     if goal is not None and said.get("held_out", -math.inf) >= goal:
         return f"The goal {goal:g} is reached; resume with evaluation.goal=none trains on."
-    if steps is not None and said.get("step", 0) >= steps:
+    saved = folder.checkpoints().latest()
+    if steps is not None and saved is not None and saved.step >= steps:
         return f"All {steps} steps are made; resume with steps={2 * steps} trains on."
-    lines = read_lines(folder.logs / EVENTS)
-    # The end of the run is its last event. Others after it are of a run that went on, and was killed.
-    return lines[-1].get("why") if lines and lines[-1]["event"] == "end" else None
+    return last["why"] if last["event"] == "end" else None
 
 
 def _last_numbers(folder: RunFolder) -> dict[str, Any]:

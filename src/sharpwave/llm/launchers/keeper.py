@@ -74,6 +74,9 @@ class Keeper:
         try:
             with tell_full_disk(self.folder.path):
                 return self._run()
+        except Exception as error:
+            self.log.fail(error)
+            raise
         finally:
             self.log.close()
 
