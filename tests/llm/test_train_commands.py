@@ -13,7 +13,7 @@ from patience import HANG_S, until
 from run_sweep import SMALL
 from typer.testing import CliRunner
 
-from sharpwave.errors import NotReady
+from sharpwave.errors import NotReady, SchemaError
 from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
 from sharpwave.llm.log import STEPS, read_lines
@@ -32,6 +32,14 @@ def call(*arguments):
     return CliRunner().invoke(cli.build_app(), [str(one) for one in arguments])
 
 
+def assert_refused_unchanged(out, changes, said):
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    told = call("resume", out, *changes)
+    assert isinstance(told.exception, SchemaError)
+    assert str(told.exception) == said
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_train_status_evaluate_and_resume(tmp_path):
     out = tmp_path / "run"
     told = call("train", "sort", *TINY, "steps=10", "--out", out)
@@ -45,7 +53,10 @@ def test_train_status_evaluate_and_resume(tmp_path):
     assert (said["is_driven"], said["step"], said["trained"]) == (False, 10, 40)
     assert {"held_out", "reward", "entropy", "clip_share"} <= said.keys()
     assert "does not run; go on with: sharpwave resume" in call("status", out).output
-    assert "All 10 steps are made; resume with steps=20 trains on." in call("status", out).output
+    done = "All 10 steps are made; resume with steps=20 trains on."
+    assert done in call("status", out).output
+    assert_refused_unchanged(out, [], f"resume: {done}")
+    assert_refused_unchanged(out, ["steps=9"], "resume: steps=9, and 10 are made; resume with steps=20 trains on.")
     assert "of 4 held-out items, 0 failed" in call("evaluate", out).output
     shown = call("evaluate", out, "--show", 2).output.splitlines()
     assert len(shown) == 3
@@ -63,11 +74,17 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
     assert "goal 2: not reached" in told.output
 
 
-def test_status_says_that_the_goal_is_reached(tmp_path):
-    told = call("train", "sort", *TINY, "steps=5", "evaluation.goal=0.0", "--out", tmp_path / "run")
-    assert told.exit_code == 0
+@pytest.mark.parametrize("processes", [[], ["--processes"]])
+def test_a_run_that_has_reached_its_goal_is_resumed_with_another_one_only(tmp_path, processes):
+    out = tmp_path / "run"
+    more = ["steps=1000", "evaluation.goal=0.0", "learner.kl=0", *processes]
+    assert call("train", "sort", *TINY, *more, "--out", out).exit_code == 0
     said = "The goal 0 is reached; resume with evaluation.goal=none trains on."
-    assert said in call("status", tmp_path / "run").output
+    assert said in call("status", out).output
+    assert_refused_unchanged(out, [], f"resume: {said}")
+    step = RunFolder(out).cut().step + 1
+    assert call("resume", out, "evaluation.goal=none", f"steps={step}", *processes).exit_code == 0
+    assert RunFolder(out).cut().step == step
 
 
 def test_a_run_that_fails_leaves_its_reward_curve(tmp_path):

@@ -65,15 +65,19 @@ def reopen(path: Path, changes: list[str], processes: bool = False) -> RunFolder
     """The folder of an earlier run, with changed settings.
 
     Raises:
-        SchemaError: A setting makes no sense, or does not fit the run's checkpoint. The settings of before stay.
+        SchemaError: A setting makes no sense, or does not fit the run's checkpoint, or the run would have nothing to
+            do. The settings of before stay.
         StorageError: There is no run, or the disk is full.
+        NotReady: Another process drives it.
     """
     folder = RunFolder(path)
     experiment = Experiment.read(folder.experiment().to_json(), changes)
+    if folder.is_driven:
+        raise NotReady(f"{path}: a process drives this run; end it with: sharpwave stop {path}")
+    if done := _why_done(folder, experiment):
+        raise SchemaError(f"resume: {done}")
     _check(experiment, processes, folder.checkpoints().latest())
     if changes:
-        if folder.is_driven:
-            raise NotReady(f"{path}: a process drives this run; end it with: sharpwave stop {path}")
         with tell_full_disk(path):
             write_whole(path / "experiment.json", experiment.to_json())
     return folder
@@ -232,7 +236,7 @@ def print_status(path: Path, as_json: bool) -> None:
     folder.experiment()
     said = {"is_driven": folder.is_driven, **folder.status(), **_last_numbers(folder)}
     if not folder.is_driven:
-        said["why"] = _why_ended(folder, said)
+        said["why"] = _why_ended(folder)
     if as_json:
         print(json.dumps(said, indent=2))
         return
@@ -245,21 +249,27 @@ def print_status(path: Path, as_json: bool) -> None:
         print(f"  {last}")
 
 
-def _why_ended(folder: RunFolder, said: dict[str, Any]) -> str | None:
-    """Why `resume` without other settings would end at once, or why the run ended."""
+def _why_ended(folder: RunFolder) -> str | None:
+    """Why the run failed, or why `resume` without other settings is refused, or why the run ended."""
     lines = read_lines(folder.logs / EVENTS)
     # The end of a run is its last event. Others after it are of a run that went on, and was killed.
     last = lines[-1] if lines else {"event": "none"}
     if last["event"] == "fail":
         return f"The run failed: {last['why']}"
-    experiment = folder.experiment()
+    return _why_done(folder, folder.experiment()) or (last["why"] if last["event"] == "end" else None)
+
+
+def _why_done(folder: RunFolder, experiment: Experiment) -> str | None:
+    """Why a run with these settings would have nothing to do."""
     steps, goal = experiment.steps, experiment.evaluation.goal
+    said = _last_numbers(folder)
     if goal is not None and said.get("held_out", -math.inf) >= goal:
         return f"The goal {goal:g} is reached; resume with evaluation.goal=none trains on."
     saved = folder.checkpoints().latest()
     if steps is not None and saved is not None and saved.step >= steps:
-        return f"All {steps} steps are made; resume with steps={2 * steps} trains on."
-    return last["why"] if last["event"] == "end" else None
+        made = f"All {steps} steps are made" if saved.step == steps else f"steps={steps}, and {saved.step} are made"
+        return f"{made}; resume with steps={2 * saved.step} trains on."
+    return None
 
 
 def _last_numbers(folder: RunFolder) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class Keeper:
             why=outcome["why"],
             reward=rewards[-1] if rewards else None,
             best=max(rewards, default=None),
-            reached=goal is None or max(rewards, default=-1e18) >= goal,
+            reached=goal is None or (bool(rewards) and rewards[-1] >= goal),
             took_s=took_s,
             trained=outcome["trained"],
             no_signal=outcome["no_signal"],

@@ -235,15 +235,11 @@ class _Role:
                 temperature=settings.temperature, sampling=task.sampling, folder=self.folder.evaluation, log=tell,
             )  # fmt: skip
 
-            async def end_run() -> None:
-                while True:
-                    await reached.wait()
-                    reached.clear()
-                    self.folder.register(STOP, {})
-                    await client.stop()
-
             self._is_ready()
-            await _first([lane.run(), end_run()])
+            await _first([lane.run(), _wait(reached)])  # no score comes after the one that ends the run
+            self.folder.register(STOP, {})  # first: a controller that is started again reads it
+            await client.stop()
+            await asyncio.Event().wait()  # the keeper ends this process; one that ended by itself would come back
 
 
 async def _serve(generator: LocalGenerator, port: int) -> GeneratorServer:
@@ -258,6 +254,10 @@ async def _serve(generator: LocalGenerator, port: int) -> GeneratorServer:
 
 async def _until(task: asyncio.Future[None]) -> None:
     await task
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _first(lanes: list[Coroutine[Any, Any, Any]]) -> None:
