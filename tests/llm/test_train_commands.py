@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sharpwave.errors import NotReady, SchemaError
 from sharpwave.llm.evaluation import Evaluation
 from sharpwave.llm.experiment import Experiment
-from sharpwave.llm.log import STEPS, read_lines
+from sharpwave.llm.log import EVENTS, STEPS, read_lines
 from sharpwave.llm.run_folder import RunFolder, write_whole
 from sharpwave.llm.run_learner import RunLearner
 from sharpwave.tools import cli, train_console, train_process
@@ -78,13 +78,20 @@ def test_a_goal_that_is_not_reached_is_exit_code_3(tmp_path):
 def test_a_run_that_has_reached_its_goal_is_resumed_with_another_one_only(tmp_path, processes):
     out = tmp_path / "run"
     more = ["steps=1000", "evaluation.goal=0.0", "learner.kl=0", *processes]
-    assert call("train", "sort", *TINY, *more, "--out", out).exit_code == 0
+    told = call("train", "sort", *TINY, *more, "--out", out)
+    assert told.exit_code == 0
+    assert "The goal 0 is reached." in told.output
+    assert "stopped" not in told.output
     said = "The goal 0 is reached; resume with evaluation.goal=none trains on."
     assert said in call("status", out).output
+    assert RunFolder(out).status()["explain"] == "The run is over. The goal 0 is reached."
     assert_refused_unchanged(out, [], f"resume: {said}")
     step = RunFolder(out).cut().step + 1
-    assert call("resume", out, "evaluation.goal=none", f"steps={step}", *processes).exit_code == 0
+    told = call("resume", out, "evaluation.goal=none", f"steps={step}", *processes)
+    assert told.exit_code == 0
+    assert f"All {step} steps are made." in told.output
     assert RunFolder(out).cut().step == step
+    assert RunFolder(out).status()["explain"] == f"The run is over. All {step} steps are made."
 
 
 def test_a_run_that_fails_leaves_its_reward_curve(tmp_path):
@@ -256,24 +263,43 @@ def finished(tmp_path_factory):
     return out
 
 
-def test_stop_ends_a_run_of_another_process_with_a_checkpoint(tmp_path):
+def scores(events):
+    return [line for line in read_lines(events) if line["event"] == "score"]
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes"]])
+def test_stop_ends_a_run_of_another_process_with_a_checkpoint(tmp_path, processes):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "sharpwave", "train", "sort", *TINY, "steps=1000000", "--out", str(out)]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    settings = [*TINY, "steps=1000000", "evaluation.every=1000000", "learner.kl=0", *processes]
+    command = [sys.executable, "-m", "sharpwave", "train", "sort", *settings, "--out", str(out)]
+    printed = tmp_path / "printed"
+    with printed.open("w") as file:
+        running = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
     try:
         folder = RunFolder(out)
         until(lambda: running.poll() is not None or bool(read_lines(folder.logs / STEPS)), "the first step")
         until(lambda: running.poll() is not None or bool(folder.status()), "a status")
+        events = folder.logs / EVENTS
+        until(lambda: running.poll() is not None or bool(scores(events)), "a score")
         assert "runs" in call("status", out).output
         told = call("train", "sort", "--out", out)
         assert "has a run already" in str(told.exception)
         told = call("stop", out, "--timeout", HANG_S)
         assert told.exit_code == 0, told.exception
-        _, printed = running.communicate(timeout=HANG_S)
-        assert (running.returncode, printed) == (0, "stopping after this step; Ctrl-C again ends at once\n")
+        _, errors = running.communicate(timeout=HANG_S)
+        assert (running.returncode, errors) == (0, "stopping after this step; Ctrl-C again ends at once\n")
     finally:
         if running.poll() is None:
             os.kill(running.pid, signal.SIGKILL)
             running.wait()
     assert folder.cut().step == read_lines(folder.logs / STEPS)[-1]["step"]
+    scored, last = scores(events)[-1]["version"], folder.weights().latest().version
+    said = printed.read_text()
+    assert scored < last
+    assert f"mean reward of held-out items (version {scored}; the last is {last})" in said
+    assert f"stopped; go on with: sharpwave resume {out}" in said
+    assert folder.status()["explain"] == "The run is over. It was stopped."
+    assert folder.status()["step"] == folder.cut().step
     assert "no process drives" in str(call("stop", out).exception)

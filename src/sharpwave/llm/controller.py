@@ -27,10 +27,12 @@ from .position import Position
 from .rules import Rules
 from .vigil import Vigil
 
-__all__ = ["Controller"]
+__all__ = ["STOPPED", "Controller"]
+
+STOPPED = "It was stopped."
+"""Why a run is over that was told to stop."""
 
 _SUSPECT = 2  # deaths of its owners from which on an item is worked on alone, unless `max_losses` is less
-_STOPPED = "The run was stopped."
 _CAPACITY = 1 << 40  # admission is the bound; samples whose acknowledgement a resume undid come on top of it
 
 
@@ -362,10 +364,14 @@ class Controller:
             if self._vigil.is_still() and not self.is_over:
                 self.fail(f"nothing has moved for watchdog_s={self.rules.watchdog_s:g}: {self.explain()}")
 
-    def stop(self) -> None:
-        """No item starts any more, and no batch is handed out: calls that wait return None."""
-        if not self.is_over:  # else another reason came first
-            self._why_stopped = _STOPPED
+    def stop(self, why: str = STOPPED) -> None:
+        """No item starts any more, and no batch is handed out: calls that wait return None.
+
+        Args:
+            why: A sentence for people. Where the run is over already, the first reason stays.
+        """
+        if not self.is_over:
+            self._why_stopped = why
         self._moved()
 
     def fail(self, why: str) -> None:

@@ -16,7 +16,7 @@ from ..errors import SchemaError
 from ..sequences.sample import SequenceSample
 from .channel import Door
 from .clock import WallClock
-from .controller import Controller
+from .controller import STOPPED, Controller
 from .cut import Cut
 from .evaluation import Evaluation, Score
 from .experiment import Experiment
@@ -31,7 +31,9 @@ from .scorer import Scorer
 from .timeline import idle_shares, write_timeline
 from .training import Learns, complete, follow, train
 
-__all__ = ["LocalRun", "LoggedLearner", "Result", "check_workers", "note_score", "score_outside"]
+__all__ = [
+    "LocalRun", "LoggedLearner", "Result", "check_workers", "note_score", "say_goal", "say_steps", "score_outside",
+]  # fmt: skip
 
 _STATUS_S = 0.5
 _TURN_S = 2e-4
@@ -43,7 +45,8 @@ class Result:
 
     step: int
     version: int
-    why: str | None  # it ended, where the controller ended it; None where all steps are made
+    why: str | None  # it ended; None where the controller was restarted at the very end
+    scored: int | None  # the version of the last evaluation
     reward: float | None
     best: float | None
     reached: bool  # the goal of the evaluation; True where there is none
@@ -52,6 +55,11 @@ class Result:
     no_signal: int
     rejected: int
     idle: dict[str, float]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it ended because it was told to, and not by itself."""
+        return self.why == STOPPED
 
 
 class LoggedLearner:
@@ -86,6 +94,16 @@ class LoggedLearner:
     async def save(self, cut: Cut) -> None:
         with self._log.busy(self._who, "save", step=cut.step):
             await self._learner.save(cut)
+
+
+def say_steps(step: int) -> str:
+    """Why a run is over."""
+    return f"All {step} steps are made."
+
+
+def say_goal(experiment: Experiment) -> str:
+    """Why a run is over."""
+    return f"The goal {experiment.evaluation.goal:g} is reached."
 
 
 def note_score(log: RunLog, event: str, **about: Any) -> None:
@@ -256,11 +274,11 @@ class LocalRun:
             lanes.append(complete(controller, "reference", make, owner="reference", clock=clock, beat_s=beat_s))
         if self._evaluation is not None:
             lanes.append(self._evaluation.run())
-        step, why = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
+        step = await self._drive(controller, learner, lanes, 0 if cut is None else cut.step)
         await self._score_last()
         version = controller.version
         self.folder.write_status(self.status())
-        return self._result(step, version, why, time.monotonic() - began)
+        return self._result(step, version, time.monotonic() - began)
 
     def _end(self) -> None:
         """After everything else of the run has ended."""
@@ -270,12 +288,8 @@ class LocalRun:
 
     async def _drive(
         self, controller: Controller, learner: Learns, lanes: list[Coroutine[Any, Any, Any]], step: int
-    ) -> tuple[int, str | None]:
-        """Runs the learner's lane to its end beside the others. One that raises ends the run with its error.
-
-        Returns:
-            The steps that are made, and why the controller has ended the run.
-        """
+    ) -> int:
+        """Runs the learner's lane to its end beside the others. One that raises ends the run with its error."""
         experiment = self.experiment
         training = asyncio.ensure_future(
             train(
@@ -291,7 +305,8 @@ class LocalRun:
                 for one in done & beside:
                     one.result()
                 beside -= done
-            return training.result(), controller.why_over
+            controller.stop(say_steps(training.result()))
+            return training.result()
         finally:
             controller.stop()
             for one in (training, *beside):
@@ -309,7 +324,7 @@ class LocalRun:
     def _log_event(self, event: str, **about: Any) -> None:
         note_score(self.log, event, **about)
         if event == "score" and self._has_reached() and self._controller is not None:
-            self._controller.stop()
+            self._controller.stop(say_goal(self.experiment))
 
     def _has_reached(self) -> bool:
         goal, scores = self.experiment.evaluation.goal, self._scores()
@@ -340,7 +355,7 @@ class LocalRun:
             "explain": self._controller.explain(),
         }
 
-    def _result(self, step: int, version: int, why: str | None, took_s: float) -> Result:
+    def _result(self, step: int, version: int, took_s: float) -> Result:
         assert self._controller is not None
         counts, scores = self._controller.position.outcomes, self._scores()
         goal = self.experiment.evaluation.goal
@@ -348,7 +363,8 @@ class LocalRun:
         made = Result(
             step=step,
             version=version,
-            why=why,
+            why=self._controller.why_over,
+            scored=scores[-1].version if scores else None,
             reward=scores[-1].reward if scores else None,
             best=None if best is None else best.reward,
             reached=goal is None or self._has_reached(),

@@ -18,7 +18,7 @@ __all__ = ["STOP", "RunFolder"]
 
 _EXPERIMENT = "experiment.json"
 STOP = "stop"
-"""Registered when the run is to end: a controller that is started again reads it."""
+"""Registered with the reason when the run is to end: a controller that is started again reads it."""
 
 
 class RunFolder:

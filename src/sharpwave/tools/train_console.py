@@ -110,7 +110,8 @@ def print_result(result: Result, folder: RunFolder, experiment: Experiment, has_
     table.add_column("", justify="right")
     goal = experiment.evaluation.goal
     if result.reward is not None:
-        table.add_row("mean reward of held-out items", f"{result.reward:.3f}" + _of_goal(goal, result.reached))
+        late = "" if result.scored == result.version else f" (version {result.scored}; the last is {result.version})"
+        table.add_row(f"mean reward of held-out items{late}", f"{result.reward:.3f}" + _of_goal(goal, result.reached))
     if result.best is not None:
         table.add_row("best version's", f"{result.best:.3f}")
     table.add_row("steps", f"{result.step:,}")
@@ -121,7 +122,9 @@ def print_result(result: Result, folder: RunFolder, experiment: Experiment, has_
         table.add_row(f"idle share of {who}", f"{share:.0%}")
     console = rich_console.Console()
     console.print(table)
-    if result.why is not None:
+    if result.is_stopped:
+        console.print(f"stopped; go on with: sharpwave resume {folder.path}", highlight=False, soft_wrap=True)
+    elif result.why is not None:
         console.print(result.why, highlight=False, markup=False, soft_wrap=True)
     if has_curve:
         console.print(f"reward curve:  {folder.curve}", highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from ...sequences.sample import SequenceSample
 from ...service.aside import Aside
 from ...service.sample_frames import pack_batch, read_batch
 from ...service.session import OpenTable, Session
+from ..controller import STOPPED
 from ..cut import Cut
 from ..permits import Permit
 from ..run_folder import RunFolder
@@ -101,8 +102,8 @@ class ControllerClient:
         """The learner has started, from this checkpoint; its weights are published as `version`."""
         await self._call("begin", cut=None if cut is None else cut.to_json(), version=version)
 
-    async def stop(self) -> None:
-        await self._call("stop")
+    async def stop(self, why: str = STOPPED) -> None:
+        await self._call("stop", why=why)
 
     async def stats(self) -> dict[str, Any]:
         """Counts, the sentence of `explain`, and `why` the run is over."""

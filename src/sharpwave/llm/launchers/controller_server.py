@@ -18,7 +18,7 @@ from ...sequences.leases import Lease
 from ...service.sample_frames import pack_batch, read_batch
 from ...service.server import Server
 from ..clock import WallClock
-from ..controller import Controller
+from ..controller import STOPPED, Controller
 from ..coroutines import Unbroken
 from ..cut import Cut
 from ..items import Items
@@ -69,7 +69,7 @@ class ControllerServer:
         self._server: Server | None = None
         self._beginning = asyncio.Lock()
         self._to_its_end = Unbroken()
-        self._is_stopped = False
+        self._why_stopped: str | None = None
 
     @property
     def controller(self) -> Controller | None:
@@ -103,11 +103,11 @@ class ControllerServer:
         if self._controller is not None:
             self._controller.close()
 
-    def stop(self) -> None:
-        """No item starts any more, and no batch is handed out."""
-        self._is_stopped = True
+    def stop(self, why: str = STOPPED) -> None:
+        """No item starts any more, and no batch is handed out, also by a controller that is made again."""
+        self._why_stopped = self._why_stopped or why
         if self._controller is not None:
-            self._controller.stop()
+            self._controller.stop(why)
 
     def _renew(self, cut: Cut | None, *, resume: bool, version: int) -> None:
         made = Controller(
@@ -116,8 +116,8 @@ class ControllerServer:
         )  # fmt: skip
         self._set(made)
         self._watch = asyncio.ensure_future(made.watch())
-        if self._is_stopped:
-            made.stop()
+        if self._why_stopped is not None:
+            made.stop(self._why_stopped)
 
     def _set(self, controller: Controller | None) -> None:
         self._controller = controller
@@ -216,8 +216,8 @@ class ControllerServer:
         if self._controller is not None:
             self._controller.hear(owner)
 
-    async def _stop(self, owner: str) -> None:
-        self.stop()
+    async def _stop(self, owner: str, why: str) -> None:
+        self.stop(why)
 
     async def _stats(self, owner: str) -> Any:
         async def ask(controller: Controller) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import NotReady, StorageError
 from ...service.zeromq import load_zmq
+from ..controller import STOPPED
 from ..full_disk import is_full, tell_full_disk
 from ..interpreter import python
 from ..log import EVENTS, STEPS, RunLog, read_lines
@@ -93,7 +94,8 @@ class Keeper:
                 self._look()
                 self._tell()
                 if self._is_stopping and not told:
-                    self.folder.register(STOP, {})  # first: a controller that dies of the signal, or later, reads it
+                    # First: a controller that dies of the signal, or later, reads it.
+                    self.folder.register(STOP, {"why": STOPPED})
                     self.launcher.stop("controller")
                     told = True
                 time.sleep(_LOOK_S)
@@ -101,6 +103,9 @@ class Keeper:
         finally:
             self.folder.forget("keeper")  # before the others end: none of them is to be started again
             self._end(kill=not has_ended)
+        # What the controller, which is ended now, wrote last may be of the time before the end.
+        counts = {name: value for name, value in outcome.items() if name not in ("pid", "why")}
+        self.folder.write_status(counts)
         self._tell()
         write_timeline(self.folder.logs, self.folder.timeline)
         return self._result(outcome, time.monotonic() - began)
@@ -194,11 +199,13 @@ class Keeper:
     def _result(self, outcome: dict[str, Any], took_s: float) -> Result:
         self.folder.forget("outcome")
         goal = self.experiment.evaluation.goal
-        rewards = [line["reward"] for line in read_lines(self.folder.logs / EVENTS) if line["event"] == "score"]
+        scores = [line for line in read_lines(self.folder.logs / EVENTS) if line["event"] == "score"]
+        rewards = [line["reward"] for line in scores]
         made = Result(
             step=outcome["step"],
             version=outcome["version"],
             why=outcome["why"],
+            scored=scores[-1]["version"] if scores else None,
             reward=rewards[-1] if rewards else None,
             best=max(rewards, default=None),
             reached=goal is None or (bool(rewards) and rewards[-1] >= goal),

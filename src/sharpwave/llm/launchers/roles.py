@@ -31,7 +31,7 @@ from ..parts import (
     make_reference,
     make_worker,
 )
-from ..run import LoggedLearner, note_score, score_outside
+from ..run import LoggedLearner, note_score, say_goal, say_steps, score_outside
 from ..run_engines import watch_engine
 from ..run_folder import STOP, RunFolder
 from ..tasks import Task
@@ -120,8 +120,8 @@ class _Role:
         )  # fmt: skip
         address = await server.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
-        if self.folder.find(STOP) is not None:
-            server.stop()
+        if (told := self.folder.find(STOP)) is not None:
+            server.stop(told["why"])
         self.folder.register("controller-address", {"address": address})
         self._is_ready(address=address)
         try:
@@ -166,9 +166,9 @@ class _Role:
             clock=self.clock, owner=self.owner, step=0 if cut is None else cut.step, steps=experiment.steps,
             save_every=experiment.save_every, beat_s=beat_s_of(experiment),
         )  # fmt: skip
+        await client.stop(say_steps(step))
         counts = await client.stats()
         self.folder.register("outcome", {"step": step, "version": learner.version, **counts})
-        await client.stop()
         await client.close()
 
     async def _reference(self) -> None:
@@ -237,8 +237,9 @@ class _Role:
 
             self._is_ready()
             await _first([lane.run(), _wait(reached)])  # no score comes after the one that ends the run
-            self.folder.register(STOP, {})  # first: a controller that is started again reads it
-            await client.stop()
+            why = say_goal(self.experiment)
+            self.folder.register(STOP, {"why": why})  # first: a controller that is started again reads it
+            await client.stop(why)
             await asyncio.Event().wait()  # the keeper ends this process; one that ended by itself would come back
 
 
