@@ -97,7 +97,7 @@ class Sweep:
                     return
                 self._kill(role)
             if self.goal is not None:
-                killed = time.monotonic()
+                killed = time.time()
                 self._until(lambda: self._reward(killed) >= self.goal, f"no reward of {self.goal}", GOAL_S)
             self.keeper.stop()
         except Exception as error:

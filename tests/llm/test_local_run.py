@@ -45,6 +45,7 @@ def run(folder, **settings):
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_a_run_trains_each_item_once_within_its_staleness(tmp_path, max_staleness):
     folder = RunFolder.create(tmp_path / "run", Experiment.read({**TINY, "max_staleness": max_staleness}))
+    began = time.time()
     result = run(folder)
     assert (result.step, result.trained, result.reached) == (5, 20, True)
     lines = read_lines(folder.logs / STEPS)
@@ -59,6 +60,13 @@ def test_a_run_trains_each_item_once_within_its_staleness(tmp_path, max_stalenes
         if late < line["learned_tokens"]:  # else there was nothing to learn from
             assert {"entropy", "clip_share", "importance_weight"} <= line.keys()
     assert result.reward is not None  # the newest version was scored at the end
+    scores = [line for line in read_lines(folder.logs / EVENTS) if line["event"] == "score"]
+    spans = [line for line in read_lines(folder.logs / SPANS) if line["who"] == "evaluation"]
+    for score, span in zip(scores, [one for one in spans if one["what"].startswith("version")], strict=True):
+        assert began < score["began_s"] < score["ended_s"] < score["s"] + 1e-3  # which is rounded
+        assert span["s"] == pytest.approx(score["began_s"], abs=1e-3)
+    kept = json.loads((folder.evaluation / "best" / "score.json").read_text())
+    assert kept["began_s"] in [score["began_s"] for score in scores]
     assert (folder.evaluation / "best" / "config.json").exists()
     assert folder.status()["explain"]
     trace = json.loads(folder.timeline.read_text())["traceEvents"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -18,6 +19,10 @@ class Clock(Protocol):
         """Seconds since some moment; never falls."""
         ...
 
+    def unix(self, moment_s: float) -> float:
+        """A time of `now` as logs and files have it."""
+        ...
+
     async def sleep(self, seconds: float) -> None: ...
 
     async def outside(self, work: Callable[[], _Result]) -> _Result:
@@ -30,6 +35,9 @@ class WallClock:
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def unix(self, moment_s: float) -> float:
+        return time.time() + moment_s - self.now()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

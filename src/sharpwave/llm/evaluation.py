@@ -33,7 +33,10 @@ _SCORE = "score.json"
 
 @dataclass(frozen=True)
 class Score:
-    """The mean reward of one version over all items. An episode that failed counts as 0, and in `failed`."""
+    """The mean reward of one version over all items. An episode that failed counts as 0, and in `failed`.
+
+    `began_s` and `ended_s` are Unix time, as in all logs.
+    """
 
     version: int
     reward: float
@@ -127,7 +130,8 @@ class Evaluation:
             found = await together([self._episode(name) for name in self._items.ids])
             failures = [one for one in found if isinstance(one, BaseException)]
             mean = sum(one for one in found if not isinstance(one, BaseException)) / len(found)
-            score = Score(published.version, mean, len(found), len(failures), began, self._clock.now())
+            times = [self._clock.unix(moment) for moment in (began, self._clock.now())]
+            score = Score(published.version, mean, len(found), len(failures), *times)
             await to_its_end(self._note(score, aside, failures))
         finally:
             if aside is not None:

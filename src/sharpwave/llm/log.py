@@ -74,7 +74,10 @@ class RunLog:
 
     def span(self, who: str, what: str, began_s: float, took_s: float, **about: Any) -> None:
         """Somebody was busy for a while, from a time of `time.monotonic` on."""
-        s = time.time() + began_s - time.monotonic()
+        self.span_at(who, what, time.time() + began_s - time.monotonic(), took_s, **about)
+
+    def span_at(self, who: str, what: str, s: float, took_s: float, **about: Any) -> None:
+        """The same, from a Unix time on."""
         self._write(SPANS, {"who": who, "what": what, "s": round(s, 6), "took_s": round(took_s, 6), **about})
 
     @contextmanager

@@ -111,7 +111,7 @@ def note_score(log: RunLog, event: str, **about: Any) -> None:
     log(event, **about)
     if event == "score":
         took_s = about["ended_s"] - about["began_s"]
-        log.span("evaluation", f"version {about['version']}", about["began_s"], took_s, reward=about["reward"])
+        log.span_at("evaluation", f"version {about['version']}", about["began_s"], took_s, reward=about["reward"])
 
 
 def score_outside(scorer: Scorer, key: str, log: RunLog) -> Callable[[SequenceSample], Awaitable[SequenceSample]]:
