@@ -167,7 +167,7 @@ def items_in_weights(folder: RunFolder) -> list[str]:
         for version in [one for one in begins if one < line["version"]]:
             step = begins.pop(version)
             kept = [one for one in kept if one[0] <= step]
-        kept.append((int(line["step"]), line["keys"]))
+        kept.append((line["step"], line["keys"]))
     return [key for _, keys in kept for key in keys]
 
 

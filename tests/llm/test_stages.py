@@ -109,7 +109,9 @@ def test_a_run_s_learner_trains_publishes_saves_and_resumes(tmp_path):
 
     async def run(learner):
         line = await learner.train(batch_of())
-        assert all(isinstance(value, float) for value in line.values())
+        counts = {"step", "updates", "sequences", "tokens", "learned_tokens", "stale_tokens", "refused"}
+        assert {name for name, value in line.items() if type(value) is int} == counts
+        assert {type(line[name]) for name in line.keys() - counts} == {float}
         assert {"loss", "values_loss", "clip_share", "entropy", "tokens", "refused"} <= set(line)
         assert [await learner.publish(), await learner.publish()] == [0, 1]
         await learner.save(Moment())

@@ -87,7 +87,8 @@ class RunLearner:
             told = {f"values_{name}": value for name, value in made.statistics.items()} | {"values_loss": made.loss}
         report = self.policy.step(batch)
         line = {**report.to_json(), **told, "refused": len(report.refusals)}
-        return {name: float(value) for name, value in line.items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+        return {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
 
     def publish_now(self) -> int:
         latest = self.weights.latest()

@@ -84,8 +84,8 @@ class Console:
             if self._is_live:
                 said = self._numbers()
                 shown = "  ".join(f"{title} {said[key]}" for title, key, _ in _COLUMNS[1:5])
-                self._bar.update(self._task, completed=int(about["step"]), said=shown)
-            elif int(about["step"]) % _EVERY == 0:
+                self._bar.update(self._task, completed=about["step"], said=shown)
+            elif about["step"] % _EVERY == 0:
                 said = self._numbers()
                 print("  ".join(f"{said[key]:>9}" for _, key, _ in _COLUMNS), flush=True)
 
