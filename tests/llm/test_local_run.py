@@ -169,7 +169,7 @@ def test_an_error_of_a_part_ends_the_run_with_its_words(tmp_path):
 
 
 def test_a_learner_whose_step_takes_longer_than_owner_timeout_s_is_not_lost(tmp_path, monkeypatch):
-    """Each loss of it would count as progress, so that the watchdog never spoke of one that does not go on."""
+    """Each loss of it would count as progress, and the watchdog would not report one that stands still."""
     settings = {**TINY, "evaluation": {"every": 0}, "owner_timeout_s": 1.0, "watchdog_s": 7.0}
     folder, ends = RunFolder.create(tmp_path / "run", Experiment.read(settings)), threading.Event()
     monkeypatch.setattr(RunLearner, "train_now", lambda *_: ends.wait(HANG_S))
