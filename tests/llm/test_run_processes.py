@@ -172,6 +172,8 @@ def test_processes_are_started_although_the_one_that_forks_them_is_stopped(tmp_p
         monkeypatch.setattr(launcher_module, "_FORK_S", 0.2)
         launcher.start("controller")
         assert first.poll() == -signal.SIGKILL
+        assert first.stdin.closed
+        assert first.stdout.closed
         assert launcher.alive("controller")
         pause(launcher._nursery.pid)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -33,6 +34,33 @@ def test_a_dropped_writer_gives_its_place_back_and_its_rows_arrive(window: int |
         assert sorted(int(one) for part in buffer.rows() for one in part["action"]) == list(range(10))
         # Their episodes have ended, as truncated.
         assert [len(episode["action"]) for episode in buffer.episodes()] == [1] * 10
+
+
+def test_a_writer_ends_although_an_error_of_what_is_collected_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test runners and debuggers keep errors of destructors, and with them the frames in which these ran."""
+
+    class Fails:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            raise ValueError("not collected in peace")
+
+    kept: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", kept.append)
+    with ServerChild(small) as server, sw.open(server.address, direct=False) as buffer:
+        gc.disable()
+        try:
+            for _ in range(3):
+                buffer.writer()
+            Fails()
+            writer = buffer.writer()  # there is no place: what nobody has any more is collected
+            assert len(kept) == 1
+            del writer
+            gc.collect()
+        finally:
+            gc.enable()
+        until(lambda: buffer.stats()["writers"] == 0, "the end of all writers")
 
 
 def test_a_writer_that_is_in_use_is_opened_again_and_a_dropped_one_is_not(tmp_path: Any) -> None:

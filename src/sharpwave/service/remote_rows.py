@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -114,12 +115,18 @@ class RemoteRows:
     def writer(self, window: int | None) -> RemoteWriter:
         self.session.check_open("writer()")
         self.table.check("writer()")
-        try:
-            writer = RemoteWriter(self.session, self.table, self.spec, window)
-        except BufferFull:  # perhaps by writers of this process that nobody has any more
-            gc.collect()
-            self.session.dropped.close()
-            writer = RemoteWriter(self.session, self.table, self.spec, window)
+        with contextlib.suppress(BufferFull):
+            return self._open_writer(window)
+        # Perhaps all are taken by writers of this process that are garbage. They are collected in another thread: test
+        # runners and debuggers keep errors of destructors with the frames below, and these would keep the next writer.
+        collecting = threading.Thread(target=gc.collect, name="sharpwave-collect")
+        collecting.start()
+        collecting.join()
+        self.session.dropped.close()
+        return self._open_writer(window)
+
+    def _open_writer(self, window: int | None) -> RemoteWriter:
+        writer = RemoteWriter(self.session, self.table, self.spec, window)
         if window is not None:
             self._writers.add(writer)
         return writer

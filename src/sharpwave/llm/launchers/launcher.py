@@ -84,15 +84,16 @@ class LocalLauncher:
 
     def close(self) -> None:
         """Ends the process that forks others; these go on."""
-        if self._nursery is not None:
-            assert self._nursery.stdin is not None
-            assert self._nursery.stdout is not None
-            with contextlib.suppress(OSError):
-                self._nursery.stdin.close()
-            self._nursery.kill()  # it has nothing to put in order; a stopped one would not read the end of its input
-            self._nursery.wait()
-            self._nursery.stdout.close()
-            self._nursery = None
+        nursery, self._nursery = self._nursery, None
+        if nursery is None:
+            return
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.kill()  # it has nothing to put in order; a stopped one would not read the end of its input
+        nursery.wait()
+        with contextlib.suppress(OSError):  # of a request that it did not read
+            nursery.stdin.close()
+        nursery.stdout.close()
 
     def _place(self, role: str) -> Path:
         return self._places / f"{role}.json"
@@ -100,6 +101,7 @@ class LocalLauncher:
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2):  # one that was killed or stopped is started again
             if self._nursery is None or self._nursery.poll() is not None:
+                self.close()
                 self._nursery = _start_nursery(self._folder.logs / "nursery.txt")
             assert self._nursery.stdin is not None
             assert self._nursery.stdout is not None
@@ -113,8 +115,7 @@ class LocalLauncher:
                 found: dict[str, Any] = json.loads(self._nursery.stdout.readline())
                 return found
             except (OSError, ValueError):
-                self._nursery.kill()
-                self._nursery.wait()
+                self.close()
         raise NotReady(f"no process can be started; see {self._folder.logs / 'nursery.txt'}")
 
 
