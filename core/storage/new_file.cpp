@@ -18,6 +18,9 @@
 namespace sharpwave {
 namespace {
 
+// A file of a killed process is taken away after 100 ms, in which another one would have had its turn.
+constexpr int kTriesOfOthers = 200, kMostTries = 10 * kTriesOfOthers, kPauseMicroseconds = 500;
+
 // Gives a file its first name. An existing one is an error.
 int give_name(int fd, const std::string& temporary, const std::string& path) {
     if (!temporary.empty()) return link(temporary.c_str(), path.c_str());
@@ -164,11 +167,19 @@ void NewFile::publish(bool replace, bool sync) {
     int result = give_name(fd_, temporary_, path_);
     if (result != 0 && errno == EEXIST && replace) {
         // Through a second name, always the same: a process killed between the two steps leaves one file at most, and
-        // the next one takes it away. Two at once may take it from each other; then again.
+        // the next one takes it away. Not at once: another one may be between its two steps, and a file that has lost
+        // its first name cannot be given another.
         const std::string next = path_ + ".next";
-        for (int tries = 0; result != 0 && tries < 1000; ++tries) {
-            unlink(next.c_str());
-            if (give_name(fd_, temporary_, next) != 0 && errno != EEXIST) break;
+        for (int tries = 0; result != 0 && tries < kMostTries; ++tries) {
+            if (give_name(fd_, temporary_, next) != 0) {
+                if (errno != EEXIST) break;
+                if (tries % kTriesOfOthers == kTriesOfOthers - 1) {
+                    unlink(next.c_str());
+                } else {
+                    usleep(kPauseMicroseconds);
+                }
+                continue;
+            }
             SHARPWAVE_FAULT(publish_renaming);
             result = rename(next.c_str(), path_.c_str());
             if (result != 0 && errno != ENOENT) break;

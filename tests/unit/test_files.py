@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from patience import HANG_S, until_asleep
 
+import sharpwave as sw
 from sharpwave import _core
 from sharpwave.errors import ClosedError, StorageError
 
@@ -142,3 +144,43 @@ def test_a_new_file_without_a_name_leaves_nothing(tmp_path: Path) -> None:
     _core.NewFile(str(tmp_path / "file")).publish(replace=False)
     with pytest.raises(StorageError, match="exists"):
         _core.NewFile(str(tmp_path / "file")).publish(replace=False)
+
+
+# ---- saves to one path -----------------------------------------------------------------------------------------------
+
+
+def one_row() -> sw.ReplayBuffer:
+    buffer = sw.ReplayBuffer(8, obs_shape=(2,), seed=0)
+    buffer.add([1, 2], 0, 0, [3, 4], False)
+    return buffer
+
+
+def test_threads_that_save_to_one_path_at_once_all_succeed(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+
+    def save() -> None:
+        buffer, until = one_row(), time.monotonic() + 1.5
+        while time.monotonic() < until:
+            try:
+                buffer.save(tmp_path / "snapshot")
+            except Exception as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=save) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(sw.open(tmp_path / "snapshot")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot"]
+
+
+def test_what_a_killed_save_has_left_is_taken_away(tmp_path: Path) -> None:
+    one_row().save(tmp_path / "snapshot")
+    (tmp_path / "snapshot.next").write_bytes(b"of a process that was killed before it had replaced the first one")
+    bigger = one_row()
+    bigger.add([5, 6], 0, 0, [7, 8], False)
+    bigger.save(tmp_path / "snapshot")
+    assert len(sw.open(tmp_path / "snapshot")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot"]
