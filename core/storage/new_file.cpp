@@ -18,8 +18,8 @@
 namespace sharpwave {
 namespace {
 
-// A file of a killed process is taken away after 100 ms, in which another one would have had its turn.
-constexpr int kTriesOfOthers = 200, kMostTries = 10 * kTriesOfOthers, kPauseMicroseconds = 500;
+// A file of a killed process is taken away after 2 ms: another one would have had its turn within some microseconds.
+constexpr int kTriesOfOthers = 20, kMostTries = 100 * kTriesOfOthers, kPauseMicroseconds = 100;
 
 // Gives a file its first name. An existing one is an error.
 int give_name(int fd, const std::string& temporary, const std::string& path) {
